@@ -1,0 +1,1 @@
+"""The run time: packages, sessions, cache, scheduler, sampler, tokenizer."""

@@ -1,0 +1,174 @@
+"""Every error that Tokenweir raises on purpose, in one tree.
+
+    TokenweirError
+    ├── InvalidRequest            the request itself is wrong: one FieldViolation per field
+    │   └── MalformedMessage      the bytes are no message at all
+    ├── NotFound
+    │   ├── ModelNotFound
+    │   └── ModelVersionNotFound
+    ├── Overloaded                refused now, worth a retry: carries retry_after
+    │   ├── QueueFull
+    │   └── TokenBudgetFull
+    ├── DeadlineExpired
+    │   ├── ExpiredInQueue
+    │   └── ExpiredInDecode
+    ├── Unavailable               carries retry_after
+    │   ├── Starting
+    │   ├── Draining
+    │   └── ReplicaLost
+    ├── CapabilityNotSupported
+    ├── RequestAborted
+    ├── EngineFailure             a step failed: names the request, never a stack trace
+    ├── ConfigError               a setting has an impossible value
+    ├── PackageError              an exported package is wrong, damaged or too new
+    ├── CheckpointError           a checkpoint is wrong or incomplete
+    └── CertificateError          the exported model is not equal to the eager model
+
+A class that reaches a gRPC client has a `reason`: that of the `google.rpc.ErrorInfo` sent with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class TokenweirError(Exception):
+    """Base of all errors raised on purpose."""
+
+    reason: ClassVar[str] = "INTERNAL"
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """What is wrong with one field of a request; `field` is its path in the protocol's request."""
+
+    field: str
+    description: str
+
+
+class InvalidRequest(TokenweirError):
+    """A request has wrong values; every wrong field is named at once."""
+
+    reason = "INVALID_FIELD"
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in self.violations))
+
+
+class MalformedMessage(InvalidRequest):
+    """The bytes received are not a message of the expected type."""
+
+    reason = "MALFORMED_MESSAGE"
+
+
+class NotFound(TokenweirError):
+    """Something that the request names does not exist."""
+
+
+class ModelNotFound(NotFound):
+    """No model of that name is served."""
+
+    reason = "MODEL_NOT_FOUND"
+
+
+class ModelVersionNotFound(NotFound):
+    """The model is served, but not in that version."""
+
+    reason = "MODEL_VERSION_NOT_FOUND"
+
+
+class _Retryable(TokenweirError):
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = retry_after  # seconds
+        super().__init__(message)
+
+
+class Overloaded(_Retryable):
+    """There is no room now."""
+
+
+class QueueFull(Overloaded):
+    """Too many requests are waiting."""
+
+    reason = "QUEUE_FULL"
+
+
+class TokenBudgetFull(Overloaded):
+    """Too many tokens are waiting."""
+
+    reason = "TOKEN_BUDGET_FULL"
+
+
+class DeadlineExpired(TokenweirError):
+    """The request's deadline passed before it was finished."""
+
+
+class ExpiredInQueue(DeadlineExpired):
+    """... before it was admitted to a batch."""
+
+    reason = "EXPIRED_IN_QUEUE"
+
+
+class ExpiredInDecode(DeadlineExpired):
+    """... while it was running."""
+
+    reason = "EXPIRED_IN_DECODE"
+
+
+class Unavailable(_Retryable):
+    """The server cannot take the request at the moment."""
+
+
+class Starting(Unavailable):
+    """Models are still being loaded."""
+
+    reason = "STARTING"
+
+
+class Draining(Unavailable):
+    """The server finishes what runs and takes nothing new."""
+
+    reason = "DRAINING"
+
+
+class ReplicaLost(Unavailable):
+    """The replica that ran the request is gone."""
+
+    reason = "REPLICA_LOST"
+
+
+class CapabilityNotSupported(TokenweirError):
+    """This model or this version of the server does not have the feature."""
+
+    reason = "CAPABILITY_NOT_SUPPORTED"
+
+
+class RequestAborted(TokenweirError):
+    """The request was ended from outside: by its client or by an operator."""
+
+    reason = "ABORTED_BY_OPERATOR"
+
+
+class EngineFailure(TokenweirError):
+    """A step of the engine failed."""
+
+    reason = "INTERNAL"
+
+
+class ConfigError(TokenweirError):
+    """A setting has an impossible value."""
+
+
+class PackageError(TokenweirError):
+    """An exported package is wrong, damaged or too new."""
+
+
+class CheckpointError(TokenweirError):
+    """A checkpoint is wrong or incomplete."""
+
+
+class CertificateError(TokenweirError):
+    """The exported model does not agree with the eager model."""

@@ -1,0 +1,204 @@
+"""The exported package on disk: its manifest, and the checks before anything of it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.errors import PackageError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
+Task = Literal["generate", "classify", "label"]
+PositiveInt = Annotated[int, Field(gt=0)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(_Model):
+    """A file of the package."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    size: Annotated[int, Field(ge=0)]
+
+
+class CacheShape(_Model):
+    """A row of one layer's keys (or values): [num_kv_heads, max_len, head_dim]."""
+
+    num_layers: PositiveInt
+    num_kv_heads: PositiveInt
+    max_len: PositiveInt
+    head_dim: PositiveInt
+
+
+class GenerationContract(_Model):
+    """What the engine must know to run `decoder.onnx` (and `encoder.onnx`) of a generating model.
+
+    `decoder.onnx`: `input_ids`, `position_ids` int64 [B, S]; `logit_idx` int64 [N] into the
+    flattened B*S; `seqlens_k` int32 [B] = length of the row after this call minus 1; `total_seq`
+    int32 [1] = the largest length after this call; `past_key_values.{i}.key|value` float32
+    [B, num_kv_heads, max_len, head_dim], bound in place to `present.{i}.key|value`; -> `logits`
+    float32 [N, vocab_size]. B > 1 only with S = 1.
+    An encoder-decoder's decoder also takes `source_lengths` int64 [B] and
+    `cross_key_values.{i}.key|value` float32 [B, num_kv_heads, max_len, head_dim].
+    `encoder.onnx`: `input_ids`, int64 [1, S]; `past_cross_key_values.{i}.key|value`
+    float32 [1, num_kv_heads, max_len, head_dim], bound in place to
+    `present_cross_key_values.{i}.key|value`, of which positions 0 to S-1 are written.
+    """
+
+    vocab_size: PositiveInt
+    cache: CacheShape  # of the decoder's self-attention; max_len is the longest sequence
+    cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
+    decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
+    eos_token_ids: tuple[TokenId, ...]
+
+
+class EncodingContract(_Model):
+    """What the engine must know to run `model.onnx` of a one-pass text model.
+
+    Inputs: `input_ids` int64 [B, S], `lengths` int64 [B]. Outputs: `logits` float32
+    [B, num_labels] (classify) or [B, S, num_labels] (label); `embedding` float32 [B, dim].
+    """
+
+    vocab_size: PositiveInt
+    max_len: PositiveInt
+    pad_token_id: TokenId
+    embedding_dim: PositiveInt
+
+
+class ImageContract(_Model):
+    """What the engine must know to run `model.onnx` of a vision model.
+
+    Input: `pixel_values` float32 [B, channels, size, size] = (pixel / 255 - mean) / std.
+    Outputs as of EncodingContract.
+    """
+
+    size: PositiveInt  # height and width in pixels
+    channels: Literal[1, 3]
+    mean: tuple[float, ...]  # one a channel
+    std: tuple[float, ...]  # one a channel
+    embedding_dim: PositiveInt
+
+
+class Certificate(_Model):
+    """The outcome of comparing the package with the eager PyTorch model."""
+
+    cases: PositiveInt
+    tokens_compared: Annotated[int, Field(ge=0)]
+    tokens_equal: Annotated[int, Field(ge=0)]
+    max_abs_logit_diff: Annotated[float, Field(ge=0)]
+    tolerance: Annotated[float, Field(gt=0)]
+    batch_invariant: bool  # rows were bit-equal alone and in a batch
+    dtype: str
+    covered: dict[str, list[int] | int]  # prompt lengths, batch sizes, steps, ... that were tried
+
+
+class Manifest(_Model):
+    """`manifest.json`."""
+
+    format_version: PositiveInt
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "1"
+    architecture: Architecture
+    task: Task
+    target: Literal["cpu"]
+    layout: Literal["slots"] | None  # None: no cache
+    weights: Literal["fp32"]
+    generation: GenerationContract | None = None
+    encoding: EncodingContract | None = None
+    image: ImageContract | None = None
+    labels: tuple[str, ...] = ()
+    files: dict[str, FileEntry]
+    toolchain: dict[str, str]
+    certificate: Certificate
+
+
+class Package(BaseModel):
+    """A checked package: every file is there, is no link, and has the hash of the manifest."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    manifest: Manifest
+    manifest_sha256: bytes
+
+    def file(self, name: str) -> Path:
+        """Return the path of one of the package's files; PackageError if it has none such."""
+        if name not in self.manifest.files:
+            raise PackageError(f"{self.path}: the manifest lists no {name}; export the model again")
+        return self.path / name
+
+
+def load_package(path: str | os.PathLike[str]) -> Package:
+    """Read the manifest of a package and check every file against it.
+
+    Raises PackageError, saying which file and what to do, for a missing or damaged file, a file
+    that is a link or lies outside the directory, and a format that is newer than this release.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise PackageError(f"{directory} is no directory; give the one `tokenweir export` wrote")
+    raw = _read_manifest(directory)
+    manifest = _parse_manifest(raw, directory)
+    for name, entry in manifest.files.items():
+        _check_file(directory, name, entry)
+    return Package(path=directory, manifest=manifest, manifest_sha256=hashlib.sha256(raw).digest())
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Return size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(sha256=digest, size=path.stat().st_size)
+
+
+def _read_manifest(directory: Path) -> bytes:
+    manifest_path = directory / MANIFEST_NAME
+    if manifest_path.is_symlink() or not manifest_path.is_file():
+        raise PackageError(f"{directory} has no {MANIFEST_NAME}; it is no package, or incomplete")
+    return manifest_path.read_bytes()
+
+
+def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
+    try:
+        version = _Header.model_validate_json(raw).format_version
+        if version > FORMAT_VERSION:
+            raise PackageError(
+                f"{directory}: package format {version} is newer than {FORMAT_VERSION}, the newest "
+                "that this release reads; upgrade tokenweir or export the model again"
+            )
+        return Manifest.model_validate_json(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or MANIFEST_NAME}: {e['msg']}" for e in error.errors()
+        )
+        raise PackageError(f"{directory / MANIFEST_NAME} is not valid: {problems}") from error
+
+
+class _Header(BaseModel):
+    format_version: PositiveInt
+
+
+def _check_file(directory: Path, name: str, expected: FileEntry) -> None:
+    path = directory / name
+    if Path(name).name != name or name in {"", ".", ".."}:
+        raise PackageError(f"{directory}: {name!r} is a path, not a file name in the package")
+    if path.is_symlink() or (path.exists() and path.stat().st_nlink > 1):
+        raise PackageError(f"{path} is a link; a package holds plain files, copy it without links")
+    if not path.is_file():
+        raise PackageError(f"{path} is missing; copy the package again or export the model again")
+    found = hash_file(path)
+    if found != expected:
+        raise PackageError(
+            f"{path} is damaged: {found.size} bytes with SHA-256 {found.sha256[:16]}..., expected "
+            f"{expected.size} bytes with {expected.sha256[:16]}...; copy or export it again"
+        )

@@ -1,0 +1,216 @@
+"""What a caller asks of a generating engine, and what comes back: the dataclasses at its border."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from engine.errors import FieldViolation, InvalidRequest
+
+Strategy = Literal["greedy", "sampling"]
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the names are the protocol's."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT_FULL = "context_full"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when a sequence stops."""
+
+    strategy: Strategy = "greedy"
+    temperature: float = 1.0  # above 0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # in (0, 1]; 1: all
+    min_p: float = 0.0  # in [0, 1); 0: all
+    seed: int | None = None  # None: the engine draws one and reports it
+    num_outputs: int = 1  # sequences returned for one prompt
+    max_new_tokens: int | None = None  # None: until the context is full
+    min_new_tokens: int = 0  # no end-of-sequence or stop before this many
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # keep the matched stop in the output
+    ignore_eos: bool = False  # go on past end-of-sequence
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The largest values a request may ask for."""
+
+    max_num_outputs: int = 8
+    max_stop_strings: int = 16
+    max_stop_string_chars: int = 256
+    max_stop_token_ids: int = 64
+    max_inputs: int = 64
+
+
+def check_sampling_params(
+    params: SamplingParams, *, limits: RequestLimits, vocab_size: int
+) -> list[FieldViolation]:
+    """Return one violation for every impossible field of `params`, named by its protocol path."""
+    bad: list[FieldViolation] = []
+
+    def require(ok: bool, path: str, description: str) -> None:
+        if not ok:
+            bad.append(FieldViolation(path, description))
+
+    p = params
+    sampling = "decoding.sampling"
+    require(
+        math.isfinite(p.temperature) and p.temperature > 0,
+        f"{sampling}.temperature",
+        f"{p.temperature:g} is not above 0 and finite; for the most likely token ask for greedy",
+    )
+    require(
+        0 <= p.top_k <= vocab_size,
+        f"{sampling}.top_k",
+        f"{p.top_k} is outside 0 to {vocab_size}, the vocabulary; 0 means all",
+    )
+    require(0 < p.top_p <= 1, f"{sampling}.top_p", f"{p.top_p:g} is outside (0, 1]; 1 means all")
+    require(0 <= p.min_p < 1, f"{sampling}.min_p", f"{p.min_p:g} is outside [0, 1); 0 means all")
+    require(
+        p.seed is None or 0 <= p.seed < 2**64,
+        f"{sampling}.seed",
+        f"{p.seed} is no unsigned 64-bit number",
+    )
+    require(
+        1 <= p.num_outputs <= limits.max_num_outputs,
+        "decoding.num_outputs",
+        f"{p.num_outputs} is outside 1 to {limits.max_num_outputs}",
+    )
+    require(
+        p.num_outputs == 1 or p.strategy == "sampling",
+        "decoding.num_outputs",
+        f"{p.num_outputs} outputs of greedy search would all be equal; ask for sampling, or for 1",
+    )
+    require(
+        p.max_new_tokens is None or p.max_new_tokens >= 1,
+        "stopping.max_new_tokens",
+        f"{p.max_new_tokens} is below 1; leave it out for the model's limit",
+    )
+    require(
+        p.min_new_tokens >= 0 and p.min_new_tokens <= (p.max_new_tokens or p.min_new_tokens),
+        "stopping.min_new_tokens",
+        f"{p.min_new_tokens} is outside 0 to max_new_tokens ({p.max_new_tokens})",
+    )
+    require(
+        len(p.stop_strings) <= limits.max_stop_strings,
+        "stopping.strings",
+        f"{len(p.stop_strings)} stop strings are more than {limits.max_stop_strings}",
+    )
+    for i, stop in enumerate(p.stop_strings[: limits.max_stop_strings]):
+        require(
+            1 <= len(stop) <= limits.max_stop_string_chars,
+            f"stopping.strings[{i}]",
+            f"{len(stop)} characters are outside 1 to {limits.max_stop_string_chars}",
+        )
+    require(
+        len(p.stop_token_ids) <= limits.max_stop_token_ids,
+        "stopping.token_ids",
+        f"{len(p.stop_token_ids)} stop tokens are more than {limits.max_stop_token_ids}",
+    )
+    for i, token_id in enumerate(p.stop_token_ids[: limits.max_stop_token_ids]):
+        require(
+            0 <= token_id < vocab_size,
+            f"stopping.token_ids[{i}]",
+            f"{token_id} is outside the vocabulary, 0 to {vocab_size - 1}",
+        )
+    return bad
+
+
+def raise_if_any(violations: list[FieldViolation]) -> None:
+    """Raise InvalidRequest if there is a violation."""
+    if violations:
+        raise InvalidRequest(violations)
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt to be continued (decoder) or transduced (encoder-decoder)."""
+
+    request_id: str
+    prompt: str | tuple[int, ...]  # text, or token ids used as they are
+    params: SamplingParams = field(default_factory=SamplingParams)
+    deadline: float | None = None  # on time.monotonic()'s clock
+    input_path: str = "inputs[0]"  # where the prompt stands in the protocol's request, for errors
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens consumed."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_input_tokens: int = 0
+    discarded_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time went, in seconds on the monotonic clock."""
+
+    queue: float  # arrival to admission
+    prefill: float  # admission to the first token
+    decode: float  # first to last token
+    time_to_first_token: float  # arrival to first token
+    steps: int  # engine steps in which the request took part
+    mean_batch_size: float  # sequences that shared those steps, mean
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The request has its place in the batch; sent first, once."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """More of one sequence: whole UTF-8 characters, never retracted."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SequenceFinished:
+    """The end of one sequence; `text` and `token_ids` are all of it."""
+
+    index: int
+    reason: FinishReason
+    text: str
+    token_ids: tuple[int, ...]
+    matched_stop: str | int | None
+    sum_logprob: float
+
+
+@dataclass(frozen=True)
+class RequestFinished:
+    """The end of a request; sent last, once."""
+
+    request_id: str
+    usage: Usage
+    timing: Timing
+    seed: int  # that was in fact used; 0 for greedy
+
+
+GenerationEvent = Admitted | TextDelta | SequenceFinished | RequestFinished
+
+
+@dataclass(frozen=True)
+class LoadSnapshot:
+    """How busy an engine is now, for routers and autoscalers."""
+
+    running: int  # sequences in the running batch
+    waiting: int  # requests
+    waiting_tokens: int
+    cache_used: float  # share of the slots, 0 to 1
+    tokens_per_second: float

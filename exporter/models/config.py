@@ -1,0 +1,126 @@
+"""The configuration of a model: one set of blocks, families by option."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Family = Literal["encoder-decoder", "gpt", "bert", "labeller", "vit"]
+PositiveInt = Annotated[int, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ImageConfig(BaseModel):
+    """What a vision model sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: PositiveInt  # height and width in pixels
+    patch_size: PositiveInt
+    channels: Literal[1, 3] = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # pixel_values = (pixel / 255 - mean) / std
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.size % self.patch_size:
+            raise ValueError(f"size ({self.size}) must be a multiple of patch_size")
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise ValueError(f"mean and std need one value for each of {self.channels} channels")
+        return self
+
+
+class TransformerConfig(BaseModel):
+    """Every option of every family; an option that a family does not use keeps its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: Family
+    d_model: PositiveInt
+    num_heads: PositiveInt
+    d_ff: PositiveInt
+    num_encoder_layers: Annotated[int, Field(ge=0)] = 0
+    num_decoder_layers: Annotated[int, Field(ge=0)] = 0
+
+    # Attention (section 3.2 of Vaswani et al. 2017)
+    key_dim: PositiveInt | None = None  # of a head's keys and queries; None: d_model / num_heads
+    value_dim: PositiveInt | None = None  # of a head's values; None: d_model / num_heads
+    attention_bias: bool = True
+    attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
+    attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
+
+    # Blocks
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    norm_position: Literal["first", "last"] = "last"
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
+    dropout: Probability = 0.1  # of sub-layer outputs and embeddings
+    attention_dropout: Probability = 0.0  # of attention weights
+
+    # Vocabulary and positions
+    vocab_size: Annotated[int, Field(ge=0)] = 0  # 0: vit
+    max_source_len: Annotated[int, Field(ge=0)] = 0  # encoder positions
+    max_target_len: Annotated[int, Field(ge=0)] = 0  # decoder positions
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    scale_embeddings: bool = True  # by sqrt(d_model), section 3.4
+    share_embeddings: bool = True  # source and target
+    tie_output: bool = True  # the output projection is the target embedding
+    output_bias: bool = False
+    embedding_norm: bool = False  # BERT
+    num_token_types: Annotated[int, Field(ge=0)] = 0  # BERT; 0: no token type embedding
+    pad_token_id: Annotated[int, Field(ge=0)] = 0
+    bos_token_id: int | None = None  # also the first decoder token of an encoder-decoder
+    eos_token_id: int | None = None
+
+    # Heads of one-pass families
+    labels: tuple[str, ...] = ()
+    image: ImageConfig | None = None
+
+    @property
+    def head_key_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.key_dim or self.d_model // self.num_heads
+
+    @property
+    def head_value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.value_dim or self.d_model // self.num_heads
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for problem in _problems(self):
+            raise ValueError(problem)
+        return self
+
+
+def _problems(c: TransformerConfig) -> list[str]:
+    found = []
+    needs_encoder = c.family != "gpt"
+    needs_decoder = c.family in {"encoder-decoder", "gpt"}
+    if (c.num_encoder_layers > 0) != needs_encoder or (c.num_decoder_layers > 0) != needs_decoder:
+        found.append(
+            f"{c.family} has {'' if needs_encoder else 'no '}encoder layers and "
+            f"{'' if needs_decoder else 'no '}decoder layers, got num_encoder_layers "
+            f"{c.num_encoder_layers} and num_decoder_layers {c.num_decoder_layers}"
+        )
+    if c.d_model % c.num_heads and (c.key_dim is None or c.value_dim is None):
+        found.append(
+            f"d_model ({c.d_model}) must be a multiple of num_heads ({c.num_heads}), "
+            "or key_dim and value_dim must be given"
+        )
+    if needs_decoder and (c.attention_score != "dot" or c.attention_normalizer != "softmax"):
+        found.append("additive scores and the relu normaliser are for encoder-only families")
+    if c.family == "vit" and c.image is None:
+        found.append("vit needs image")
+    if c.family != "vit" and c.vocab_size == 0:
+        found.append(f"{c.family} needs vocab_size")
+    if c.family in {"encoder-decoder", "bert", "labeller"} and c.max_source_len == 0:
+        found.append(f"{c.family} needs max_source_len")
+    if needs_decoder and c.max_target_len == 0:
+        found.append(f"{c.family} needs max_target_len")
+    if c.family in {"bert", "labeller", "vit"} and not c.labels:
+        found.append(f"{c.family} needs labels")
+    if c.family == "encoder-decoder" and c.bos_token_id is None:
+        found.append("encoder-decoder needs bos_token_id, its first decoder token")
+    return found
