@@ -1,0 +1,49 @@
+# make demo   train, export, serve and load-test the date model
+# make serve  serve the date model until Ctrl-C
+# make test   every check: format, lint, types, import rules, protocol, tests
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Both names: older pip applies the first to build environments too, newer pip wants the second.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: install demo serve test lint format proto clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version}"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[cpu,export,loadtest,dev]'
+	touch $@
+
+demo: install
+	$(BIN)/tokenweir demo
+
+serve: install
+	$(BIN)/tokenweir demo --keep-serving
+
+test: lint
+	$(BIN)/pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd proto && ../$(BIN)/buf lint
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install
+	sh proto/generate.sh
+
+clean:
+	rm -rf $(VENV) demo
