@@ -1,0 +1,250 @@
+"""A trained model on disk: configuration, weights and tokenizer in one directory.
+
+`config.json`, `model.safetensors`, `tokenizer.json` (absent for an image model).
+Nothing is unpickled: weights are safetensors, the rest is JSON. Weights that the model shares
+(a tied output projection) are stored once, under the first of their names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch import nn
+
+from engine.errors import CheckpointError
+from exporter.models import build_model
+from exporter.models.config import TransformerConfig
+
+FORMAT_VERSION = 1
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+TOKENIZER_NAME = "tokenizer.json"
+
+
+class CheckpointConfig(BaseModel):
+    """`config.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Annotated[int, Field(gt=0)] = FORMAT_VERSION
+    task: str  # what the model was trained for; a name of `exporter.tasks`, or the user's own
+    model: TransformerConfig
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded checkpoint; the model is in eval mode."""
+
+    path: Path
+    config: CheckpointConfig
+    model: nn.Module
+    tokenizer: Tokenizer | None  # None: vit
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, checking all of it against its configuration.
+
+    Raises CheckpointError naming every missing, unexpected and misshapen weight at once.
+    """
+    directory = Path(path)
+    config = read_config(directory)
+    weights = _read_weights(directory)
+    tokenizer = _read_tokenizer(directory, config.model)
+    model = build_model(config.model)
+    load_weights(model, weights, source=directory / WEIGHTS_NAME)
+    model.eval()
+    return Checkpoint(directory, config, model, tokenizer)
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], task: str, model: nn.Module, tokenizer: Tokenizer | None
+) -> None:
+    """Write a checkpoint of `model`, whose `config` attribute is its TransformerConfig.
+
+    A new directory appears at once, complete. In an existing one each file is replaced by a
+    rename, the weights last, so saving again with the same configuration is atomic too.
+    Raises CheckpointError if the directory cannot be written.
+    """
+    directory = Path(path)
+    config = CheckpointConfig(task=task, model=_config_of(model))
+    files = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
+    if tokenizer is not None:
+        files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
+    files[WEIGHTS_NAME] = safetensors.torch.save(unique_weights(model))
+    with writing_to(directory):
+        if directory.exists():
+            for name, content in files.items():
+                replace_file(directory / name, content)
+        else:
+            _create_directory(directory, files)
+
+
+def read_config(directory: Path) -> CheckpointConfig:
+    """Return the `config.json` of a checkpoint."""
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"{directory} is no directory; give the one that `tokenweir train --out` wrote"
+        )
+    path = directory / CONFIG_NAME
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no {CONFIG_NAME}; it is no checkpoint")
+    raw = path.read_bytes()
+    try:
+        version = _Header.model_validate_json(raw).format_version
+        if version > FORMAT_VERSION:
+            raise CheckpointError(
+                f"{directory}: checkpoint format {version} is newer than {FORMAT_VERSION}, the "
+                "newest that this release reads; upgrade tokenweir"
+            )
+        return CheckpointConfig.model_validate_json(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or CONFIG_NAME}: {e['msg']}" for e in error.errors()
+        )
+        raise CheckpointError(f"{path} is not valid: {problems}") from error
+
+
+def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state dict of a model with shared weights once, under their first name."""
+    aliases = _aliases(model)
+    return {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if aliases[name] == name
+    }
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: Path) -> None:
+    """Copy `weights` into `model`; CheckpointError names everything that does not fit at once."""
+    aliases = _aliases(model)
+    state = model.state_dict(keep_vars=True)
+    given = {aliases.get(name, name) for name in weights}
+    missing = [name for name, first in aliases.items() if name == first and name not in given]
+    extra = [name for name in weights if name not in state]
+    misshapen = [
+        f"{name} is {list(weights[name].shape)}, the configuration asks for {list(wanted.shape)}"
+        for name, wanted in state.items()
+        if name in weights and weights[name].shape != wanted.shape
+    ]
+    problems = [
+        f"{what}: {', '.join(names)}"
+        for what, names in [
+            ("missing weights", missing),
+            ("unexpected weights", extra),
+            ("wrong shapes", misshapen),
+        ]
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{source} does not fit its {CONFIG_NAME}: {'; '.join(problems)}; "
+            "give the weights that were saved with this configuration"
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            state[name].copy_(tensor)
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write below `path` into CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror or error}; "
+            "free space there or give a directory that you may write to"
+        ) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, so that no reader sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _write_synced(temporary, content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class _Header(BaseModel):
+    format_version: Annotated[int, Field(gt=0)]
+
+
+def _config_of(model: nn.Module) -> TransformerConfig:
+    config = model.config
+    if not isinstance(config, TransformerConfig):
+        raise CheckpointError(
+            f"{type(model).__name__}.config must be a TransformerConfig, got {type(config)}"
+        )
+    return config
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Return, for every name of the state dict, the first name of the same tensor."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(tensor), name)
+        for name, tensor in model.state_dict(keep_vars=True).items()
+    }
+
+
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    path = directory / WEIGHTS_NAME
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no {WEIGHTS_NAME}; copy or train it again")
+    try:
+        return safetensors.torch.load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is no safetensors file, or damaged: {error}; copy or train it again"
+        ) from error
+
+
+def _read_tokenizer(directory: Path, config: TransformerConfig) -> Tokenizer | None:
+    path = directory / TOKENIZER_NAME
+    if config.family == "vit":
+        return None
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no {TOKENIZER_NAME}, which {config.family} needs")
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise CheckpointError(f"{path} is no tokenizer: {error}; copy or train it again") from error
+    size = tokenizer.get_vocab_size()
+    if size > config.vocab_size:
+        raise CheckpointError(
+            f"{path} has {size} tokens, the model's vocab_size is {config.vocab_size}; "
+            "give the tokenizer that the model was trained with"
+        )
+    return tokenizer
+
+
+def _create_directory(directory: Path, files: Mapping[str, bytes]) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
+    try:
+        for name, content in files.items():
+            _write_synced(temporary / name, content)
+        os.rename(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
