@@ -1,0 +1,88 @@
+"""Finds stop strings in streamed text, holding back what may still become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Cuts a text at the first stop string that is complete in it.
+
+    Of several stop strings, the one whose last character comes first in the text matches; of those
+    that end at the same character, the one given first. So a match never waits for text behind it,
+    and does not depend on how the text was cut into pieces. The time per character does not depend
+    on what came before (Knuth, Morris, Pratt 1977).
+    """
+
+    def __init__(self, stop_strings: Sequence[str], *, include_stop: bool = False) -> None:
+        self._stops = tuple(stop_strings)
+        if not all(self._stops):
+            raise ValueError("a stop string must have at least one character")
+        self._fallbacks = tuple(_fallbacks(stop) for stop in self._stops)
+        self._lengths = [0] * len(self._stops)  # of each stop, how much the text's end has of it
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Return what may be sent now that `text` has come.
+
+        Text behind a match is dropped. With `may_match` false a stop string that would become
+        complete in this text is let through.
+        """
+        if self.matched is not None:
+            return ""
+        for i, char in enumerate(text):
+            stop = self._advance(char)
+            if stop is not None and may_match:
+                self.matched = stop
+                return self._cut(self._held + text[: i + 1])
+        return self._hold_back(self._held + text)
+
+    def finish(self) -> str:
+        """Return what is held back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, char: str) -> str | None:
+        """Take one character in; return the stop string it completes."""
+        complete = None
+        for n, stop in enumerate(self._stops):
+            length, fallback = self._lengths[n], self._fallbacks[n]
+            while length and (length == len(stop) or stop[length] != char):
+                length = fallback[length - 1]
+            length += stop[length] == char
+            self._lengths[n] = length
+            if complete is None and length == len(stop):
+                complete = stop
+        return complete
+
+    def _cut(self, text: str) -> str:
+        self._held = ""
+        if self._include_stop or self.matched is None:
+            return text
+        return text[: -len(self.matched)]
+
+    def _hold_back(self, text: str) -> str:
+        if self._include_stop or not self._stops:
+            return text
+        sendable = len(text) - max(map(self._open_length, range(len(self._stops))))
+        self._held = text[sendable:]
+        return text[:sendable]
+
+    def _open_length(self, n: int) -> int:
+        """Return how many characters at the text's end may still become the n-th stop string."""
+        length = self._lengths[n]
+        return length if length < len(self._stops[n]) else self._fallbacks[n][length - 1]
+
+
+def _fallbacks(pattern: str) -> tuple[int, ...]:
+    """Return, per prefix of the pattern, the length of its longest proper prefix and suffix."""
+    table = [0] * len(pattern)
+    length = 0
+    for i in range(1, len(pattern)):
+        while length and pattern[i] != pattern[length]:
+            length = table[length - 1]
+        length += pattern[i] == pattern[length]
+        table[i] = length
+    return tuple(table)

@@ -1,0 +1,338 @@
+"""Tokenizer and IncrementalDetokenizer: streamed text is the whole text, cut where it should be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import trainers as tokenizer_trainers
+
+from engine.errors import PackageError
+from engine.tokenizer import IncrementalDetokenizer, Tokenizer
+
+TEXTS = [
+    "héllo wörld, the the other 日本語 日本 😀😀",
+    "don't stop ''now''. a b c d",
+    "\x00\t\n  x",
+]
+KINDS = ("byte_bpe", "byte", "char", "word_level", "word_piece", "metaspace", "byte_fallback")
+
+
+def _byte_bpe() -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = tokenizer_trainers.BpeTrainer(
+        vocab_size=310,
+        special_tokens=["<pad>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(TEXTS * 3, trainer)
+    made.add_tokens([AddedToken("日付"), AddedToken("é"), AddedToken("a b")])
+    return made
+
+
+def _byte() -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<s>", "</s>"])
+    return made
+
+
+def _char() -> tokenizers.Tokenizer:
+    chars = sorted(set("".join(TEXTS)))
+    vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *chars])}
+    made = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.decoder = decoders.Fuse()
+    made.add_special_tokens(["<pad>", "<s>", "</s>"])
+    return made
+
+
+def _word_level() -> tokenizers.Tokenizer:
+    words = sorted({word for text in TEXTS for word in text.split()} | {"\ufffd", ".", ","})
+    vocab = {token: i for i, token in enumerate(["<pad>", "<unk>", *words])}
+    made = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<pad>", "<unk>"])
+    return made
+
+
+def _word_piece() -> tokenizers.Tokenizer:
+    pieces = ["do", "n't", "not", "'", "##n", "##t", "a", "##b", ".", ",", "'s", "I", "é", "##日"]
+    vocab = {t: i for i, t in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces])}
+    made = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=False)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    return made
+
+
+def _metaspace() -> tokenizers.Tokenizer:
+    vocab = {t: i for i, t in enumerate(["<unk>", "▁", "▁a", "b", "▁▁", "é", "日", ".", "▁."])}
+    made = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.add_special_tokens(["<unk>"])
+    return made
+
+
+def _byte_fallback() -> tokenizers.Tokenizer:
+    pieces = ["▁", "▁a", "b", "日", *(f"<0x{byte:02X}>" for byte in (0xE6, 0x97, 0xA5, 0x41, 0xFF))]
+    made = tokenizers.Tokenizer(
+        models.BPE({t: i for i, t in enumerate(["<unk>", *pieces])}, [], unk_token="<unk>")
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    made.add_special_tokens(["<unk>"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    makers = (_byte_bpe, _byte, _char, _word_level, _word_piece, _metaspace, _byte_fallback)
+    found = {}
+    for kind, make in zip(KINDS, makers, strict=True):
+        path = folder / f"{kind}.json"
+        make().save(str(path))
+        found[kind] = Tokenizer(path)
+    return found
+
+
+@st.composite
+def _cut_ids(draw: st.DrawFn) -> tuple[list[float], list[int]]:
+    """Draw places in a vocabulary of unknown size, and the sizes of the pushes."""
+    places = draw(st.lists(st.floats(0, 1, exclude_max=True), max_size=40))
+    return places, draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+
+
+def _stream(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    cuts: Sequence[int],
+    stops: Sequence[str] = (),
+    include_stop: bool = False,
+) -> tuple[str, str | None]:
+    detokenizer = IncrementalDetokenizer(tokenizer, stops, include_stop)
+    text, start, turn = "", 0, 0
+    while start < len(ids):
+        size = cuts[turn % len(cuts)] if any(cuts) else 1
+        piece = detokenizer.push(ids[start : start + size])
+        text += piece.text
+        if piece.stop is not None:
+            assert piece.num_tokens <= size
+            return text, piece.stop
+        start, turn = start + size, turn + 1
+    rest = detokenizer.finish()
+    return text + rest.text, rest.stop
+
+
+def _cut_naively(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
+    for end in range(1, len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop):
+                return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(drawn=_cut_ids())
+@settings(max_examples=150, deadline=None)
+def test_streamed_text_of_any_tokens_is_the_whole_text(
+    kinds: dict[str, Tokenizer], kind: str, drawn: tuple[list[float], list[int]]
+) -> None:
+    tokenizer = kinds[kind]
+    ids = [int(place * tokenizer.vocab_size) for place in drawn[0]]
+
+    text, stop = _stream(tokenizer, ids, drawn[1])
+
+    assert (text, stop) == (tokenizer.decode(ids), None)
+
+
+@given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 5), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_streamed_byte_level_text_is_the_text_that_was_encoded(
+    kinds: dict[str, Tokenizer], text: str, cuts: list[int]
+) -> None:
+    for kind in ("byte_bpe", "byte"):
+        ids = kinds[kind].encode(text)
+
+        assert _stream(kinds[kind], ids, cuts)[0] == kinds[kind].decode(ids)
+        if kind == "byte" and "<" not in text:
+            assert kinds[kind].decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "byte", "word_piece"])
+@given(drawn=_cut_ids(), data=st.data(), include=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_streamed_text_is_cut_at_the_stop_string_that_is_complete_first(
+    kinds: dict[str, Tokenizer],
+    kind: str,
+    drawn: tuple[list[float], list[int]],
+    data: st.DataObject,
+    include: bool,
+) -> None:
+    tokenizer = kinds[kind]
+    ids = [int(place * tokenizer.vocab_size) for place in drawn[0]]
+    whole = tokenizer.decode(ids)
+    part = st.builds(
+        lambda a, b: whole[a : a + b],
+        st.integers(0, max(len(whole) - 1, 0)),
+        st.integers(1, 4),
+    )
+    stops = data.draw(
+        st.lists(st.one_of(part, st.text(alphabet="ab\ufffd ", max_size=3)), max_size=4)
+    )
+    stops = [stop for stop in stops if stop]
+
+    assert _stream(tokenizer, ids, drawn[1], stops, include) == _cut_naively(whole, stops, include)
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=30),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    include=st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_overlapping_stop_strings_match_as_a_naive_search_does(
+    kinds: dict[str, Tokenizer], text: str, stops: list[str], include: bool
+) -> None:
+    ids = kinds["byte"].encode(text)
+
+    assert _stream(kinds["byte"], ids, [1], stops, include) == _cut_naively(text, stops, include)
+
+
+def test_text_is_sent_as_soon_as_it_cannot_become_a_stop_string(
+    kinds: dict[str, Tokenizer],
+) -> None:
+    tokenizer = kinds["byte"]
+    detokenizer = IncrementalDetokenizer(tokenizer, ["END", "N"])
+
+    pieces = [detokenizer.push(tokenizer.encode(char)).text for char in "xEyEEx"]
+
+    assert pieces == ["x", "", "Ey", "", "E", "Ex"]
+
+
+def test_bytes_of_an_unfinished_character_wait_and_become_a_replacement_at_the_end(
+    kinds: dict[str, Tokenizer],
+) -> None:
+    tokenizer = kinds["byte"]
+    ids = tokenizer.encode("a😀")
+    detokenizer = IncrementalDetokenizer(tokenizer, [], False)
+
+    pieces = [detokenizer.push([token_id]).text for token_id in ids[:-1]]
+
+    assert pieces == ["a", "", "", ""]
+    assert detokenizer.finish().text == "\ufffd"
+
+
+def test_invalid_bytes_are_not_held_back(kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = kinds["byte"]
+    continuation = tokenizer.encode("é")[1]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+
+    pieces = [detokenizer.push([continuation]).text for _ in range(3)]
+
+    assert pieces == ["\ufffd"] * 3
+
+
+def test_text_and_tokens_behind_a_stop_string_are_dropped(kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = kinds["word_level"]
+    detokenizer = IncrementalDetokenizer(tokenizer, ["op"], include_stop=True)
+
+    piece = detokenizer.push(tokenizer.encode("a stop now a"))
+
+    assert (piece.text, piece.stop, piece.num_tokens) == ("a stop"[:6], "op", 2)
+    assert detokenizer.push(tokenizer.encode("b")).text == ""
+    assert detokenizer.finish().text == ""
+
+
+def test_stop_string_completed_before_min_new_tokens_is_plain_text(
+    kinds: dict[str, Tokenizer],
+) -> None:
+    tokenizer = kinds["byte"]
+    detokenizer = IncrementalDetokenizer(tokenizer, ["ab"], min_new_tokens=5)
+
+    piece = detokenizer.push(tokenizer.encode("ababxab"))
+
+    assert (piece.text, piece.stop, piece.num_tokens) == ("ababx", "ab", 7)
+
+
+def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer]) -> None:
+    def seconds(tokenizer: Tokenizer, ids: list[int]) -> float:
+        detokenizer = IncrementalDetokenizer(tokenizer, ["never" * 40])
+        started = time.perf_counter()
+        for token_id in ids:
+            detokenizer.push([token_id])
+        return time.perf_counter() - started
+
+    for kind, text in (
+        ("byte", "n\u00e9vern"),
+        ("word_piece", "a don't"),
+        ("byte_fallback", "b日"),
+    ):
+        few = kinds[kind].encode(text) * 40
+        short = min(seconds(kinds[kind], few) for _ in range(5))
+
+        assert seconds(kinds[kind], few * 20) < 20 * 10 * short
+
+
+def test_offsets_are_bytes_of_the_utf8_text(kinds: dict[str, Tokenizer]) -> None:
+    text = "é a.日 I"
+
+    found = kinds["word_piece"].encode_with_offsets(text)
+
+    encoded = text.encode()
+    parts = [encoded[start:end].decode() for start, end in found.offsets]
+    assert parts == ["", "é", "a", ".", "日", "I", ""]
+    assert [i for i, special in enumerate(found.special) if special] == [0, 6]
+    assert found.ids == tuple(kinds["word_piece"].encode(text))
+    assert set(found.token_types) == {0}
+
+
+def test_offsets_of_a_pair_count_in_each_text_of_its_own(kinds: dict[str, Tokenizer]) -> None:
+    found = kinds["word_piece"].encode_with_offsets("é é a", "é I")
+
+    assert found.offsets == ((0, 0), (0, 2), (3, 5), (6, 7), (0, 0), (0, 2), (3, 4), (0, 0))
+    assert found.token_types == (0, 0, 0, 0, 0, 1, 1, 1)
+
+
+def test_encoding_is_never_cut_or_padded_whatever_the_file_says(tmp_path: Path) -> None:
+    made = _char()
+    made.enable_truncation(3)
+    made.enable_padding(length=8)
+    made.save(str(tmp_path / "tokenizer.json"))
+
+    assert len(Tokenizer(tmp_path / "tokenizer.json").encode("the the")) == 7
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"a": 1}', b"\xff\xfe", b"[]"])
+def test_wrong_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(PackageError, match="tokenizer.json.*export the model again"):
+        Tokenizer(path)
