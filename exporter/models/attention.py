@@ -1,0 +1,285 @@
+"""Multi-head attention: scores of queries against keys, weights, and weighted values.
+
+Masks are bool, True where a query may attend, and broadcast to (B, num_heads, T, S): B sequences,
+T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exporter.models.cache import (
+    LayerCache,
+    cached_attention,
+    cross_attention_over_row,
+    merge_heads,
+    pad_heads,
+    split_heads,
+    unpad_heads,
+)
+from exporter.models.config import TransformerConfig
+
+Score = Literal["dot", "additive"]
+Normalizer = Literal["softmax", "relu"]
+
+
+class AttentionOutput(NamedTuple):
+    """What attention gives when its probabilities are asked for."""
+
+    output: Tensor  # (B, T, d_model)
+    probabilities: Tensor  # (B, num_heads, T, S), before dropout
+
+
+def padding_mask(mask: Tensor | None) -> Tensor | None:
+    """Turn bool (B, S), True = real token, into the mask of keys (B, 1, 1, S)."""
+    return None if mask is None else mask[:, None, None, :]
+
+
+def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Tensor:
+    """Return bool (T, S) by which a query attends to its own position and those before it."""
+    queries = torch.arange(num_queries, device=device)[:, None]
+    return torch.arange(num_keys, device=device) <= queries
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> AttentionOutput:
+    """Attend as in section 3.2.1 of Vaswani et al. 2017, keeping the probabilities.
+
+    query (B, h, T, d_k), key (B, h, S, d_k), value (B, h, S, d_v); the output is (B, h, T, d_v).
+    A query that may attend to nothing gets zeros.
+    """
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5  # (B, h, T, S)
+    probabilities = softmax_weights(scores, mask)
+    return AttentionOutput(probabilities @ value, probabilities)
+
+
+def softmax_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return softmax over the allowed keys, zeros where there is none; shape of `scores`."""
+    if mask is None:
+        return scores.softmax(dim=-1)
+    # A finite minimum: minus infinity everywhere would give NaN in a fully masked row.
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return weights.masked_fill(~mask, 0.0)
+
+
+def relu_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return relu(score) / number of allowed keys; shape of `scores`.
+
+    The division is that of Wortsman et al. 2023, "Replacing softmax with ReLU in Vision
+    Transformers": it keeps the size of the output independent of the sequence length. Only allowed
+    keys are counted, so padding changes nothing.
+    """
+    if mask is None:
+        return scores.relu() / scores.shape[-1]
+    count = mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    return scores.relu().masked_fill(~mask, 0.0) / count
+
+
+class MultiHeadAttention(nn.Module):
+    """Section 3.2.2 of Vaswani et al. 2017, with key and value widths of their own.
+
+    W_Q, W_K: [d_model, h * d_k]; W_V: [d_model, h * d_v]; W_O: [h * d_v, d_model].
+    `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        bias: bool = True,
+        score: Score = "dot",
+        normalizer: Normalizer = "softmax",
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.key_dim = key_dim or d_model // num_heads
+        self.value_dim = value_dim or d_model // num_heads
+        self.score: Score = score
+        self.normalizer: Normalizer = normalizer
+        self.scale = self.key_dim**-0.5
+        self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, num_heads * self.value_dim, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.score_weight = (
+            nn.Parameter(torch.empty(num_heads, self.key_dim)) if score == "additive" else None
+        )
+        self.attention_dropout = nn.Dropout(attention_dropout)
+        self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
+
+    @classmethod
+    def from_config(cls, config: TransformerConfig) -> MultiHeadAttention:
+        """Build the attention that the options of a model describe."""
+        return cls(
+            config.d_model,
+            config.num_heads,
+            key_dim=config.key_dim,
+            value_dim=config.value_dim,
+            bias=config.attention_bias,
+            score=config.attention_score,
+            normalizer=config.attention_normalizer,
+            attention_dropout=config.attention_dropout,
+            dropout=config.dropout,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw new weights: Xavier for the projections, zero biases."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        if self.score_weight is not None:
+            nn.init.normal_(self.score_weight, std=self.key_dim**-0.5)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Attend from `query` (B, T, d_model) to `key` and `value` (B, S, d_model).
+
+        Returns (B, T, d_model). With `is_causal` query i sees keys 0 to i, as far as `mask` allows.
+        """
+        if self.score != "dot" or self.normalizer != "softmax":
+            return self.with_probabilities(query, key, value, mask, is_causal=is_causal).output
+        q, k, v = self._heads(query, key, value)
+        heads = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=_combine(mask, q, k) if is_causal and mask is not None else mask,
+            dropout_p=self.attention_dropout.p if self.training else 0.0,
+            is_causal=is_causal and mask is None,
+            scale=self.scale,
+        )  # (B, h, T, d_v)
+        return self._project_output(merge_heads(heads))
+
+    def with_probabilities(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> AttentionOutput:
+        """Do as `forward`, by separate steps, and return the attention probabilities too."""
+        q, k, v = self._heads(query, key, value)
+        if is_causal:
+            mask = _combine(mask, q, k)
+        normalize = softmax_weights if self.normalizer == "softmax" else relu_weights
+        probabilities = normalize(self._scores(q, k), mask)  # (B, h, T, S)
+        heads = self.attention_dropout(probabilities) @ v  # (B, h, T, d_v)
+        output = self._project_output(merge_heads(heads))
+        return AttentionOutput(output, probabilities)
+
+    def forward_cached(self, hidden: Tensor, cache: LayerCache) -> Tensor:
+        """Attend causally from new positions (B, T, d_model) to themselves and the cached ones.
+
+        The cache afterwards holds the new positions too.
+        """
+        width = cache.key.shape[-1]
+        output, cache.key, cache.value = cached_attention(
+            pad_heads(self.q_proj(hidden), self.num_heads, width),
+            pad_heads(self.k_proj(hidden), self.num_heads, width),
+            pad_heads(self.v_proj(hidden), self.num_heads, width),
+            cache.key,
+            cache.value,
+            cache.seqlens_k,
+            cache.total_seq,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            scale=self.scale,
+        )  # (B, T, h * width)
+        return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
+
+    def forward_over_row(self, hidden: Tensor, cache: LayerCache) -> Tensor:
+        """Attend from `hidden` (B, T, d_model) to the source kept in the rows of the cache."""
+        cross = cache.cross
+        assert cross is not None, "a decoder with cross-attention gets a cache with a source row"
+        width = cross.key.shape[-1]
+        output = cross_attention_over_row(
+            pad_heads(self.q_proj(hidden), self.num_heads, width),
+            cross.key,
+            cross.value,
+            cross.source_lengths,
+            num_heads=self.num_heads,
+            scale=self.scale,
+        )  # (B, T, h * width)
+        return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
+
+    def key_value_rows(self, memory: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of `memory` (B, S, d_model) as a cache keeps them.
+
+        Both are (B, num_heads, S, width), the heads padded with zeros up to `width`.
+        """
+        key = pad_heads(self.k_proj(memory), self.num_heads, width)
+        value = pad_heads(self.v_proj(memory), self.num_heads, width)
+        return split_heads(key, self.num_heads), split_heads(value, self.num_heads)
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        if self.score_weight is None:
+            return q @ k.transpose(-2, -1) * self.scale  # (B, h, T, S)
+        features = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))  # (B, h, T, S, d_k)
+        return (features @ self.score_weight[:, None, :, None]).squeeze(-1)  # (B, h, T, S)
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            split_heads(self.q_proj(query), self.num_heads),  # (B, h, T, d_k)
+            split_heads(self.k_proj(key), self.num_heads),  # (B, h, S, d_k)
+            split_heads(self.v_proj(value), self.num_heads),  # (B, h, S, d_v)
+        )
+
+    def _project_output(self, heads: Tensor) -> Tensor:
+        output: Tensor = self.dropout(self.out_proj(heads))
+        return output
+
+
+@contextmanager
+def record_probabilities(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collect the attention probabilities of every forward pass of `model` in the block.
+
+    The dictionary maps the name of a MultiHeadAttention in the model to its probabilities
+    (B, num_heads, T, S) in the latest pass; the passes themselves are unchanged.
+    """
+    recorded: dict[str, Tensor] = {}
+
+    def recorder(name: str) -> Any:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            assert isinstance(module, MultiHeadAttention)
+            recorded[name] = module.with_probabilities(*args, **kwargs).probabilities.detach()
+
+        return record
+
+    handles = [
+        module.register_forward_pre_hook(recorder(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention)
+    ]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _combine(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    causal = causal_mask(query.shape[-2], key.shape[-2], query.device)
+    return causal if mask is None else mask & causal

@@ -1,0 +1,146 @@
+"""Attention over rows of a cache: the eager form of what an exported decoder runs.
+
+A row belongs to one sequence. A layer's cache is [B, num_kv_heads, max_len, head_dim] for its keys
+and for its values; head_dim is `cache_head_dim(config)` for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from exporter.models.config import TransformerConfig
+
+HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """Keys and values of the source sentences, for one layer's cross-attention."""
+
+    key: Tensor  # (B, num_kv_heads, max_len, head_dim)
+    value: Tensor  # (B, num_kv_heads, max_len, head_dim)
+    source_lengths: Tensor  # int64 (B,)
+
+
+@dataclass
+class LayerCache:
+    """Cached keys and values of one decoder layer; a forward pass replaces `key` and `value`."""
+
+    key: Tensor  # (B, num_kv_heads, max_len, head_dim)
+    value: Tensor  # (B, num_kv_heads, max_len, head_dim)
+    seqlens_k: Tensor  # int32 (B,): length of the row after the pass, minus 1
+    total_seq: Tensor  # int32 (1,): the largest length after the pass
+    cross: SourceRow | None = None  # only with cross-attention
+
+
+def cache_head_dim(config: TransformerConfig) -> int:
+    """Return the head width of the cache: the wider of keys and values, up to a multiple of 8."""
+    widest = max(config.head_key_dim, config.head_value_dim)
+    return -(-widest // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
+
+
+def cached_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor,
+    past_value: Tensor,
+    seqlens_k: Tensor,
+    total_seq: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write S new positions into each row, then attend from them causally to their own row.
+
+    query (B, S, num_heads * D); key, value (B, S, num_kv_heads * D); past_key, past_value
+    (B, num_kv_heads, max_len, D); seqlens_k int32 (B,) = length of the row after this call,
+    minus 1; total_seq int32 (1,) = the largest such length (only kernels need it).
+    Returns the output (B, S, num_heads * D) and the rows as they are afterwards.
+    The new positions are the last S of the row. The one exception is a first call padded on the
+    right (length below S): it writes positions 0 to S-1, and what it gives for padding is garbage
+    that later calls overwrite.
+    """
+    num_new = query.shape[1]
+    query = split_heads(query, num_heads)  # (B, num_heads, S, D)
+    key = split_heads(key, num_kv_heads)  # (B, num_kv_heads, S, D)
+    value = split_heads(value, num_kv_heads)
+    start = (seqlens_k.long() + 1 - num_new).clamp(min=0)  # (B,)
+    positions = start[:, None] + torch.arange(num_new, device=query.device)  # (B, S)
+
+    index = positions[:, None, :, None].expand_as(key)
+    present_key = past_key.scatter(2, index, key)
+    present_value = past_value.scatter(2, index, value)
+
+    allowed = torch.arange(past_key.shape[2], device=query.device) <= positions[..., None]
+    output = F.scaled_dot_product_attention(
+        query,
+        present_key,
+        present_value,
+        attn_mask=allowed[:, None],  # (B, 1, S, max_len)
+        scale=scale,
+        enable_gqa=num_heads != num_kv_heads,
+    )
+    return merge_heads(output), present_key, present_value
+
+
+def cross_attention_over_row(
+    query: Tensor,
+    cross_key: Tensor,
+    cross_value: Tensor,
+    source_lengths: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+) -> Tensor:
+    """Attend from every query to the first `source_lengths` positions of its own row.
+
+    query (B, S, num_heads * D); cross_key, cross_value (B, num_kv_heads, max_len, D);
+    source_lengths int64 (B,). Returns (B, S, num_heads * D).
+    """
+    query = split_heads(query, num_heads)  # (B, num_heads, S, D)
+    allowed = torch.arange(cross_key.shape[2], device=query.device) < source_lengths[:, None]
+    output = F.scaled_dot_product_attention(
+        query,
+        cross_key,
+        cross_value,
+        attn_mask=allowed[:, None, None],  # (B, 1, 1, max_len)
+        scale=scale,
+        enable_gqa=num_heads != cross_key.shape[1],
+    )
+    return merge_heads(output)
+
+
+def split_heads(joined: Tensor, num_heads: int) -> Tensor:
+    """Turn (B, S, num_heads * d) into (B, num_heads, S, d)."""
+    batch, length, width = joined.shape
+    return joined.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
+
+
+def merge_heads(heads: Tensor) -> Tensor:
+    """Turn (B, num_heads, S, d) into (B, S, num_heads * d)."""
+    return heads.transpose(1, 2).flatten(2)
+
+
+def pad_heads(joined: Tensor, num_heads: int, width: int) -> Tensor:
+    """Widen every head with zeros: (B, S, num_heads * d) to (B, S, num_heads * width).
+
+    Zeros change neither a dot product nor the real part of the weighted values, as long as the
+    scale stays that of the narrow keys.
+    """
+    head_dim = joined.shape[-1] // num_heads
+    if head_dim == width:
+        return joined
+    return merge_heads(F.pad(split_heads(joined, num_heads), (0, width - head_dim)))
+
+
+def unpad_heads(joined: Tensor, num_heads: int, head_dim: int) -> Tensor:
+    """Undo `pad_heads`: (B, S, num_heads * width) to (B, S, num_heads * head_dim)."""
+    if joined.shape[-1] == num_heads * head_dim:
+        return joined
+    return merge_heads(split_heads(joined, num_heads)[..., :head_dim])

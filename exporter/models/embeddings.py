@@ -1,0 +1,116 @@
+"""What goes into the first layer: token embeddings plus positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from exporter.models.config import TransformerConfig
+
+INIT_STD = 0.02  # of embeddings that are not scaled, as in BERT and GPT
+
+
+def sinusoidal_table(length: int, width: int) -> Tensor:
+    """Return the positions of section 3.5 of Vaswani et al. 2017, float32 (length, width).
+
+    Even columns are sines, odd columns cosines; an odd width ends with a sine.
+    """
+    positions = torch.arange(length, dtype=torch.float64)[:, None]
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angles = positions * 10000.0**-exponents  # (length, ceil(width / 2))
+    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    return table[:, :width].float()
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed positions, for any length: the table grows when a longer sequence comes."""
+
+    def __init__(self, max_len: int, width: int) -> None:
+        super().__init__()
+        self.table: Tensor  # (max_len, width)
+        self.register_buffer("table", sinusoidal_table(max_len, width), persistent=False)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return the positions (..., width) of int64 `position_ids` (...)."""
+        # In a graph the table is a constant, as long as the longest sequence it was made for.
+        if not torch.compiler.is_exporting() and position_ids.numel():
+            self._grow(int(position_ids.max()) + 1)
+        return self.table[position_ids]
+
+    def _grow(self, length: int) -> None:
+        if length > self.table.shape[0]:
+            self.table = sinusoidal_table(length, self.table.shape[1]).to(self.table)
+
+
+class LearnedPositions(nn.Module):
+    """A trained vector for each position up to a limit."""
+
+    def __init__(self, max_len: int, width: int) -> None:
+        super().__init__()
+        self.max_len = max_len
+        self.weight = nn.Parameter(torch.empty(max_len, width))
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return the positions (..., width) of int64 `position_ids` (...)."""
+        if not torch.compiler.is_exporting() and position_ids.numel():
+            self._check(int(position_ids.max()) + 1)
+        return self.weight[position_ids]
+
+    def _check(self, length: int) -> None:
+        if length > self.max_len:
+            raise ValueError(
+                f"a sequence of {length} positions is longer than the {self.max_len} that this "
+                "model has learned; shorten it or train with a larger limit"
+            )
+
+
+def make_positions(config: TransformerConfig, max_len: int) -> nn.Module:
+    """Return the positions that the configuration asks for."""
+    kind = SinusoidalPositions if config.positions == "sinusoidal" else LearnedPositions
+    return kind(max_len, config.d_model)
+
+
+def make_token_embedding(config: TransformerConfig) -> nn.Embedding:
+    """Return token vectors [vocab_size, d_model], drawn so that they have unit size when scaled."""
+    embedding = nn.Embedding(config.vocab_size, config.d_model)
+    std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
+    nn.init.normal_(embedding.weight, std=std)
+    return embedding
+
+
+class Embeddings(nn.Module):
+    """Token embeddings, scaled by sqrt(d_model) or not, plus positions (plus token types)."""
+
+    def __init__(
+        self, config: TransformerConfig, max_len: int, token: nn.Embedding | None = None
+    ) -> None:
+        super().__init__()
+        self.token = token if token is not None else make_token_embedding(config)
+        self.positions = make_positions(config, max_len)
+        self.token_type: nn.Embedding | None = None
+        if config.num_token_types:
+            self.token_type = nn.Embedding(config.num_token_types, config.d_model)
+            nn.init.normal_(self.token_type.weight, std=INIT_STD)
+        self.norm: nn.Module = nn.Identity()
+        if config.embedding_norm:
+            self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.scale = config.d_model**0.5 if config.scale_embeddings else 1.0
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Return (B, S, d_model) for int64 ids (B, S); positions count from 0 if not given."""
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        hidden = self.token(input_ids) * self.scale + self.positions(position_ids)
+        if self.token_type is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros_like(input_ids)
+            hidden = hidden + self.token_type(token_type_ids)
+        output: Tensor = self.dropout(self.norm(hidden))
+        return output

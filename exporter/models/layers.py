@@ -1,0 +1,232 @@
+"""The layers that every family is built of, and their stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from exporter.models.attention import MultiHeadAttention, padding_mask
+from exporter.models.cache import LayerCache, cache_head_dim
+from exporter.models.config import TransformerConfig
+from exporter.models.embeddings import Embeddings
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+}
+
+
+class EncoderOutput(NamedTuple):
+    """What a one-pass model gives."""
+
+    logits: Tensor  # (B, num_labels), or (B, S, num_labels) of a labeller
+    embedding: Tensor  # (B, d_model)
+
+
+def make_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """Return a Linear with Xavier weights and zero bias."""
+    linear = nn.Linear(in_features, out_features, bias=bias)
+    nn.init.xavier_uniform_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def make_final_norm(config: TransformerConfig) -> nn.Module:
+    """Return the norm after the last layer, or Identity where the model has none."""
+    wanted = config.final_norm
+    if wanted is None:
+        wanted = config.norm_position == "first"
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps) if wanted else nn.Identity()
+
+
+class PositionwiseFeedForward(nn.Module):
+    """Section 3.3 of Vaswani et al. 2017: d_model -> d_ff -> d_model, at each position alone."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.up_proj = make_linear(config.d_model, config.d_ff)
+        self.activation = ACTIVATIONS[config.activation]()
+        self.down_proj = make_linear(config.d_ff, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (B, S, d_model) to (B, S, d_model)."""
+        output: Tensor = self.dropout(self.down_proj(self.activation(self.up_proj(hidden))))
+        return output
+
+
+class Residual(nn.Module):
+    """A residual connection around a sub-layer, which drops out its own output.
+
+    Norm last, as in the paper: norm(x + sublayer(x)). Norm first: x + sublayer(norm(x)).
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.norm_first = config.norm_position == "first"
+
+    def forward(self, hidden: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map (B, S, d_model) to (B, S, d_model)."""
+        if self.norm_first:
+            return hidden + sublayer(self.norm(hidden))
+        output: Tensor = self.norm(hidden + sublayer(hidden))
+        return output
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the whole sequence, then feed-forward."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention.from_config(config)
+        self.self_attention_residual = Residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (B, S, d_model) to the same shape; `mask` broadcasts to (B, num_heads, S, S)."""
+        hidden = self.self_attention_residual(
+            hidden, lambda x: self.self_attention(x, x, x, mask=mask)
+        )
+        output: Tensor = self.feed_forward_residual(hidden, self.feed_forward)
+        return output
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers over embedded input."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.final_norm = make_final_norm(config)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (B, S, d_model) to the same shape; `mask` bool (B, S), True = real position."""
+        attention_mask = padding_mask(mask)
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask)
+        output: Tensor = self.final_norm(hidden)
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention where there is an encoder, then feed-forward."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention.from_config(config)
+        self.self_attention_residual = Residual(config)
+        self.cross_attention: MultiHeadAttention | None = None
+        if config.num_encoder_layers:
+            self.cross_attention = MultiHeadAttention.from_config(config)
+            self.cross_attention_residual = Residual(config)
+        self.feed_forward = PositionwiseFeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        memory: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Map (B, T, d_model) to the same shape.
+
+        Without a cache `hidden` is the whole target; `memory` (B, S, d_model) is the encoder's
+        output and `source_mask` broadcasts to (B, num_heads, T, S). With a cache `hidden` is the
+        T newest positions, and the source is read from the cache instead of `memory`.
+        """
+        hidden = self.self_attention_residual(hidden, lambda x: self._attend_to_self(x, cache))
+        if self.cross_attention is not None:
+            hidden = self.cross_attention_residual(
+                hidden, lambda x: self._attend_to_source(x, memory, source_mask, cache)
+            )
+        output: Tensor = self.feed_forward_residual(hidden, self.feed_forward)
+        return output
+
+    def _attend_to_self(self, hidden: Tensor, cache: LayerCache | None) -> Tensor:
+        if cache is not None:
+            return self.self_attention.forward_cached(hidden, cache)
+        output: Tensor = self.self_attention(hidden, hidden, hidden, is_causal=True)
+        return output
+
+    def _attend_to_source(
+        self,
+        hidden: Tensor,
+        memory: Tensor | None,
+        source_mask: Tensor | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        assert self.cross_attention is not None
+        if cache is not None:
+            return self.cross_attention.forward_over_row(hidden, cache)
+        output: Tensor = self.cross_attention(hidden, memory, memory, mask=source_mask)
+        return output
+
+
+class Decoder(nn.Module):
+    """Target embeddings, a stack of decoder layers, and the output head."""
+
+    def __init__(self, config: TransformerConfig, token: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config, config.max_target_len, token)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.final_norm = make_final_norm(config)
+        self.output = make_linear(config.d_model, config.vocab_size, bias=config.output_bias)
+        if config.tie_output:
+            self.output.weight = self.embeddings.token.weight
+        self.cache_head_dim = cache_head_dim(config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        memory: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """Return the logits (B, T, vocab_size); arguments as of `hidden_states`."""
+        hidden = self.hidden_states(
+            input_ids, memory, source_mask, position_ids=position_ids, caches=caches
+        )
+        logits: Tensor = self.output(hidden)
+        return logits
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        memory: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """Return what the output head reads, (B, T, d_model), after the final norm.
+
+        input_ids, position_ids int64 (B, T); memory (B, S, d_model); source_mask bool (B, S).
+        With `caches`, one a layer, the ids are only the newest of each row, `position_ids` says
+        where they stand, and each cache holds them afterwards.
+        """
+        hidden: Tensor = self.embeddings(input_ids, position_ids)
+        attention_mask = padding_mask(source_mask)
+        for i, layer in enumerate(self.layers):
+            hidden = layer(hidden, memory, attention_mask, caches[i] if caches else None)
+        hidden = self.final_norm(hidden)
+        return hidden
+
+    def cross_key_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's cross-attention keys and values of `memory` (B, S, d_model).
+
+        Each is (B, num_kv_heads, S, head_dim), ready to be written into a row of the cross cache.
+        """
+        pairs = []
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer) and layer.cross_attention is not None
+            pairs.append(layer.cross_attention.key_value_rows(memory, self.cache_head_dim))
+        return pairs
