@@ -1,0 +1,71 @@
+"""The committed generated code is that of the committed .proto files."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from grpc_tools import protoc
+
+PROTO = Path(__file__).parent.parent / "proto"
+FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("tokenweir/v1/*.proto"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FileDescriptorProto]:
+    out = tmp_path_factory.mktemp("proto") / "descriptors.binpb"
+    well_known = resources.files("grpc_tools") / "_proto"
+    arguments = [
+        f"--proto_path={PROTO}",
+        f"--proto_path={well_known}",
+        f"--descriptor_set_out={out}",
+    ]
+    assert protoc.main(["protoc", *arguments, *FILES]) == 0
+    return {file.name: file for file in FileDescriptorSet.FromString(out.read_bytes()).file}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_generated_code_describes_what_the_proto_file_says(
+    name: str, compiled: dict[str, FileDescriptorProto]
+) -> None:
+    module = importlib.import_module(_module_name(name))
+    generated = FileDescriptorProto()
+    module.DESCRIPTOR.CopyToProto(generated)
+
+    assert generated == _without_json_names(compiled[name]), "run proto/generate.sh"
+
+
+def test_there_is_generated_code_for_every_proto_file_and_no_other() -> None:
+    generated = {path.name for path in (PROTO / "gen/tokenweir/v1").glob("*_pb2.py")}
+
+    assert generated == {f"{Path(name).stem}_pb2.py" for name in FILES}
+
+
+def test_lower_bounds_of_the_project_are_those_of_the_generated_code() -> None:
+    project = tomllib.loads((PROTO.parent / "pyproject.toml").read_text())["project"]
+    source = (PROTO / "gen/tokenweir/v1/generation_service_pb2_grpc.py").read_text()
+    (grpcio,) = re.findall(r"GRPC_GENERATED_VERSION = '(.*)'", source)
+
+    assert f"grpcio>={grpcio}" in project["dependencies"]
+
+
+def _module_name(proto_file: str) -> str:
+    return proto_file.removesuffix(".proto").replace("/", ".") + "_pb2"
+
+
+def _without_json_names(file: FileDescriptorProto) -> FileDescriptorProto:
+    # Only the descriptor set carries them; they follow from the names of the fields.
+    def clear(message: object) -> None:
+        for field in message.field:
+            field.ClearField("json_name")
+        for nested in message.nested_type:
+            clear(nested)
+
+    for message in file.message_type:
+        clear(message)
+    return file
