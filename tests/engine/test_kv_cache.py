@@ -1,0 +1,104 @@
+"""The slot cache against a dictionary of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import RowOp
+from engine.kv_cache import SlotCache
+from engine.package import CacheShape
+
+SLOTS, MAX_LEN, MAX_SOURCE = 4, 6, 5
+SHAPE = CacheShape(num_layers=2, num_kv_heads=2, max_len=MAX_LEN, head_dim=3)
+CROSS_SHAPE = SHAPE.model_copy(update={"max_len": MAX_SOURCE})
+
+Row = tuple[float, int, int]  # what it is filled with, length, source length
+
+
+def fill(cache: SlotCache, row: int, content: Row) -> None:
+    value, length, source_length = content
+    for i, layer in enumerate(cache.layers):
+        layer.key[row, :, :length], layer.value[row, :, :length] = value + i, -value - i
+    for i, layer in enumerate(cache.cross_layers):
+        layer.key[row, :, :source_length], layer.value[row, :, :source_length] = value * 2, i
+    cache.lengths[row], cache.source_lengths[row] = length, source_length
+
+
+def contents(cache: SlotCache, row: int) -> list[np.ndarray]:
+    layers = (*cache.layers, *cache.cross_layers)
+    arrays = [array[row].copy() for layer in layers for array in layer]
+    return [
+        *arrays,
+        cache.lengths[row : row + 1].copy(),
+        cache.source_lengths[row : row + 1].copy(),
+    ]
+
+
+def cache_of(rows: dict[int, Row]) -> SlotCache:
+    cache = SlotCache(SLOTS, SHAPE, CROSS_SHAPE)
+    for row, content in rows.items():
+        fill(cache, row, content)
+    return cache
+
+
+rows_strategy = st.dictionaries(
+    st.integers(0, SLOTS - 1),
+    st.tuples(st.floats(1, 9), st.integers(1, MAX_LEN), st.integers(0, MAX_SOURCE)),
+)
+
+
+@st.composite
+def rows_and_ops(draw: st.DrawFn) -> tuple[dict[int, Row], list[RowOp], dict[int, Row]]:
+    rows = draw(rows_strategy)
+    ops: list[RowOp] = []
+    after = dict(rows)
+    for _ in range(draw(st.integers(0, 8))):
+        one, other = draw(st.permutations(range(SLOTS)))[:2]
+        kinds = ["clear", "swap", *(["move", "copy"] if other not in after else [])]
+        op = RowOp(draw(st.sampled_from(kinds)), one, other)
+        ops.append(op)
+        content = after.get(one)
+        if op.kind == "clear":
+            after.pop(other, None)
+        elif op.kind == "swap":
+            after[one], after[other] = after.get(other), content
+        else:
+            after[other] = content
+            if op.kind == "move":
+                after[one] = None
+        after = {row: found for row, found in after.items() if found is not None}
+    return rows, ops, after
+
+
+@given(rows_and_ops())
+def test_row_operations_do_what_a_dictionary_does_and_leave_zeros_behind(
+    case: tuple[dict[int, Row], list[RowOp], dict[int, Row]],
+) -> None:
+    before, ops, after = case
+    cache = cache_of(before)
+
+    cache.apply(ops)
+
+    wanted = cache_of(after)
+    for row in range(SLOTS):
+        for found, expected in zip(contents(cache, row), contents(wanted, row), strict=True):
+            assert np.array_equal(found, expected)
+
+
+def test_the_first_rows_are_one_piece_of_memory() -> None:
+    cache = SlotCache(SLOTS, SHAPE, CROSS_SHAPE)
+
+    for layer in (*cache.layers, *cache.cross_layers):
+        for array in layer:
+            assert array[:3].flags.c_contiguous
+            assert array[2:3].flags.c_contiguous
+
+
+def test_a_decoder_has_no_cross_rows() -> None:
+    cache = SlotCache(SLOTS, SHAPE)
+
+    cache.apply([RowOp("move", 0, 1)])
+
+    assert cache.cross_layers == ()

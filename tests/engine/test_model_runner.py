@@ -1,0 +1,347 @@
+"""The slot runner against a plain numpy Transformer, on tiny graphs made here node by node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
+from engine.errors import PackageError
+from engine.model_runner import SlotModelRunner
+from engine.package import CacheShape, GenerationContract
+
+VOCAB, WIDTH, HEADS, DIM, LAYERS, MAX_LEN, MAX_SOURCE = 23, 16, 2, 8, 2, 40, 12
+SELF_CACHE = CacheShape(num_layers=LAYERS, num_kv_heads=HEADS, max_len=MAX_LEN, head_dim=DIM)
+CROSS_CACHE = SELF_CACHE.model_copy(update={"max_len": MAX_SOURCE})
+
+Array = NDArray[np.float32]
+
+
+class TinyModel:
+    """Random weights, a numpy forward pass, and the same as graphs.
+
+    A layer adds attention over the sequence and, of an encoder-decoder, over the source. The
+    encoder is one projection of the source's embeddings.
+    """
+
+    def __init__(self, seed: int, *, has_encoder: bool) -> None:
+        rng = np.random.default_rng(seed)
+        self.has_encoder = has_encoder
+
+        def weight(*shape: int) -> Array:
+            return rng.normal(0, 0.3, shape).astype(np.float32)
+
+        self.tokens, self.positions = weight(VOCAB, WIDTH), weight(MAX_LEN, WIDTH)
+        self.qkv = [weight(WIDTH, 3 * WIDTH) for _ in range(LAYERS)]
+        self.out = [weight(WIDTH, WIDTH) for _ in range(LAYERS)]
+        self.cross_q = [weight(WIDTH, WIDTH) for _ in range(LAYERS)]
+        self.cross_kv = [weight(WIDTH, 2 * WIDTH) for _ in range(LAYERS)]
+        self.head = weight(WIDTH, VOCAB)
+
+    @property
+    def contract(self) -> GenerationContract:
+        return GenerationContract(
+            vocab_size=VOCAB,
+            cache=SELF_CACHE,
+            cross_cache=CROSS_CACHE if self.has_encoder else None,
+            decoder_start_token_id=1 if self.has_encoder else None,
+            eos_token_ids=(0,),
+        )
+
+    def logits(self, ids: list[int], source: list[int] | None = None) -> Array:
+        """Return the logits behind every token, [T, V], without any cache."""
+        T = len(ids)
+        x = self.tokens[ids] + self.positions[:T]
+        causal = np.tril(np.ones((T, T), bool))
+        for i in range(LAYERS):
+            query, key, value = np.split(x @ self.qkv[i], 3, axis=1)
+            x = x + _attend(query, key, value, causal) @ self.out[i]
+            if source is not None:
+                key, value = np.split(self.tokens[source] @ self.cross_kv[i], 2, axis=1)
+                everything = np.ones((T, len(source)), bool)
+                x = x + _attend(x @ self.cross_q[i], key, value, everything)
+        return x @ self.head
+
+    def write(self, directory: Path) -> tuple[Path, Path | None]:
+        """Write decoder and encoder graph; return where they are."""
+        _write_decoder(self, directory / "decoder.onnx")
+        if not self.has_encoder:
+            return directory / "decoder.onnx", None
+        _write_encoder(self, directory / "encoder.onnx")
+        return directory / "decoder.onnx", directory / "encoder.onnx"
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> tuple[TinyModel, SlotModelRunner]:
+    return _load(TinyModel(1, has_encoder=False), tmp_path)
+
+
+@pytest.fixture
+def encoder_decoder(tmp_path: Path) -> tuple[TinyModel, SlotModelRunner]:
+    return _load(TinyModel(2, has_encoder=True), tmp_path)
+
+
+Loaded = tuple[TinyModel, SlotModelRunner]
+
+
+def test_prefill_in_chunks_then_decoding_gives_the_logits_of_the_whole_sequence(
+    decoder: Loaded,
+) -> None:
+    model, runner = decoder
+    ids = _random_ids(seed=3, length=20)
+
+    found = [runner.prefill(0, ids[:8])[0].copy(), runner.prefill(0, ids[8:16])[0].copy()]
+    found += [runner.decode([token])[0].copy() for token in ids[16:]]
+
+    np.testing.assert_allclose(found, model.logits(ids)[[7, 15, 16, 17, 18, 19]], atol=2e-5)
+
+
+def test_rows_of_different_lengths_are_bit_equal_alone_and_in_a_batch(decoder: Loaded) -> None:
+    _, runner = decoder
+    prompts = [_random_ids(seed=n, length=n + 2) for n in range(5)]
+    alone = []
+    for prompt in prompts:
+        runner.reset()
+        runner.prefill(0, prompt)
+        alone.append([runner.decode([token])[0].copy() for token in (4, 5, 6)])
+
+    runner.reset()
+    for row, prompt in enumerate(prompts):
+        runner.prefill(row, prompt)
+    together = [runner.decode([token] * 5).copy() for token in (4, 5, 6)]
+
+    assert np.array_equal(np.swapaxes(together, 0, 1), alone)
+
+
+def test_encoder_decoder_attends_to_its_own_source_whatever_its_length(
+    encoder_decoder: Loaded,
+) -> None:
+    model, runner = encoder_decoder
+    sources = [_random_ids(seed=n, length=length) for n, length in enumerate((12, 3, 7))]
+    for row, source in enumerate(sources):
+        runner.encode(row, source)
+
+    first = runner.decode([1, 1, 1]).copy()
+    second = runner.decode([5, 6, 7]).copy()
+
+    for row, source in enumerate(sources):
+        wanted = model.logits([1, 5 + row], source)
+        np.testing.assert_allclose([first[row], second[row]], wanted, atol=2e-5)
+
+
+def test_a_step_runs_row_changes_encodes_decodes_and_chunks_and_orders_logits(
+    decoder: Loaded,
+) -> None:
+    model, runner = decoder
+    decoding, chunked, prompt = (_random_ids(seed=n, length=9) for n in range(3))
+    runner.prefill(2, decoding[:8])
+
+    logits = runner.run(
+        ScheduledBatch(
+            row_ops=(RowOp("move", 2, 0),),
+            encodes=(),
+            decode_ids=(decoding[8],),
+            chunks=(
+                PrefillChunk(1, tuple(chunked[:4]), wants_logits=False),
+                PrefillChunk(1, tuple(chunked[4:]), wants_logits=True),
+                PrefillChunk(2, tuple(prompt), wants_logits=True),
+            ),
+            draws=(),
+        )
+    )
+
+    wanted = [model.logits(ids)[-1] for ids in (decoding, chunked, prompt)]
+    np.testing.assert_allclose(logits, wanted, atol=2e-5)
+
+
+def test_encode_and_first_decoder_token_share_a_step(encoder_decoder: Loaded) -> None:
+    model, runner = encoder_decoder
+    source = _random_ids(seed=9, length=6)
+
+    logits = runner.run(
+        ScheduledBatch((), (Encode(0, tuple(source)),), decode_ids=(1,), chunks=(), draws=())
+    )
+
+    np.testing.assert_allclose(logits, model.logits([1], source), atol=2e-5)
+
+
+def test_the_cache_may_be_filled_to_the_last_position(decoder: Loaded) -> None:
+    model, runner = decoder
+    ids = _random_ids(seed=5, length=MAX_LEN)
+
+    runner.prefill(0, ids[:-1])
+    logits = runner.decode(ids[-1:])
+
+    np.testing.assert_allclose(logits[0], model.logits(ids)[-1], atol=2e-5)
+
+
+def test_a_reused_slot_gives_the_bits_of_a_fresh_one_even_after_nan(
+    encoder_decoder: Loaded,
+) -> None:
+    _, runner = encoder_decoder
+    runner.encode(0, _random_ids(seed=1, length=4))
+    fresh = runner.decode([1])[0].copy()
+    runner.reset()
+    runner.encode(0, _random_ids(seed=2, length=12))
+    for token in range(8):
+        runner.decode([token])
+    for layer in (*runner.cache.layers, *runner.cache.cross_layers):
+        layer.key[0, :, :8] = layer.value[0, :, :8] = np.nan
+
+    runner.cache.apply([RowOp("clear", 0, 0)])
+    runner.encode(0, _random_ids(seed=1, length=4))
+
+    assert np.array_equal(runner.decode([1])[0], fresh)
+
+
+def test_a_graph_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) -> None:
+    model = TinyModel(1, has_encoder=False)
+    decoder_path, _ = model.write(tmp_path)
+    shape = SELF_CACHE.model_copy(update={"num_layers": LAYERS + 1})
+    contract = model.contract.model_copy(update={"cache": shape})
+
+    with pytest.raises(PackageError, match=r"missing \['past_key_values.2.key"):
+        SlotModelRunner.load(contract, decoder_path, None, num_slots=2)
+
+
+def test_a_file_that_is_no_graph_is_a_package_error(tmp_path: Path) -> None:
+    (tmp_path / "decoder.onnx").write_bytes(b"no graph")
+    contract = TinyModel(1, has_encoder=False).contract
+
+    with pytest.raises(PackageError, match="export the model again"):
+        SlotModelRunner.load(contract, tmp_path / "decoder.onnx", None, num_slots=2)
+
+
+def _load(model: TinyModel, directory: Path) -> Loaded:
+    return model, SlotModelRunner.load(
+        model.contract, *model.write(directory), num_slots=5, num_threads=1
+    )
+
+
+def _random_ids(*, seed: int, length: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(2, VOCAB, length)]
+
+
+def _attend(query: Array, key: Array, value: Array, mask: NDArray[np.bool_]) -> Array:
+    heads = []
+    for h in range(HEADS):
+        part = slice(h * DIM, (h + 1) * DIM)
+        scores = query[:, part] @ key[:, part].T / np.sqrt(DIM)  # (T, S)
+        weights = np.exp(np.where(mask, scores, -np.inf))
+        heads.append(weights / weights.sum(axis=1, keepdims=True) @ value[:, part])
+    return np.concatenate(heads, axis=1).astype(np.float32)
+
+
+class _Graph:
+    """Collects nodes and weights; a method call adds a node and returns its output's name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def constant(self, value: NDArray[np.generic]) -> str:
+        self.weights.append(numpy_helper.from_array(value, f"w{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def add(
+        self, op: str, *inputs: str, outputs: list[str] | None = None, **options: object
+    ) -> str:
+        outputs = outputs or [f"{op}_{len(self.nodes)}"]
+        domain = "com.microsoft" if op == "GroupQueryAttention" else ""
+        self.nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **options))
+        return outputs[0]
+
+    def shape(self, *sizes: int) -> str:
+        return self.constant(np.asarray(sizes, np.int64))
+
+    def write(self, path: Path, inputs: dict[str, tuple], outputs: dict[str, tuple]) -> None:
+        def values(described: dict[str, tuple]) -> list[onnx.ValueInfoProto]:
+            return [helper.make_tensor_value_info(n, *how) for n, how in described.items()]
+
+        graph = helper.make_graph(self.nodes, "tiny", values(inputs), values(outputs), self.weights)
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+
+
+def _write_decoder(model: TinyModel, path: Path) -> None:
+    g = _Graph()
+    embedded = g.add("Gather", g.constant(model.tokens), "input_ids")
+    x = g.add("Add", embedded, g.add("Gather", g.constant(model.positions), "position_ids"))
+    inputs: dict[str, tuple] = {
+        "input_ids": (TensorProto.INT64, ["B", "S"]),
+        "position_ids": (TensorProto.INT64, ["B", "S"]),
+        "logit_idx": (TensorProto.INT64, ["N"]),
+        "seqlens_k": (TensorProto.INT32, ["B"]),
+        "total_seq": (TensorProto.INT32, [1]),
+    }
+    outputs: dict[str, tuple] = {"logits": (TensorProto.FLOAT, ["N", VOCAB])}
+    row = (TensorProto.FLOAT, ["B", HEADS, MAX_LEN, DIM])
+    for i in range(LAYERS):
+        past = [f"past_key_values.{i}.key", f"past_key_values.{i}.value"]
+        present = [f"present.{i}.key", f"present.{i}.value"]
+        inputs |= dict.fromkeys(past, row)
+        outputs |= dict.fromkeys(present, row)
+        attended = g.add(
+            "GroupQueryAttention",
+            g.add("MatMul", x, g.constant(model.qkv[i])),
+            *("", "", *past, "seqlens_k", "total_seq"),
+            outputs=[f"attended_{i}", *present],
+            num_heads=HEADS,
+            kv_num_heads=HEADS,
+        )
+        x = g.add("Add", x, g.add("MatMul", attended, g.constant(model.out[i])))
+        if model.has_encoder:
+            x = g.add("Add", x, _cross_attention(g, model, i, x))
+            inputs |= {f"cross_key_values.{i}.{part}": _CROSS_ROW for part in ("key", "value")}
+    if model.has_encoder:
+        inputs["source_lengths"] = (TensorProto.INT64, ["B"])
+    flat = g.add("Reshape", x, g.shape(-1, WIDTH))
+    last = g.add("Gather", flat, "logit_idx")
+    g.add("MatMul", last, g.constant(model.head), outputs=["logits"])
+    g.write(path, inputs, outputs)
+
+
+_CROSS_ROW = (TensorProto.FLOAT, ["B", HEADS, MAX_SOURCE, DIM])
+
+
+def _cross_attention(g: _Graph, model: TinyModel, i: int, x: str) -> str:
+    """Attend to the first source_lengths positions of the row."""
+    query = g.add("MatMul", x, g.constant(model.cross_q[i] / np.float32(np.sqrt(DIM))))
+    split = g.add("Reshape", query, g.shape(0, 0, HEADS, DIM))
+    query = g.add("Transpose", split, perm=[0, 2, 1, 3])  # (B, heads, S, dim)
+    key = g.add("Transpose", f"cross_key_values.{i}.key", perm=[0, 1, 3, 2])
+    positions = g.constant(np.arange(MAX_SOURCE, dtype=np.int64)[None])
+    real = g.add("Less", positions, g.add("Unsqueeze", "source_lengths", g.shape(1)))
+    mask = g.add("Unsqueeze", real, g.shape(1, 2))  # (B, 1, 1, source)
+    closed = g.constant(np.asarray(-1e30, np.float32))
+    scores = g.add("Where", mask, g.add("MatMul", query, key), closed)
+    weights = g.add("Softmax", scores, axis=-1)
+    heads = g.add("MatMul", weights, f"cross_key_values.{i}.value")
+    joined = g.add("Transpose", heads, perm=[0, 2, 1, 3])
+    return g.add("Reshape", joined, g.shape(0, 0, WIDTH))
+
+
+def _write_encoder(model: TinyModel, path: Path) -> None:
+    g = _Graph()
+    embedded = g.add("Gather", g.constant(model.tokens), "input_ids")  # (1, S, width)
+    inputs: dict[str, tuple] = {"input_ids": (TensorProto.INT64, [1, "S"])}
+    outputs: dict[str, tuple] = {}
+    for i in range(LAYERS):
+        halves = np.split(model.cross_kv[i], 2, axis=1)
+        for part, weight in zip(("key", "value"), halves, strict=True):
+            projected = g.add("MatMul", embedded, g.constant(np.ascontiguousarray(weight)))
+            split = g.add("Reshape", projected, g.shape(0, 0, HEADS, DIM))
+            states = g.add("Transpose", split, perm=[0, 2, 1, 3])  # (1, heads, S, dim)
+            past, present = (f"{when}_cross_key_values.{i}.{part}" for when in ("past", "present"))
+            length = g.add("Shape", "input_ids", start=1, end=2)
+            rest = g.add(
+                "Slice", past, length, g.shape(MAX_SOURCE), g.shape(2), outputs=[f"rest_{past}"]
+            )
+            g.add("Concat", states, rest, outputs=[present], axis=2)
+            inputs[past] = outputs[present] = (TensorProto.FLOAT, [1, HEADS, MAX_SOURCE, DIM])
+    g.write(path, inputs, outputs)
