@@ -1,0 +1,99 @@
+"""Settings of the worker, the gateway and the deployment that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.request import RequestLimits
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Where a worker listens, and what it refuses before an engine sees it."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any that is free
+    max_request_bytes: int = MEBIBYTE
+    max_concurrent_calls: int = 1024  # the outer wall; engines refuse earlier, with RetryInfo
+    limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
+    health_period: float = 0.5  # seconds between two looks at the engines' health
+
+    def __post_init__(self) -> None:
+        _check_port(self.port)
+        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls")
+        _check_positive(self, "health_period")
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Where the gateway listens, and how long calls wait for a worker."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any that is free
+    worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
+    max_request_bytes: int = MEBIBYTE
+    max_concurrent_calls: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_port(self.port)
+        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls")
+        _check_positive(self, "worker_wait")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """What `tokenweir serve` runs: packages, replicas, and the gateway before them."""
+
+    packages: Mapping[str, Path]  # name under which a model is served -> its package
+    host: str = "127.0.0.1"  # of the gateway
+    port: int = 50051  # of the gateway; 0: any that is free
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_live_requests: float = 16.0  # per replica; more and another one is started
+    downscale_delay: float = 30.0  # seconds of low load before a replica is stopped
+    grace: float = 20.0  # seconds that running requests get when a replica or the server stops
+    name: str = "tokenweir"  # of the application in Ray Serve
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def __post_init__(self) -> None:
+        _check_port(self.port)
+        _check_at_least_one(self, "min_replicas", "max_replicas")
+        _check_positive(self, "target_live_requests")
+        if not self.packages:
+            raise ConfigError("packages is empty; name at least one package to serve")
+        if self.max_replicas < self.min_replicas:
+            raise ConfigError(
+                f"max_replicas ({self.max_replicas}) must be at least "
+                f"min_replicas ({self.min_replicas})"
+            )
+
+    @property
+    def gateway(self) -> GatewayConfig:
+        """The settings of the gateway."""
+        return GatewayConfig(host=self.host, port=self.port)
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port ({port}) must be 1 to 65535, or 0 for any that is free")
+
+
+def _check_at_least_one(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value < 1:
+            raise ConfigError(f"{name} ({value}) must be at least 1")
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value > 0:
+            raise ConfigError(f"{name} ({value}) must be above 0")
