@@ -1,0 +1,68 @@
+"""What a task is: a model's configuration, its data, and when it is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from exporter.models.config import TransformerConfig
+from exporter.training.data import ChunkSource, Example
+from exporter.training.evaluation import Evaluation
+
+Selection = Literal["exact_match", "label_accuracy", "loss"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained; the optimizer is AdamW with the paper's betas."""
+
+    steps: int
+    batch_tokens: int  # positions in a batch, padding included; images: how many
+    peak_learning_rate: float  # reached at the end of warm-up
+    warmup_steps: int
+    label_smoothing: float = 0.0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
+    validate_every: int = 200  # steps; the state of the run is saved as often
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the held-out examples say of the trained model."""
+
+    metrics: dict[str, float]
+    summary: str  # one line with the target in it
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that `train` needs to know. Held-out examples never occur in training."""
+
+    name: str
+    config: TransformerConfig
+    tokenizer: Tokenizer | None
+    recipe: Recipe
+    chunks: ChunkSource  # the training examples, an endless stream in chunks
+    validation: Sequence[Example]  # chooses the best checkpoint
+    held_out: Sequence[Example]  # judged once, at the end
+    selection: Selection  # what makes a checkpoint the best
+    judge: Callable[[Evaluation], Outcome]
+    samples: tuple[tuple[str, str], ...] = ()  # input and expected output, to try the model on
+    data_fingerprint: str = field(default="")  # of given files: a resumed run must have the same
+
+
+def accuracy_judge(
+    metric: Literal["exact_match", "label_accuracy"], what: str, target: float
+) -> Callable[[Evaluation], Outcome]:
+    """Return a judge that wants at least `target` of `what` right."""
+
+    def judge(evaluation: Evaluation) -> Outcome:
+        value: float = getattr(evaluation, metric)
+        summary = f"{value:.2%} of the held-out {what} right (target {target:.0%})"
+        return Outcome({metric: value, "loss": evaluation.loss}, summary, value >= target)
+
+    return judge

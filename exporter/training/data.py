@@ -1,0 +1,178 @@
+"""Examples into batches: packed by token count, padded, in an order that can be resumed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from exporter.models.config import Family, TransformerConfig
+
+IGNORED = -100  # the label of a position that does not count; the default of cross_entropy
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training example of any family.
+
+    | family          | source                                | target                          |
+    |-----------------|---------------------------------------|---------------------------------|
+    | encoder-decoder | token ids [S]                         | token ids [T], with the last EOS |
+    | gpt             | token ids [T]                         | the ids that follow them [T]    |
+    | labeller        | token ids [S]                         | labels [S], IGNORED allowed     |
+    | bert            | token ids [S]                         | one label [1]                   |
+    | vit             | float32 pixel values [ch, size, size] | one label [1]                   |
+    """
+
+    source: NDArray[np.int64] | NDArray[np.float32]
+    target: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tensors of several examples."""
+
+    source: torch.Tensor  # int64 [B, S], or float32 [B, channels, size, size]
+    source_mask: torch.Tensor | None  # bool [B, S], True at real tokens; None: nothing to mask
+    decoder_input: torch.Tensor | None  # int64 [B, T]; encoder-decoder only
+    labels: torch.Tensor  # int64 [B, T], IGNORED at padding; [B] for one label an example
+    num_tokens: int  # of sources and targets, without padding
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come in its stream of examples."""
+
+    chunk: int = 0
+    batch: int = 0  # of that chunk, the next to be used
+
+
+ChunkSource = Callable[[int], Sequence[Example]]  # number -> always the same examples
+
+
+class BatchStream:
+    """An endless stream of batches that can start at any position.
+
+    A chunk is a function of its number alone, so that a position is two integers and an
+    interrupted run goes on with exactly the batches that it would have had.
+    """
+
+    def __init__(
+        self,
+        chunks: ChunkSource,
+        config: TransformerConfig,
+        *,
+        batch_tokens: int,
+        seed: int,
+        position: Position | None = None,
+    ) -> None:
+        self._chunks = chunks
+        self._config = config
+        self._batch_tokens = batch_tokens
+        self._seed = seed
+        self.position = position or Position()
+        self._planned = self._plan(self.position.chunk)
+
+    def next(self) -> Batch:
+        """Return the next batch and move on."""
+        chunk, batch = self.position.chunk, self.position.batch
+        if batch == len(self._planned):
+            chunk, batch = chunk + 1, 0
+            self._planned = self._plan(chunk)
+        self.position = Position(chunk, batch + 1)
+        return collate(self._planned[batch], self._config)
+
+    def _plan(self, number: int) -> list[list[Example]]:
+        rng = random.Random(f"batches/{self._seed}/{number}")
+        examples = list(self._chunks(number))
+        rng.shuffle(examples)
+        batches = pack(examples, self._config.family, self._batch_tokens)
+        rng.shuffle(batches)
+        return batches
+
+
+def pack(examples: Sequence[Example], family: Family, batch_tokens: int) -> list[list[Example]]:
+    """Group examples of like length; no batch, padding included, is above `batch_tokens`.
+
+    An example that alone is longer becomes a batch of its own. The order of examples of equal
+    length is kept. Of images, the number in a batch is limited.
+    """
+    batches: list[list[Example]] = []
+    current: list[Example] = []
+    longest_source = longest_target = 0
+    by_length = [(_lengths(example, family), example) for example in examples]
+    by_length.sort(key=lambda pair: pair[0])
+    for (source, target), example in by_length:
+        longest_source, longest_target = max(longest_source, source), max(longest_target, target)
+        if current and (len(current) + 1) * (longest_source + longest_target) > batch_tokens:
+            batches.append(current)
+            current, longest_source, longest_target = [], source, target
+        current.append(example)
+    if current:
+        batches.append(current)
+    return batches
+
+
+def collate(examples: Sequence[Example], config: TransformerConfig) -> Batch:
+    """Pad examples to one batch."""
+    labels, num_labels = _pad([e.target for e in examples], IGNORED)
+    if _one_label(config.family):
+        labels, num_labels = labels[:, 0], 0
+    if config.family == "vit":
+        pixels = torch.from_numpy(np.stack([e.source for e in examples]))
+        return Batch(pixels, None, None, labels, num_tokens=len(examples) * _num_patches(config))
+    source, num_sources = _pad([e.source for e in examples], config.pad_token_id)
+    if config.family == "gpt":  # causal: what follows on the right is never seen
+        return Batch(source, None, None, labels, num_tokens=num_sources)
+    mask = _padding_mask([len(e.source) for e in examples])
+    if config.family != "encoder-decoder":
+        return Batch(source, mask, None, labels, num_tokens=num_sources)
+    decoder_input = _shift_right(labels, config)
+    return Batch(source, mask, decoder_input, labels, num_tokens=num_sources + num_labels)
+
+
+def _one_label(family: Family) -> bool:
+    return family in {"bert", "vit"}
+
+
+def _num_patches(config: TransformerConfig) -> int:
+    assert config.image is not None  # checked by the configuration
+    side: int = config.image.size // config.image.patch_size
+    return side * side
+
+
+def _lengths(example: Example, family: Family) -> tuple[int, int]:
+    """Return how many positions an example needs in the encoder and in the decoder."""
+    if family == "vit":
+        return 1, 0
+    if family == "encoder-decoder":
+        return len(example.source), len(example.target)
+    return len(example.source), 0
+
+
+def _pad(rows: Sequence[NDArray[np.generic]], filler: int) -> tuple[torch.Tensor, int]:
+    lengths = [len(row) for row in rows]
+    padded = np.full((len(rows), max(lengths)), filler, dtype=np.int64)
+    for i, row in enumerate(rows):
+        padded[i, : lengths[i]] = row
+    return torch.from_numpy(padded), sum(lengths)
+
+
+def _padding_mask(lengths: Sequence[int]) -> torch.Tensor | None:
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return None  # attention without a mask is faster
+    return torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]  # [B, S]
+
+
+def _shift_right(labels: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    """Return what the decoder reads to predict `labels`: the start token, then all but the last."""
+    assert config.bos_token_id is not None  # checked by the configuration
+    shifted = torch.empty_like(labels)
+    shifted[:, 0] = config.bos_token_id
+    shifted[:, 1:] = labels[:, :-1]
+    return shifted.masked_fill(shifted == IGNORED, config.pad_token_id)

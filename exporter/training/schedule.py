@@ -1,0 +1,36 @@
+"""The learning rate of a step: linear warm-up, then the inverse square root of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class InverseSquareRootSchedule:
+    """Section 5.3 of "Attention Is All You Need", written by the peak that warm-up ends in.
+
+    The paper's factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) is this with
+    peak = factor * (d_model * warmup_steps)**-0.5; see `from_d_model`.
+    """
+
+    peak: float
+    warmup_steps: int
+
+    def __post_init__(self) -> None:
+        if self.peak <= 0:
+            raise ConfigError(f"the peak learning rate must be above 0, got {self.peak}")
+        if self.warmup_steps < 1:
+            raise ConfigError(f"warmup_steps must be at least 1, got {self.warmup_steps}")
+
+    @classmethod
+    def from_d_model(
+        cls, d_model: int, warmup_steps: int, factor: float = 1.0
+    ) -> InverseSquareRootSchedule:
+        """Return the schedule in the paper's own terms; the paper has 512, 4000 and 1.0."""
+        return cls(factor * (d_model * warmup_steps) ** -0.5, warmup_steps)
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate of update number `step`; the first is 1."""
+        return self.peak * min(step / self.warmup_steps, (self.warmup_steps / step) ** 0.5)

@@ -1,0 +1,356 @@
+"""Trains a model on a task.
+
+A run's directory OUT is itself the checkpoint that did best on the validation examples:
+
+    OUT/config.json, model.safetensors, tokenizer.json    the best checkpoint
+    OUT/last/                                             the checkpoint of the last validation
+    OUT/training_state.safetensors                        what `resume` needs
+
+Runs of one seed are bit-equal on one machine, and so is a run that was interrupted and resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+
+from engine.errors import CheckpointError, ConfigError
+from exporter.checkpoint import (
+    CONFIG_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    load_checkpoint,
+    save_checkpoint,
+    writing_to,
+)
+from exporter.models import build_model
+from exporter.tasks import build_task
+from exporter.tasks.task import Recipe, Task
+from exporter.training.data import BatchStream, Position
+from exporter.training.evaluation import Evaluation, evaluate
+from exporter.training.losses import batch_logits, cross_entropy
+from exporter.training.progress import TrainingProgress, make_progress
+from exporter.training.schedule import InverseSquareRootSchedule
+from exporter.training.state import STATE_NAME, RunState, read_state, restore_state, save_state
+
+LAST_NAME = "last"
+NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
+ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """The outcome of a run."""
+
+    task: str
+    out: Path
+    steps: int
+    best_step: int  # of the checkpoint in `out`
+    seed: int
+    seconds: float  # of training, without the time between an interruption and its resumption
+    num_parameters: int
+    metrics: dict[str, float]  # of the best checkpoint on held-out examples
+    summary: str  # one line that has the metric and its target
+    target_reached: bool
+    samples: tuple[tuple[str, str], ...]  # inputs and outputs to try the model on
+
+
+def train(
+    task_name: str,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    steps: int | None = None,
+    files: Sequence[str | Path] = (),
+    progress: bool = True,
+) -> TrainingReport:
+    """Train the task of that name into the directory `out`.
+
+    seed: None is 0, or the seed of the run that is resumed. steps: None is the task's own number;
+    a resumed run may be given a larger one to go on. files: for the task `text`.
+    Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
+    Raises ConfigError for a wrong task, file or setting, CheckpointError for `out`.
+    """
+    directory = Path(out)
+    if resume:
+        seed = _seed_to_resume(read_state(directory), seed)
+    task = build_task(task_name, seed=seed or 0, files=[Path(file) for file in files])
+    return train_task(
+        task, directory, resume=resume, seed=seed or 0, steps=steps, progress=progress
+    )
+
+
+def train_task(
+    task: Task,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed: int = 0,
+    steps: int | None = None,
+    progress: bool = True,
+) -> TrainingReport:
+    """Train a task that is already built; see `train`."""
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps must be at least 1, got {steps}")
+    state = _resumed(out, task, seed, steps) if resume else _fresh(out, task, seed, steps)
+    with _reproducible(seed):
+        run = Run(task, out, state, restore=resume)
+        with (
+            make_progress(progress, f"Training {task.name}", state.steps, state.step) as display,
+            _deferred_interrupt() as interrupt,
+        ):
+            run.train(display, interrupt)
+        return run.report()
+
+
+class Run:
+    """A training run in progress: the model, the optimizer and the state that goes with them."""
+
+    def __init__(self, task: Task, out: Path, state: RunState, *, restore: bool) -> None:
+        self._task = task
+        self._out = out
+        self._state = state
+        recipe = task.recipe
+        self._schedule = InverseSquareRootSchedule(recipe.peak_learning_rate, recipe.warmup_steps)
+        self._model = build_model(task.config)
+        self._optimizer = torch.optim.AdamW(
+            _parameter_groups(self._model, recipe.weight_decay),
+            lr=recipe.peak_learning_rate,
+            betas=ADAM_BETAS,
+            eps=ADAM_EPS,
+            fused=True,
+        )
+        if restore:
+            restore_state(out, self._model, self._optimizer)
+        else:
+            self._save()  # a directory that cannot be written to is found out now
+        self._batches = BatchStream(
+            task.chunks,
+            task.config,
+            batch_tokens=recipe.batch_tokens,
+            seed=state.seed,
+            position=Position(state.chunk, state.batch),
+        )
+
+    def train(self, display: TrainingProgress, interrupt: threading.Event) -> None:
+        """Do the steps that are left; the state is saved whatever ends them."""
+        started, before = time.monotonic(), self._state.seconds
+        self._model.train()
+        while self._state.step < self._state.steps:
+            loss, num_tokens = self._update()
+            position = self._batches.position
+            self._state = self._state.model_copy(
+                update={
+                    "step": self._state.step + 1,
+                    "chunk": position.chunk,
+                    "batch": position.batch,
+                    "seconds": before + time.monotonic() - started,
+                }
+            )
+            display.step(self._state.step, loss, num_tokens)
+            if self._is_due():
+                self._validate(display)
+                self._state = self._state.model_copy(
+                    update={"seconds": before + time.monotonic() - started}
+                )
+                self._save()
+            if interrupt.is_set() and self._state.step < self._state.steps:
+                self._save()
+                display.say(f"Stopped after step {self._state.step}; --resume goes on from there.")
+                raise KeyboardInterrupt
+        self._state = self._state.model_copy(update={"finished": True})
+        self._save()
+
+    def report(self) -> TrainingReport:
+        """Judge the best checkpoint by the held-out examples."""
+        best = load_checkpoint(self._out).model
+        outcome = self._task.judge(evaluate(best, self._task.config, self._task.held_out))
+        return TrainingReport(
+            task=self._task.name,
+            out=self._out,
+            steps=self._state.step,
+            best_step=self._state.best_step,
+            seed=self._state.seed,
+            seconds=self._state.seconds,
+            num_parameters=sum(p.numel() for p in self._model.parameters()),
+            metrics=outcome.metrics,
+            summary=outcome.summary,
+            target_reached=outcome.reached,
+            samples=self._task.samples,
+        )
+
+    def _update(self) -> tuple[float, int]:
+        """Do one step of gradient descent; return its loss and number of tokens."""
+        recipe, step = self._task.recipe, self._state.step + 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._schedule.learning_rate(step)
+        batch = self._batches.next()
+        logits = batch_logits(self._model, batch)
+        loss = cross_entropy(logits, batch.labels, recipe.label_smoothing)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._model.parameters(), recipe.max_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"the loss became {value} at step {step}; the state before is in {self._out}, "
+                f"the peak learning rate ({recipe.peak_learning_rate}) is too high"
+            )
+        return value, batch.num_tokens
+
+    def _is_due(self) -> bool:
+        step = self._state.step
+        return step % self._task.recipe.validate_every == 0 or step == self._state.steps
+
+    def _validate(self, display: TrainingProgress) -> None:
+        """Save the checkpoint as the last, and as the best if it is better than all before."""
+        task, step = self._task, self._state.step
+        result = evaluate(self._model, task.config, task.validation)
+        score = _score(task, result)
+        is_best = self._state.best is None or score > self._state.best
+        save_checkpoint(self._out / LAST_NAME, task.name, self._model, task.tokenizer)
+        if is_best:
+            save_checkpoint(self._out, task.name, self._model, task.tokenizer)
+            self._state = self._state.model_copy(update={"best": score, "best_step": step})
+        display.say(
+            f"Validation after step {step}: loss {result.loss:.4f}, "
+            f"labels right {result.label_accuracy:.2%}, examples right {result.exact_match:.2%}"
+            + (" (best so far)" if is_best else "")
+        )
+
+    def _save(self) -> None:
+        save_state(self._out, self._state, self._model, self._optimizer)
+
+
+def _score(task: Task, result: Evaluation) -> tuple[float, float]:
+    """Return what the best checkpoint has most of; the loss decides between equals."""
+    if task.selection == "loss":
+        return -result.loss, 0.0
+    return getattr(result, task.selection), -result.loss
+
+
+def _parameter_groups(
+    model: nn.Module, weight_decay: float
+) -> list[dict[str, list[nn.Parameter] | float]]:
+    """Return all parameters; only matrices decay, not biases and norms."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _fresh(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
+    """Make room for a new run; only a finished run of ours is ever overwritten."""
+    with writing_to(out):
+        if out.exists() and not out.is_dir():
+            raise CheckpointError(f"{out} is a file; give a directory, or a name that is free")
+        if out.is_dir() and any(out.iterdir()):
+            _check_overwritable(out)
+            _remove_run(out)
+        out.mkdir(parents=True, exist_ok=True)
+    return RunState(
+        task=task.name,
+        seed=seed,
+        fingerprint=_fingerprint(task),
+        steps=steps or task.recipe.steps,
+    )
+
+
+def _check_overwritable(out: Path) -> None:
+    if not (out / STATE_NAME).is_file():
+        raise CheckpointError(
+            f"{out} is not empty and holds no training run, so nothing in it is overwritten; "
+            "give an empty or new directory"
+        )
+    state = read_state(out)
+    if not state.finished:
+        raise CheckpointError(
+            f"{out} holds an unfinished run of {state.task} (step {state.step} of {state.steps}); "
+            "go on with --resume, or remove it to start anew"
+        )
+
+
+def _remove_run(out: Path) -> None:
+    for name in (WEIGHTS_NAME, CONFIG_NAME, TOKENIZER_NAME, STATE_NAME):
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / LAST_NAME, ignore_errors=True)
+
+
+def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
+    state = read_state(out)
+    _seed_to_resume(state, seed)
+    if state.task != task.name:
+        raise CheckpointError(f"{out} holds a run of {state.task}, not of {task.name}")
+    if state.fingerprint != _fingerprint(task):
+        raise CheckpointError(
+            f"{out} holds a run of {state.task} with other data or another configuration; resume "
+            "it with the files and the release of tokenweir that it was started with"
+        )
+    steps = steps or state.steps
+    if steps < state.step:
+        raise ConfigError(f"steps ({steps}) must be at least {state.step}, which are done already")
+    return state.model_copy(update={"steps": steps, "finished": state.finished})
+
+
+def _seed_to_resume(state: RunState, seed: int | None) -> int:
+    if seed is not None and seed != state.seed:
+        raise ConfigError(
+            f"the run was started with seed {state.seed}, it cannot go on with {seed}"
+        )
+    return state.seed
+
+
+def _fingerprint(task: Task) -> str:
+    """Return a digest of all that must not change between two sittings of a run."""
+    recipe: Recipe = replace(task.recipe, steps=1)  # a run may be continued
+    tokenizer = task.tokenizer.to_str() if task.tokenizer else ""
+    parts = (task.config.model_dump_json(), str(asdict(recipe)), tokenizer, task.data_fingerprint)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@contextmanager
+def _reproducible(seed: int) -> Iterator[None]:
+    """Seed torch and fix its number of threads; both are put back afterwards."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(NUM_THREADS)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into an event, so that no step is cut in two; a second one cuts."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted  # signals do not arrive here
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def remember(_signal: int, _frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, previous)
