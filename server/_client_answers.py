@@ -1,0 +1,283 @@
+"""Turns the protocol's answers into the client's dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC
+from typing import TypeVar
+
+from google.protobuf.descriptor import EnumDescriptor
+from grpc_health.v1 import health_pb2
+from tokenweir.v1 import (
+    admin_service_pb2,
+    common_pb2,
+    generation_service_pb2,
+    prediction_service_pb2,
+)
+
+from engine.request import Timing, Usage
+from server._client_errors import BrokenStream
+from server._client_types import (
+    Classification,
+    Embedding,
+    GeneratedSequence,
+    Generation,
+    LabelledSpan,
+    Labelling,
+    ModelInfo,
+    ModelLimits,
+    ParityCertificate,
+    Provenance,
+    ReplicaLoad,
+    ScoredLabel,
+    ServerInfo,
+)
+
+T = TypeVar("T")
+
+
+def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
+    """Return the answer for the one input of a request."""
+    if len(response.results) != 1 or not response.results[0].sequences:
+        raise BrokenStream(
+            f"{len(response.results)} results came back for one prompt, or one without a sequence"
+        )
+    return Generation(
+        request_id=response.request_id,
+        sequences=tuple(_sequence(sequence) for sequence in response.results[0].sequences),
+        usage=_usage(response.usage),
+        timing=_timing(response.timing),
+        provenance=_provenance(response.provenance),
+    )
+
+
+def classification(response: prediction_service_pb2.ClassifyResponse) -> Classification:
+    """Return the classes of the one item of a request."""
+    return Classification(
+        labels=tuple(_scored_label(label) for label in _only(response.results).labels),
+        usage=_usage(response.usage),
+        timing=_timing(response.timing),
+        provenance=_provenance(response.provenance),
+    )
+
+
+def labelling(response: prediction_service_pb2.LabelResponse, text: str) -> Labelling:
+    """Return the spans of the one item of a request, each with its stretch of `text`."""
+    encoded = text.encode()
+    return Labelling(
+        spans=tuple(
+            LabelledSpan(
+                text=encoded[span.start_byte : span.end_byte].decode(errors="replace"),
+                start_byte=span.start_byte,
+                end_byte=span.end_byte,
+                label=_scored_label(span.label),
+            )
+            for span in _only(response.results).spans
+        ),
+        usage=_usage(response.usage),
+        provenance=_provenance(response.provenance),
+    )
+
+
+def embedding(response: prediction_service_pb2.EmbedResponse) -> Embedding:
+    """Return the vector of the one item of a request."""
+    return Embedding(
+        values=tuple(_only(response.vectors).values),
+        usage=_usage(response.usage),
+        provenance=_provenance(response.provenance),
+    )
+
+
+def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
+    """Return what the server says about one model."""
+    limits = model.limits
+    return ModelInfo(
+        model=model.model,
+        model_version=model.model_version,
+        state=_enum_name(admin_service_pb2.ModelState.DESCRIPTOR, model.state, "MODEL_STATE_"),
+        message=model.message,
+        architecture=model.architecture,
+        capabilities=tuple(model.capabilities),
+        limits=ModelLimits(
+            max_input_tokens=limits.max_input_tokens,
+            max_output_tokens=limits.max_output_tokens,
+            max_inputs=limits.max_inputs,
+            max_num_outputs=limits.max_num_outputs,
+            max_stop_strings=limits.max_stop_strings,
+            max_request_bytes=limits.max_request_bytes,
+        ),
+        manifest_sha256=model.manifest_sha256.hex(),
+        parity=_parity(model.parity) if model.HasField("parity") else None,
+    )
+
+
+def server_info(response: admin_service_pb2.GetServerInfoResponse) -> ServerInfo:
+    """Return what the server says about itself."""
+    return ServerInfo(
+        version=response.version,
+        api_minor=response.api_minor,
+        instance_id=response.instance_id,
+        start_time=response.start_time.ToDatetime(tzinfo=UTC),
+        features=tuple(response.features),
+    )
+
+
+def replica_loads(response: admin_service_pb2.GetLoadResponse) -> tuple[ReplicaLoad, ...]:
+    """Return the load of every replica."""
+    return tuple(
+        ReplicaLoad(
+            replica_id=replica.replica_id,
+            running=replica.running,
+            waiting=replica.waiting,
+            waiting_tokens=replica.waiting_tokens,
+            cache_used=replica.cache_used,
+            tokens_per_second=replica.tokens_per_second,
+        )
+        for replica in response.replicas
+    )
+
+
+def health_status(response: health_pb2.HealthCheckResponse) -> str:
+    """Return the status of grpc.health.v1 by its name."""
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+
+class StreamAssembler:
+    """Gathers the messages of one stream of one output into a Generation.
+
+    `feed` takes the messages in their order and returns the text in each; `finish` is called when
+    the stream has ended with status OK.
+    """
+
+    def __init__(self) -> None:
+        self._num_messages = 0
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._finished: generation_service_pb2.GenerateStreamResponse.Finished | None = None
+        self._summary: generation_service_pb2.GenerateStreamResponse.Summary | None = None
+
+    def feed(self, message: generation_service_pb2.GenerateStreamResponse) -> str:
+        """Take the next message; return its text, which may be empty."""
+        self._num_messages += 1
+        if message.sequence_number != self._num_messages:
+            raise BrokenStream(
+                f"message {message.sequence_number} came where {self._num_messages} was due"
+            )
+        match message.WhichOneof("event"):
+            case "delta":
+                self._pieces.append(message.delta.text)
+                self._token_ids.extend(message.delta.tokens.ids)
+                return message.delta.text
+            case "finished":
+                self._finished = message.finished
+            case "summary":
+                self._summary = message.summary
+        return ""
+
+    def finish(self) -> Generation:
+        """Return the whole answer."""
+        if self._finished is None or self._summary is None:
+            raise BrokenStream(
+                f"the stream ended after {self._num_messages} messages without its "
+                f"{'end of the sequence' if self._finished is None else 'summary'}"
+            )
+        return Generation(
+            request_id=self._summary.request_id,
+            sequences=(
+                GeneratedSequence(
+                    text="".join(self._pieces),
+                    token_ids=tuple(self._token_ids),
+                    finish_reason=finish_reason(self._finished.finish_reason),
+                    matched_stop=_matched_stop(self._finished),
+                    sum_logprob=self._finished.sum_logprob,
+                ),
+            ),
+            usage=_usage(self._summary.usage),
+            timing=_timing(self._summary.timing),
+            provenance=_provenance(self._summary.provenance),
+        )
+
+
+def finish_reason(value: int) -> str:
+    """Return the protocol's reason in small letters, as "eos"."""
+    return _enum_name(common_pb2.FinishReason.DESCRIPTOR, value, "FINISH_REASON_")
+
+
+def _only(results: Sequence[T]) -> T:
+    if len(results) != 1:
+        raise BrokenStream(f"{len(results)} results came back for one item")
+    return results[0]
+
+
+def _sequence(sequence: generation_service_pb2.Sequence) -> GeneratedSequence:
+    return GeneratedSequence(
+        text=sequence.text,
+        token_ids=tuple(sequence.tokens.ids),
+        finish_reason=finish_reason(sequence.finish_reason),
+        matched_stop=_matched_stop(sequence),
+        sum_logprob=sequence.sum_logprob,
+    )
+
+
+def _matched_stop(
+    end: generation_service_pb2.Sequence | generation_service_pb2.GenerateStreamResponse.Finished,
+) -> str | int | None:
+    match end.WhichOneof("matched_stop"):
+        case "stop_string":
+            return end.stop_string
+        case "stop_token":
+            return end.stop_token
+        case _:
+            return None
+
+
+def _scored_label(label: prediction_service_pb2.ScoredLabel) -> ScoredLabel:
+    return ScoredLabel(label.label, label.probability, label.index)
+
+
+def _usage(usage: common_pb2.Usage) -> Usage:
+    return Usage(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        discarded_tokens=usage.discarded_tokens,
+    )
+
+
+def _timing(timing: common_pb2.Timing) -> Timing:
+    return Timing(
+        queue=timing.queue.ToTimedelta().total_seconds(),
+        prefill=timing.prefill.ToTimedelta().total_seconds(),
+        decode=timing.decode.ToTimedelta().total_seconds(),
+        time_to_first_token=timing.time_to_first_token.ToTimedelta().total_seconds(),
+        steps=timing.steps,
+        mean_batch_size=timing.mean_batch_size,
+    )
+
+
+def _provenance(provenance: common_pb2.Provenance) -> Provenance:
+    return Provenance(
+        model=provenance.model,
+        model_version=provenance.model_version,
+        manifest_sha256=provenance.manifest_sha256.hex(),
+        seed=provenance.seed,
+        replica_id=provenance.replica_id,
+    )
+
+
+def _parity(parity: admin_service_pb2.ParityCertificate) -> ParityCertificate:
+    return ParityCertificate(
+        cases=parity.cases,
+        tokens_compared=parity.tokens_compared,
+        tokens_equal=parity.tokens_equal,
+        max_abs_logit_diff=parity.max_abs_logit_diff,
+        tolerance=parity.tolerance,
+        dtype=parity.dtype,
+        toolchain=dict(parity.toolchain),
+    )
+
+
+def _enum_name(enum: EnumDescriptor, value: int, prefix: str) -> str:
+    """Return the name of a value in small letters; the number of one newer than this client."""
+    known = enum.values_by_number.get(value)
+    return known.name.removeprefix(prefix).lower() if known else str(value)

@@ -1,0 +1,36 @@
+"""The options of the client's channels: retry, limits, keepalive."""
+
+from __future__ import annotations
+
+import json
+
+_MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
+_MAX_ANSWER_BYTES = 16 * 2**20
+
+
+def channel_options(max_attempts: int) -> list[tuple[str, str | int]]:
+    """Return the options of a channel; how many retries are made is its service config's."""
+    if not 1 <= max_attempts <= _MAX_ATTEMPTS:
+        raise ValueError(f"max_attempts ({max_attempts}) must be 1, no retry, to {_MAX_ATTEMPTS}")
+    return [
+        ("grpc.service_config", json.dumps(_service_config(max_attempts))),
+        ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # Only while a call runs: notices a peer that is gone without a word.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
+def _service_config(max_attempts: int) -> dict[str, object]:
+    if max_attempts == 1:
+        return {}
+    policy = {
+        "maxAttempts": max_attempts,
+        "initialBackoff": "0.1s",
+        "backoffMultiplier": 2,
+        "maxBackoff": "2s",
+        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+    }
+    return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}

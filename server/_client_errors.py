@@ -1,0 +1,160 @@
+"""The exceptions that the client raises, made from the status of a failed call.
+
+    TokenweirClientError      any other status
+    ├── InvalidArgument       the request is wrong: `violations` names every wrong field
+    ├── NotFound              no such model, version or service
+    ├── ResourceExhausted     refused for now: try again after `retry_after` seconds
+    ├── DeadlineExceeded      the deadline passed, in the queue or while decoding
+    ├── Unavailable           nobody answers, or the server starts, drains or has lost a replica
+    ├── NotSupported          this server or this model does not have the feature
+    ├── Aborted               ended by an operator
+    ├── Cancelled             ended by the server's side
+    └── Internal              the server failed
+        └── BrokenStream      the answers break the protocol: a gap, or no end
+
+Every one carries `code` (of gRPC), `reason` and `metadata` (of google.rpc.ErrorInfo, empty if the
+server sent none), `retry_after` (google.rpc.RetryInfo, seconds or None) and `violations`
+(google.rpc.BadRequest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from engine.errors import FieldViolation
+
+
+class TokenweirClientError(Exception):
+    """A call failed; subclasses say how."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: grpc.StatusCode,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+        violations: Sequence[FieldViolation] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata or {}))
+        self.retry_after = retry_after
+        self.violations = tuple(violations)
+
+    def __str__(self) -> str:
+        label = f"{self.code.name}/{self.reason}" if self.reason else self.code.name
+        lines = [f"{label}: {self.args[0]}"]
+        lines += [
+            f"  {violation.field}: {violation.description}"
+            for violation in self.violations
+            if violation.description not in self.args[0]
+        ]
+        return "\n".join(lines)
+
+
+class InvalidArgument(TokenweirClientError):
+    """The request is wrong; `violations` names every wrong field."""
+
+
+class NotFound(TokenweirClientError):
+    """Something that the request names does not exist."""
+
+
+class ResourceExhausted(TokenweirClientError):
+    """There is no room now; `retry_after` says when to come back."""
+
+
+class DeadlineExceeded(TokenweirClientError):
+    """The deadline passed before the answer was complete."""
+
+
+class Unavailable(TokenweirClientError):
+    """Nobody answers at the address, or the server cannot take the call at the moment."""
+
+
+class NotSupported(TokenweirClientError):
+    """This server or this model does not have the feature; see ModelInfo.capabilities."""
+
+
+class Aborted(TokenweirClientError):
+    """An operator ended the request."""
+
+
+class Cancelled(TokenweirClientError):
+    """The call was ended from the server's side."""
+
+
+class Internal(TokenweirClientError):
+    """The server failed."""
+
+
+class BrokenStream(Internal):
+    """The messages of a stream break the protocol, so its text cannot be trusted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=grpc.StatusCode.DATA_LOSS, reason="BROKEN_STREAM")
+
+
+_CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingProxyType(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+        grpc.StatusCode.NOT_FOUND: NotFound,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+        grpc.StatusCode.UNAVAILABLE: Unavailable,
+        grpc.StatusCode.UNIMPLEMENTED: NotSupported,
+        grpc.StatusCode.ABORTED: Aborted,
+        grpc.StatusCode.CANCELLED: Cancelled,
+        grpc.StatusCode.INTERNAL: Internal,
+        grpc.StatusCode.DATA_LOSS: Internal,
+    }
+)
+
+
+def error_from_call(error: grpc.RpcError) -> TokenweirClientError:
+    """Return the typed exception for a failed call, with what its status details say."""
+    code = error.code()
+    message = error.details() or "the server gave no message"
+    status = _rich_status(error)
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    has_retry = _unpack(status, retry)
+    _unpack(status, info)
+    _unpack(status, bad_request)
+    return _CLASS_OF_CODE.get(code, TokenweirClientError)(
+        message,
+        code=code,
+        reason=info.reason,
+        metadata=info.metadata,
+        retry_after=retry.retry_delay.ToTimedelta().total_seconds() if has_retry else None,
+        violations=[FieldViolation(v.field, v.description) for v in bad_request.field_violations],
+    )
+
+
+def _rich_status(error: grpc.RpcError) -> status_pb2.Status:
+    """Return the google.rpc.Status of the call; an empty one if it has none or a wrong one."""
+    try:
+        return rpc_status.from_call(error) or status_pb2.Status()
+    except (ValueError, DecodeError):  # contradicts the call's own status, or is no Status at all
+        return status_pb2.Status()
+
+
+def _unpack(status: status_pb2.Status, into: Message) -> bool:
+    """Fill `into` from the first detail of its type; False if there is none."""
+    for detail in status.details:
+        if detail.Is(into.DESCRIPTOR):
+            try:
+                return bool(detail.Unpack(into))
+            except DecodeError:
+                return False
+    return False

@@ -1,0 +1,168 @@
+"""What the client returns, as frozen dataclasses without protobuf in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from engine.request import Timing, Usage
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What answered, so that a result can be reproduced."""
+
+    model: str
+    model_version: str
+    manifest_sha256: str  # hexadecimal
+    seed: int  # that was in fact used
+    replica_id: str
+
+
+@dataclass(frozen=True)
+class GeneratedSequence:
+    """One finished output."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # "eos", "stop", "length", "context_full", ...
+    matched_stop: str | int | None
+    sum_logprob: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All outputs for one prompt, best first; text, token_ids, ... are those of the best."""
+
+    request_id: str
+    sequences: tuple[GeneratedSequence, ...]
+    usage: Usage
+    timing: Timing
+    provenance: Provenance
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.sequences[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.sequences[0].finish_reason
+
+
+@dataclass(frozen=True)
+class ScoredLabel:
+    """A class of the model's head with its probability."""
+
+    label: str
+    probability: float
+    index: int
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Classes of one item, best first."""
+
+    labels: tuple[ScoredLabel, ...]
+    usage: Usage
+    timing: Timing
+    provenance: Provenance
+
+    @property
+    def label(self) -> str:
+        return self.labels[0].label
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """A labelled stretch of a text."""
+
+    text: str  # empty if the item was given as token ids
+    start_byte: int  # in the UTF-8 text
+    end_byte: int
+    label: ScoredLabel
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The labelled stretches of one text, in its order."""
+
+    spans: tuple[LabelledSpan, ...]
+    usage: Usage
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The vector of one item."""
+
+    values: tuple[float, ...]
+    usage: Usage
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What requests are checked against; 0: the server did not say."""
+
+    max_input_tokens: int
+    max_output_tokens: int
+    max_inputs: int
+    max_num_outputs: int
+    max_stop_strings: int
+    max_request_bytes: int
+
+
+@dataclass(frozen=True)
+class ParityCertificate:
+    """How a model was shown to agree with its eager PyTorch form."""
+
+    cases: int
+    tokens_compared: int
+    tokens_equal: int
+    max_abs_logit_diff: float
+    tolerance: float
+    dtype: str
+    toolchain: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that the server has."""
+
+    model: str
+    model_version: str
+    state: str  # "loading", "warming", "ready", "draining", "failed"
+    message: str  # why, if it failed
+    architecture: str
+    capabilities: tuple[str, ...]
+    limits: ModelLimits
+    manifest_sha256: str  # hexadecimal
+    parity: ParityCertificate | None
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """The server."""
+
+    version: str
+    api_minor: int
+    instance_id: str
+    start_time: datetime  # UTC
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaLoad:
+    """How busy one replica is now."""
+
+    replica_id: str
+    running: int  # sequences in the running batch
+    waiting: int  # requests
+    waiting_tokens: int
+    cache_used: float  # 0 to 1
+    tokens_per_second: float

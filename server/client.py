@@ -1,0 +1,389 @@
+"""The Python client of a Tokenweir server, for threads (Client) and for asyncio (AsyncClient).
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("dates", "3rd of Feb, 1998").text)
+        with client.stream("dates", "3rd of Feb, 1998") as pieces:
+            for piece in pieces:
+                print(piece, end="", flush=True)
+        print(pieces.result.finish_reason)
+
+Every call has a deadline (60 s unless told otherwise) and is retried, while nothing of an answer
+has come, if the server is unavailable or full; the server's push-back says how long to wait.
+What a call raises:
+
+    TokenweirClientError      any other status
+    ├── InvalidArgument       `violations` names every wrong field
+    ├── NotFound
+    ├── ResourceExhausted     `retry_after` seconds
+    ├── DeadlineExceeded
+    ├── Unavailable           `retry_after` seconds, or None if nobody answers
+    ├── NotSupported
+    ├── Aborted
+    ├── Cancelled
+    └── Internal
+        └── BrokenStream
+
+and TypeError or ValueError for arguments that cannot be sent at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenweir.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    prediction_service_pb2_grpc,
+)
+
+from server import _client_answers as answers
+from server import _client_requests as requests
+from server._client_channel import channel_options
+from server._client_errors import (
+    Aborted,
+    BrokenStream,
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    ResourceExhausted,
+    TokenweirClientError,
+    Unavailable,
+    error_from_call,
+)
+from server._client_requests import (
+    CallOptions,
+    GenerateOptions,
+    Item,
+    PredictOptions,
+    StreamOptions,
+)
+from server._client_streams import AsyncTextStream, TextStream
+from server._client_types import (
+    Classification,
+    Embedding,
+    GeneratedSequence,
+    Generation,
+    LabelledSpan,
+    Labelling,
+    ModelInfo,
+    ModelLimits,
+    ParityCertificate,
+    Provenance,
+    ReplicaLoad,
+    ScoredLabel,
+    ServerInfo,
+)
+
+__all__ = [
+    "Aborted",
+    "AsyncClient",
+    "AsyncTextStream",
+    "BrokenStream",
+    "CallOptions",
+    "Cancelled",
+    "Classification",
+    "Client",
+    "DeadlineExceeded",
+    "Embedding",
+    "GenerateOptions",
+    "GeneratedSequence",
+    "Generation",
+    "Internal",
+    "InvalidArgument",
+    "Item",
+    "LabelledSpan",
+    "Labelling",
+    "ModelInfo",
+    "ModelLimits",
+    "NotFound",
+    "NotSupported",
+    "ParityCertificate",
+    "PredictOptions",
+    "Provenance",
+    "ReplicaLoad",
+    "ResourceExhausted",
+    "ScoredLabel",
+    "ServerInfo",
+    "StreamOptions",
+    "TextStream",
+    "TokenweirClientError",
+    "Unavailable",
+]
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+
+class Client:
+    """Calls a server from ordinary code; safe to share between threads."""
+
+    def __init__(
+        self, address: str, *, timeout: float | None = 60.0, max_attempts: int = 3
+    ) -> None:
+        """Prepare a channel to `address` ("host:port"); nothing is sent before the first call.
+
+        `timeout` is the deadline of a call in seconds, None for no deadline; `max_attempts` is the
+        number of times that a call is tried in all, 1 for no retry.
+        """
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(address, options=channel_options(max_attempts))
+        self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
+        self._prediction = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        self._admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def generate(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Generate from a text or from token ids, and return everything at once."""
+        request = requests.generate_request(model, prompt, options)
+        return answers.generation(self._call(self._generation.Generate, request, options))
+
+    def stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
+    ) -> TextStream:
+        """Generate, and return an iterator of the pieces of text as they come."""
+        request = requests.stream_request(model, prompt, options)
+        requests.check_single_output(options)
+        timeout = options.get("timeout", self._timeout)
+        return TextStream(self._generation.GenerateStream(request, timeout=timeout))
+
+    def classify(
+        self,
+        model: str,
+        item: Item,
+        *,
+        top: int | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> Classification:
+        """Classify a text, token ids or an image (bytes or Path): the `top` best labels, 0: all."""
+        request = requests.classify_request(model, item, top, options)
+        return answers.classification(self._call(self._prediction.Classify, request, options))
+
+    def label(
+        self, model: str, text: str | Sequence[int], **options: Unpack[PredictOptions]
+    ) -> Labelling:
+        """Label the stretches of a text."""
+        request = requests.label_request(model, text, options)
+        response = self._call(self._prediction.Label, request, options)
+        return answers.labelling(response, text if isinstance(text, str) else "")
+
+    def embed(
+        self,
+        model: str,
+        item: Item,
+        *,
+        normalize: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Embedding:
+        """Return the vector of a text, token ids or an image, scaled to length 1 if asked."""
+        request = requests.embed_request(model, item, normalize, options)
+        return answers.embedding(self._call(self._prediction.Embed, request, options))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Return what the server serves."""
+        found: list[ModelInfo] = []
+        request = admin_service_pb2.ListModelsRequest()
+        while True:
+            page = self._call(self._admin.ListModels, request)
+            found += map(answers.model_info, page.models)
+            if not page.next_page_token:
+                return tuple(found)
+            request.page_token = page.next_page_token
+
+    def server_info(self) -> ServerInfo:
+        """Return what the server is."""
+        request = admin_service_pb2.GetServerInfoRequest()
+        return answers.server_info(self._call(self._admin.GetServerInfo, request))
+
+    def load(self) -> tuple[ReplicaLoad, ...]:
+        """Return how busy every replica is now."""
+        request = admin_service_pb2.GetLoadRequest()
+        return answers.replica_loads(self._call(self._admin.GetLoad, request))
+
+    def health(self, service: str = "") -> str:
+        """Return "SERVING" or "NOT_SERVING" for a service or model, "" for the whole server.
+
+        A name that the server does not know raises NotFound.
+        """
+        request = health_pb2.HealthCheckRequest(service=service)
+        response = self._call(self._health.Check, request)
+        return answers.health_status(response)
+
+    def close(self) -> None:
+        """Close the channel; what still runs on it is cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        options: CallOptions | None = None,
+    ) -> ResponseT:
+        try:
+            return method(request, timeout=(options or {}).get("timeout", self._timeout))
+        except grpc.RpcError as error:
+            raise error_from_call(error) from error
+
+
+class AsyncClient:
+    """Calls a server from asyncio; the channel is opened by the first call, on its event loop."""
+
+    def __init__(
+        self, address: str, *, timeout: float | None = 60.0, max_attempts: int = 3
+    ) -> None:
+        """Take the arguments of Client."""
+        self._address = address
+        self._timeout = timeout
+        self._options = channel_options(max_attempts)
+        self._stubs: _AsyncStubs | None = None
+
+    async def generate(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Generate from a text or from token ids, and return everything at once."""
+        request = requests.generate_request(model, prompt, options)
+        method = self._open().generation.Generate
+        return answers.generation(await self._call(method, request, options))
+
+    def stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
+    ) -> AsyncTextStream:
+        """Generate, and return an asynchronous iterator of the pieces of text as they come."""
+        request = requests.stream_request(model, prompt, options)
+        requests.check_single_output(options)
+        timeout = options.get("timeout", self._timeout)
+        return AsyncTextStream(self._open().generation.GenerateStream(request, timeout=timeout))
+
+    async def stream_events(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
+    ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
+        """Generate, and yield the messages of the protocol as they come, unchecked.
+
+        For measurements: no object and no task is made per message.
+        """
+        request = requests.stream_request(model, prompt, options)
+        timeout = options.get("timeout", self._timeout)
+        call = self._open().generation.GenerateStream(request, timeout=timeout)
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise error_from_call(error) from error
+        finally:
+            call.cancel()
+
+    async def classify(
+        self,
+        model: str,
+        item: Item,
+        *,
+        top: int | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> Classification:
+        """Classify a text, token ids or an image (bytes or Path): the `top` best labels, 0: all."""
+        request = requests.classify_request(model, item, top, options)
+        method = self._open().prediction.Classify
+        return answers.classification(await self._call(method, request, options))
+
+    async def label(
+        self, model: str, text: str | Sequence[int], **options: Unpack[PredictOptions]
+    ) -> Labelling:
+        """Label the stretches of a text."""
+        request = requests.label_request(model, text, options)
+        response = await self._call(self._open().prediction.Label, request, options)
+        return answers.labelling(response, text if isinstance(text, str) else "")
+
+    async def embed(
+        self,
+        model: str,
+        item: Item,
+        *,
+        normalize: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Embedding:
+        """Return the vector of a text, token ids or an image, scaled to length 1 if asked."""
+        request = requests.embed_request(model, item, normalize, options)
+        method = self._open().prediction.Embed
+        return answers.embedding(await self._call(method, request, options))
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Return what the server serves."""
+        found: list[ModelInfo] = []
+        request = admin_service_pb2.ListModelsRequest()
+        while True:
+            page = await self._call(self._open().admin.ListModels, request)
+            found += map(answers.model_info, page.models)
+            if not page.next_page_token:
+                return tuple(found)
+            request.page_token = page.next_page_token
+
+    async def server_info(self) -> ServerInfo:
+        """Return what the server is."""
+        request = admin_service_pb2.GetServerInfoRequest()
+        return answers.server_info(await self._call(self._open().admin.GetServerInfo, request))
+
+    async def load(self) -> tuple[ReplicaLoad, ...]:
+        """Return how busy every replica is now."""
+        request = admin_service_pb2.GetLoadRequest()
+        return answers.replica_loads(await self._call(self._open().admin.GetLoad, request))
+
+    async def health(self, service: str = "") -> str:
+        """Return "SERVING" or "NOT_SERVING" for a service or model, "" for the whole server.
+
+        A name that the server does not know raises NotFound.
+        """
+        request = health_pb2.HealthCheckRequest(service=service)
+        return answers.health_status(await self._call(self._open().health.Check, request))
+
+    async def close(self) -> None:
+        """Close the channel; what still runs on it is cancelled."""
+        if self._stubs is not None:
+            await self._stubs.channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _open(self) -> _AsyncStubs:
+        # Not in __init__: a channel belongs to the event loop that runs when it is made.
+        if self._stubs is None:
+            self._stubs = _AsyncStubs(grpc.aio.insecure_channel(self._address, self._options))
+        return self._stubs
+
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        options: CallOptions | None = None,
+    ) -> ResponseT:
+        try:
+            return await method(request, timeout=(options or {}).get("timeout", self._timeout))
+        except grpc.RpcError as error:
+            raise error_from_call(error) from error
+
+
+class _AsyncStubs:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.generation = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        self.prediction = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        self.admin = admin_service_pb2_grpc.AdminServiceStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
