@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from exporter.models.config import TransformerConfig
+from exporter.operators import emit_cached_attention, emit_cross_attention
 
 HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
 
@@ -66,6 +67,19 @@ def cached_attention(
     right (length below S): it writes positions 0 to S-1, and what it gives for padding is garbage
     that later calls overwrite.
     """
+    if torch.onnx.is_in_onnx_export():
+        return emit_cached_attention(
+            query,
+            key,
+            value,
+            past_key,
+            past_value,
+            seqlens_k,
+            total_seq,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            scale=scale,
+        )
     num_new = query.shape[1]
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
     key = split_heads(key, num_kv_heads)  # (B, num_kv_heads, S, D)
@@ -103,6 +117,10 @@ def cross_attention_over_row(
     query (B, S, num_heads * D); cross_key, cross_value (B, num_kv_heads, max_len, D);
     source_lengths int64 (B,). Returns (B, S, num_heads * D).
     """
+    if torch.onnx.is_in_onnx_export():
+        return emit_cross_attention(
+            query, cross_key, cross_value, source_lengths, num_heads=num_heads, scale=scale
+        )
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
     allowed = torch.arange(cross_key.shape[2], device=query.device) < source_lengths[:, None]
     output = F.scaled_dot_product_attention(

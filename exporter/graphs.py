@@ -1,0 +1,232 @@
+"""Turns an eager model into the graphs of a package.
+
+`encoder.onnx` and `decoder.onnx` for a model that generates, `model.onnx` for a one-pass model;
+their inputs and outputs are those of the contracts in `engine/package.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from exporter.models import GPT, EncoderDecoder, ViT
+from exporter.models.attention import MultiHeadAttention
+from exporter.models.cache import LayerCache, SourceRow, cache_head_dim
+from exporter.models.config import TransformerConfig
+from exporter.models.layers import Decoder
+from exporter.operators import OPSET, Body, attach_bodies, emit_write_row
+from exporter.rewrite import simplify
+
+Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...
+
+
+def build_graphs(model: nn.Module, *, body: Body = "cpu") -> Graphs:
+    """Export every graph of a model in eval mode; the model itself is left as it is."""
+    model = copy.deepcopy(model)
+    match model:
+        case EncoderDecoder():
+            widen_heads(model.decoder)
+            graphs = {
+                "encoder.onnx": _export_encoder(model),
+                "decoder.onnx": _export_decoder(model),
+            }
+        case GPT():
+            widen_heads(model.decoder)
+            graphs = {"decoder.onnx": _export_decoder(model)}
+        case ViT():
+            graphs = {"model.onnx": _export_vision(model)}
+        case _:
+            graphs = {"model.onnx": _export_one_pass(model)}
+    for graph in graphs.values():
+        simplify(graph)
+        attach_bodies(graph, body)
+    return graphs
+
+
+def widen_heads(decoder: Decoder) -> None:
+    """Widen every head of a decoder to the width of its cache, by zero weights.
+
+    The kernels want one width for keys and values, a multiple of 8. A zero changes neither a dot
+    product nor a sum, as long as the scale stays that of the narrow keys, which it does.
+    """
+    for attention in decoder.modules():
+        if isinstance(attention, MultiHeadAttention):
+            width, heads = decoder.cache_head_dim, attention.num_heads
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                _widen_rows(projection, heads, width)
+            _widen_columns(attention.out_proj, heads, width)
+            attention.key_dim = attention.value_dim = width
+
+
+def _widen_rows(projection: nn.Linear, num_heads: int, width: int) -> None:
+    def widen(weight: Tensor) -> nn.Parameter:  # [num_heads * d, ...]
+        heads = weight.view(num_heads, -1, *weight.shape[1:])
+        wide = heads.new_zeros(num_heads, width, *heads.shape[2:])
+        wide[:, : heads.shape[1]] = heads
+        return nn.Parameter(wide.flatten(0, 1))
+
+    with torch.no_grad():
+        projection.weight = widen(projection.weight)
+        if projection.bias is not None:
+            projection.bias = widen(projection.bias)
+
+
+def _widen_columns(projection: nn.Linear, num_heads: int, width: int) -> None:
+    with torch.no_grad():
+        # [d_model, num_heads, d]
+        heads = projection.weight.view(-1, num_heads, projection.in_features // num_heads)
+        wide = heads.new_zeros(heads.shape[0], num_heads, width)
+        wide[..., : heads.shape[2]] = heads
+        projection.weight = nn.Parameter(wide.flatten(1))
+
+
+class _DecoderGraph(nn.Module):
+    """One step of a decoder: the newest tokens of every row in, the logits asked for out."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [B, S]
+        position_ids: Tensor,  # [B, S]
+        logit_idx: Tensor,  # [N]
+        seqlens_k: Tensor,  # [B]
+        total_seq: Tensor,  # [1]
+        past: Sequence[tuple[Tensor, Tensor]],
+        source_lengths: Tensor | None = None,  # [B]
+        cross: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        caches = [LayerCache(key, value, seqlens_k, total_seq) for key, value in past]
+        if source_lengths is not None and cross is not None:
+            for cache, (key, value) in zip(caches, cross, strict=True):
+                cache.cross = SourceRow(key, value, source_lengths)
+        hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
+        # The head is the largest product of a small model: only the rows that are asked for.
+        rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
+        return self.decoder.output(rows), [(cache.key, cache.value) for cache in caches]
+
+
+class _EncoderGraph(nn.Module):
+    """Reads one source and writes its keys and values into the request's row."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, rows: Sequence[tuple[Tensor, Tensor]]
+    ) -> list[tuple[Tensor, Tensor]]:
+        new = self.model.decoder.cross_key_values(self.model.encode(input_ids))
+        return [
+            (emit_write_row(row_key, key), emit_write_row(row_value, value))
+            for (row_key, row_value), (key, value) in zip(rows, new, strict=True)
+        ]
+
+
+class _OnePassGraph(nn.Module):
+    """A text model that takes lengths in place of a mask."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.arange(input_ids.shape[1]) < lengths[:, None]  # [B, S]
+        output = self.model(input_ids, mask)
+        return output.logits, output.embedding
+
+
+def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
+    config, batch, tokens = model.config, 2, 3  # of the example; sizes of 1 would become constants
+    past = _example_rows(config, batch, config.max_target_len)
+    example: dict[str, Any] = {
+        "input_ids": torch.zeros(batch, tokens, dtype=torch.int64),
+        "position_ids": torch.zeros(batch, tokens, dtype=torch.int64),
+        "logit_idx": torch.zeros(2, dtype=torch.int64),
+        "seqlens_k": torch.zeros(batch, dtype=torch.int32),
+        "total_seq": torch.zeros(1, dtype=torch.int32),
+        "past": past,
+    }
+    per_row = [({0: "batch"}, {0: "batch"}) for _ in past]
+    shapes: dict[str, Any] = {
+        "input_ids": {0: "batch", 1: "tokens"},
+        "position_ids": {0: "batch", 1: "tokens"},
+        "logit_idx": {0: "num_logits"},
+        "seqlens_k": {0: "batch"},
+        "total_seq": {},
+        "past": per_row,
+    }
+    names = list(example)[:-1] + _cache_names("past_key_values", len(past))
+    if isinstance(model, EncoderDecoder):
+        example["source_lengths"] = torch.ones(batch, dtype=torch.int64)
+        example["cross"] = _example_rows(config, batch, config.max_source_len)
+        shapes |= {"source_lengths": {0: "batch"}, "cross": per_row}
+        names += ["source_lengths", *_cache_names("cross_key_values", len(past))]
+    outputs = ["logits", *_cache_names("present", len(past))]
+    return _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
+
+
+def _export_encoder(model: EncoderDecoder) -> ir.Model:
+    rows = _example_rows(model.config, 1, model.config.max_source_len)
+    example = {"input_ids": torch.zeros(1, 2, dtype=torch.int64), "rows": rows}
+    shapes = {"input_ids": {1: "tokens"}, "rows": [({}, {}) for _ in rows]}
+    names = ["input_ids", *_cache_names("past_cross_key_values", len(rows))]
+    outputs = _cache_names("present_cross_key_values", len(rows))
+    return _export(_EncoderGraph(model), example, shapes, names, outputs)
+
+
+def _export_one_pass(model: nn.Module) -> ir.Model:
+    example = {
+        "input_ids": torch.zeros(2, 3, dtype=torch.int64),
+        "lengths": torch.tensor([3, 2]),
+    }
+    shapes = {"input_ids": {0: "batch", 1: "tokens"}, "lengths": {0: "batch"}}
+    return _export(_OnePassGraph(model), example, shapes, list(example), ["logits", "embedding"])
+
+
+def _export_vision(model: ViT) -> ir.Model:
+    image = model.config.image
+    assert image is not None, "TransformerConfig demands it of a vit"
+    example = {"pixel_values": torch.zeros(2, image.channels, image.size, image.size)}
+    shapes = {"pixel_values": {0: "batch"}}
+    return _export(model, example, shapes, list(example), ["logits", "embedding"])
+
+
+def _example_rows(
+    config: TransformerConfig, batch: int, length: int
+) -> list[tuple[Tensor, Tensor]]:
+    size = (batch, config.num_heads, length, cache_head_dim(config))
+    return [(torch.zeros(size), torch.zeros(size)) for _ in range(config.num_decoder_layers)]
+
+
+def _cache_names(prefix: str, num_layers: int) -> list[str]:
+    return [f"{prefix}.{i}.{part}" for i in range(num_layers) for part in ("key", "value")]
+
+
+def _export(
+    module: nn.Module,
+    example: Mapping[str, Any],
+    shapes: Mapping[str, Any],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+) -> ir.Model:
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module.eval(),
+            kwargs=dict(example),
+            dynamic_shapes=dict(shapes),
+            input_names=list(input_names),
+            output_names=list(output_names),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    return program.model

@@ -1,0 +1,83 @@
+"""Cleans an exported graph: fewer nodes, each weight once, nothing about the machine it came from.
+
+Every rule is exact: it moves data another way, or joins products of one input into one product.
+A rule is a pair of functions, the nodes that are looked for and the nodes that take their place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+
+
+def simplify(model: ir.Model) -> None:
+    """Rewrite a graph in place."""
+    _RULES.apply_to_model(model)
+    RemoveUnusedNodesPass()(model)
+    ClearMetadataAndDocStringPass()(model)  # stack traces, with the paths of this machine
+
+
+# `table[index]` comes out as GatherND.
+def _gather_nd(op: Any, table: Any, index: Any) -> Any:
+    return op.GatherND(table, op.Unsqueeze(index, [-1]), batch_dims=0)
+
+
+def _gather(op: Any, table: Any, index: Any) -> Any:
+    return op.Gather(table, index, axis=0)
+
+
+# `index_select` flattens an index that is flat already.
+def _flattened_index(op: Any, table: Any, index: Any) -> Any:
+    return op.Gather(table, op.Reshape(index, [-1], _outputs=["flat"]), axis=0)
+
+
+def _is_flat(context: Any, index: ir.Value, **_: Any) -> bool:
+    return index.shape is not None and len(index.shape) == 1
+
+
+# Query, key and value of one input: three products, packed by CachedAttention's input.
+def _three_linears(op: Any, x: Any, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any, bv: Any) -> Any:
+    query = op.Add(op.MatMul(x, wq), bq)
+    key = op.Add(op.MatMul(x, wk), bk)
+    value = op.Add(op.MatMul(x, wv), bv)
+    return op.Concat(query, key, value, axis=-1)
+
+
+def _one_linear(op: Any, x: Any, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any, bv: Any) -> Any:
+    return op.Add(op.MatMul(x, _joined(op, wq, wk, wv)), _joined(op, bq, bk, bv))
+
+
+def _three_products(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
+    return op.Concat(op.MatMul(x, wq), op.MatMul(x, wk), op.MatMul(x, wv), axis=-1)
+
+
+def _one_product(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
+    return op.MatMul(x, _joined(op, wq, wk, wv))
+
+
+def _are_weights(context: Any, **values: ir.Value) -> bool:
+    return all(value.const_value is not None for name, value in values.items() if name[0] in "wb")
+
+
+def _joined(op: Any, *parts: ir.Value) -> ir.Value:
+    arrays = [part.const_value.numpy() for part in parts if part.const_value is not None]
+    # Equal weights are stored once, whatever layer they are of, so one name alone is no key.
+    name = "+".join(str(part.name) for part in parts)
+    joined: ir.Value = op.initializer(ir.tensor(np.concatenate(arrays, axis=-1)), name=name)
+    return joined
+
+
+_RULES = RewriteRuleSet(
+    [
+        RewriteRule(_gather_nd, _gather),
+        RewriteRule(
+            _flattened_index, lambda op, table, index, **_: _gather(op, table, index), _is_flat
+        ),
+        RewriteRule(_three_linears, _one_linear, _are_weights),
+        RewriteRule(_three_products, _one_product, _are_weights),
+    ]
+)
