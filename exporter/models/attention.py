@@ -55,9 +55,20 @@ def scaled_dot_product_attention(
     query (B, h, T, d_k), key (B, h, S, d_k), value (B, h, S, d_v); the output is (B, h, T, d_v).
     A query that may attend to nothing gets zeros.
     """
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5  # (B, h, T, S)
-    probabilities = softmax_weights(scores, mask)
+    probabilities = softmax_weights(dot_product_scores(query, key), mask)
     return AttentionOutput(probabilities @ value, probabilities)
+
+
+def dot_product_scores(query: Tensor, key: Tensor) -> Tensor:
+    """Return q . k / sqrt(d_k), (B, h, T, S), for query (B, h, T, d_k) and key (B, h, S, d_k)."""
+    scale: float = query.shape[-1] ** -0.5
+    return query @ key.transpose(-2, -1) * scale
+
+
+def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """Return w^T tanh(q + k), (B, h, T, S), with a w for each head: weight (h, d_k)."""
+    features = torch.tanh(query.unsqueeze(3) + key.unsqueeze(2))  # (B, h, T, S, d_k)
+    return torch.matmul(features, weight[:, None, :, None]).squeeze(-1)
 
 
 def softmax_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -236,9 +247,8 @@ class MultiHeadAttention(nn.Module):
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         if self.score_weight is None:
-            return q @ k.transpose(-2, -1) * self.scale  # (B, h, T, S)
-        features = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))  # (B, h, T, S, d_k)
-        return (features @ self.score_weight[:, None, :, None]).squeeze(-1)  # (B, h, T, S)
+            return dot_product_scores(q, k)
+        return additive_scores(q, k, self.score_weight)
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (

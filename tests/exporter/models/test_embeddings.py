@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from exporter.models import TransformerConfig
+from exporter.models.embeddings import (
+    Embeddings,
+    LearnedPositions,
+    SinusoidalPositions,
+    sinusoidal_table,
+)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 16])
+def test_sinusoidal_positions_are_the_formula_of_the_paper(width):
+    table = sinusoidal_table(300, width)
+
+    for position in (0, 1, 17, 299):
+        for column in range(width):
+            angle = position / 10000 ** (column // 2 * 2 / width)
+            expected = math.sin(angle) if column % 2 == 0 else math.cos(angle)
+            assert float(table[position, column]) == pytest.approx(expected, abs=1e-7)
+
+
+def test_sinusoidal_positions_reach_beyond_the_table():
+    positions = SinusoidalPositions(4, 6)
+    position_ids = torch.tensor([[0, 3], [9, 1000]])
+
+    found = positions(position_ids)
+
+    torch.testing.assert_close(found, sinusoidal_table(1001, 6)[position_ids], rtol=0, atol=0)
+    assert not positions.state_dict()
+
+
+def test_learned_positions_say_how_long_a_sequence_may_be():
+    positions = LearnedPositions(4, 6)
+
+    assert torch.equal(positions(torch.tensor([[3, 0]]))[0], positions.weight[[3, 0]])
+    with pytest.raises(ValueError, match="5 positions is longer than the 4"):
+        positions(torch.arange(5)[None])
+
+
+def test_embeddings_are_scaled_tokens_plus_positions(translation_config, randomize):
+    embeddings = randomize(Embeddings(translation_config, 14))
+    ids = torch.randint(0, 29, (2, 5))
+
+    hidden = embeddings(ids)
+
+    expected = torch.nn.functional.embedding(ids, embeddings.token.weight) * 4.0
+    torch.testing.assert_close(hidden, expected + sinusoidal_table(5, 16))
+
+
+def test_embeddings_take_positions_from_position_ids(translation_config):
+    embeddings = Embeddings(translation_config, 14).eval()
+    ids = torch.randint(0, 29, (2, 5))
+
+    whole = embeddings(ids)
+    last = embeddings(ids[:, 3:], torch.tensor([[3, 4]]))
+
+    torch.testing.assert_close(last, whole[:, 3:])
+
+
+def test_scaled_embeddings_begin_with_unit_size():
+    config = TransformerConfig(
+        family="gpt",
+        d_model=64,
+        num_heads=2,
+        d_ff=64,
+        num_decoder_layers=1,
+        vocab_size=500,
+        max_target_len=8,
+    )
+
+    embeddings = Embeddings(config, 8)
+
+    assert float((embeddings.token.weight * embeddings.scale).std()) == pytest.approx(1, rel=0.05)
+
+
+def test_embedding_dropout_applies_to_the_sum(translation_config):
+    embeddings = Embeddings(translation_config.model_copy(update={"dropout": 0.5}), 14)
+    ids = torch.randint(0, 29, (64, 10))
+
+    dropped = embeddings(ids)
+
+    assert 0.45 < float((dropped == 0).float().mean()) < 0.55

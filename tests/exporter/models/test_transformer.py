@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporter.models import EncoderDecoder, TransformerConfig, build_model
+
+B, S, T = 3, 9, 6
+LENGTHS = torch.tensor([9, 4, 1])
+MASK = torch.arange(S) < LENGTHS[:, None]
+
+
+@torch.no_grad()
+def torch_logits(model: EncoderDecoder, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """The same model, put together from nn.Transformer and functions of torch."""
+    config = model.config
+    twin = nn.Transformer(
+        config.d_model,
+        config.num_heads,
+        config.num_encoder_layers,
+        config.num_decoder_layers,
+        config.d_ff,
+        activation=config.activation,
+        norm_first=config.norm_position == "first",
+        batch_first=True,
+    ).eval()
+    has_final_norm = config.norm_position == "first"
+    twin.load_state_dict(_renamed(model), strict=has_final_norm)
+    if not has_final_norm:
+        twin.encoder.norm = twin.decoder.norm = None
+    twin.encoder.enable_nested_tensor = False
+    hidden = twin(
+        _embed(model.source_embeddings.token.weight, source),
+        _embed(model.decoder.embeddings.token.weight, target),
+        tgt_mask=torch.ones(T, T).triu(1).bool(),
+        src_key_padding_mask=~mask,
+        memory_key_padding_mask=~mask,
+    )
+    return hidden @ model.decoder.output.weight.T + (
+        model.decoder.output.bias if config.output_bias else 0.0
+    )
+
+
+def _embed(weight: Tensor, ids: Tensor) -> Tensor:
+    width = weight.shape[1]
+    angles = torch.arange(ids.shape[1])[:, None] * torch.exp(
+        -math.log(10000.0) * torch.arange(0, width, 2) / width
+    )
+    positions = torch.zeros(ids.shape[1], width)
+    positions[:, 0::2], positions[:, 1::2] = angles.sin(), angles.cos()
+    return weight[ids] * math.sqrt(width) + positions
+
+
+def _renamed(model: EncoderDecoder) -> dict[str, Tensor]:
+    """Our weights under the names of nn.Transformer."""
+    found = {}
+    for stack in ("encoder", "decoder"):
+        layers = getattr(model, stack).layers
+        for i, layer in enumerate(layers):
+            norms = ["self_attention", "feed_forward"]
+            attentions = {"self_attention": "self_attn"}
+            if stack == "decoder":
+                norms.insert(1, "cross_attention")
+                attentions["cross_attention"] = "multihead_attn"
+            prefix = f"{stack}.layers.{i}"
+            for ours, theirs in attentions.items():
+                attention = getattr(layer, ours)
+                for kind in ("weight", "bias"):
+                    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+                    joined = torch.cat([getattr(p, kind) for p in parts])
+                    found[f"{prefix}.{theirs}.in_proj_{kind}"] = joined
+                    found[f"{prefix}.{theirs}.out_proj.{kind}"] = getattr(attention.out_proj, kind)
+            for kind in ("weight", "bias"):
+                found[f"{prefix}.linear1.{kind}"] = getattr(layer.feed_forward.up_proj, kind)
+                found[f"{prefix}.linear2.{kind}"] = getattr(layer.feed_forward.down_proj, kind)
+                for n, name in enumerate(norms, start=1):
+                    norm = getattr(layer, f"{name}_residual").norm
+                    found[f"{prefix}.norm{n}.{kind}"] = getattr(norm, kind)
+        final = getattr(model, stack).final_norm
+        if isinstance(final, nn.LayerNorm):
+            found[f"{stack}.norm.weight"], found[f"{stack}.norm.bias"] = final.weight, final.bias
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_position", ["first", "last"])
+@pytest.mark.parametrize("share_embeddings", [True, False])
+@pytest.mark.parametrize(("tie_output", "output_bias"), [(True, False), (False, True)])
+def test_encoder_decoder_equals_torch(
+    norm_position, share_embeddings, tie_output, output_bias, translation_config, randomize
+):
+    config = translation_config.model_copy(
+        update={
+            "norm_position": norm_position,
+            "share_embeddings": share_embeddings,
+            "tie_output": tie_output,
+            "output_bias": output_bias,
+        }
+    )
+    model = randomize(build_model(config))
+    source, target = torch.randint(0, 29, (B, S)), torch.randint(0, 29, (B, T))
+
+    logits = model(source, target, MASK)
+
+    expected = torch_logits(model, source, target, MASK)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=5e-5)
+
+
+def test_shared_and_tied_weights_are_one_parameter(translation_config):
+    model = build_model(translation_config)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    names = {n for n, p in parameters.items() if p is model.source_embeddings.token.weight}
+
+    assert names == {
+        "source_embeddings.token.weight",
+        "decoder.embeddings.token.weight",
+        "decoder.output.weight",
+    }
+
+
+def test_separate_and_untied_weights_are_three_parameters(translation_config):
+    options = {"share_embeddings": False, "tie_output": False}
+    model = build_model(translation_config.model_copy(update=options))
+    parameters = dict(model.named_parameters())
+
+    assert {n for n, p in parameters.items() if p.shape == (29, 16)} == {
+        "source_embeddings.token.weight",
+        "decoder.embeddings.token.weight",
+        "decoder.output.weight",
+    }
+
+
+@torch.no_grad()
+def test_padding_changes_nothing(translation_config, randomize):
+    model = randomize(build_model(translation_config))
+    source, target = torch.randint(0, 29, (B, S)), torch.randint(0, 29, (B, T))
+
+    together = model(source, target, MASK)
+
+    for b, length in enumerate(LENGTHS.tolist()):
+        alone = model(source[b : b + 1, :length], target[b : b + 1])
+        torch.testing.assert_close(together[b : b + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_token_sees_no_later_token(translation_config, randomize):
+    model = randomize(build_model(translation_config))
+    source, target = torch.randint(0, 29, (B, S)), torch.randint(0, 29, (B, T))
+    changed = target.clone()
+    changed[:, 3:] = (changed[:, 3:] + 1) % 29
+
+    before, after = model(source, target, MASK), model(source, changed, MASK)
+
+    torch.testing.assert_close(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3:], after[:, 3:])
+
+
+@torch.no_grad()
+def test_source_may_be_longer_than_the_table_of_sinusoids(translation_config):
+    model = build_model(translation_config).eval()
+
+    logits = model(torch.randint(0, 29, (1, 40)), torch.randint(0, 29, (1, 30)))
+
+    assert logits.shape == (1, 30, 29)
+
+
+def test_first_losses_are_those_of_a_uniform_guess():
+    """Embeddings scaled by sqrt(d_model) must not make the first logits large."""
+    config = TransformerConfig(
+        family="encoder-decoder",
+        d_model=128,
+        num_heads=4,
+        d_ff=256,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        vocab_size=200,
+        max_source_len=20,
+        max_target_len=20,
+        bos_token_id=1,
+    )
+    model = build_model(config).eval()
+    ids = torch.randint(0, 200, (16, 20))
+
+    loss = nn.functional.cross_entropy(
+        model(ids, ids).flatten(0, 1), torch.randint(0, 200, (16 * 20,))
+    )
+
+    assert float(loss) == pytest.approx(math.log(200) + 0.5, abs=0.4)
