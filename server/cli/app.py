@@ -1,0 +1,125 @@
+"""Puts the commands together and turns every failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from engine.errors import TokenweirError
+from server.cli.calling import classify, embed, generate, health, label, models
+from server.cli.demonstrate import demo
+from server.cli.making import explain, export, train, verify
+from server.cli.measuring import loadtest
+from server.cli.serving import serve
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class OrderedGroup(click.Group):
+    """Lists the commands in the order in which a person meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=OrderedGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`tokenweir COMMAND --help` explains a command and shows examples. "
+    "`tokenweir demo` does all of it in a few minutes.",
+)
+@click.version_option(package_name="tokenweir", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Serve trained Transformers: exported to ONNX, proven equal to PyTorch, batched at every
+    step, streamed over gRPC.
+
+    A model's way: train (or bring) a CHECKPOINT, export it to a PACKAGE, serve the package, call
+    the server.
+    """
+
+
+for command in (
+    demo,
+    train,
+    explain,
+    export,
+    verify,
+    serve,
+    generate,
+    classify,
+    label,
+    embed,
+    models,
+    health,
+    loadtest,
+):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        result = cli.main(args=arguments, prog_name="tokenweir", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except BrokenPipeError:
+        # Whoever read our output has gone; there is nobody to tell, at the interpreter's exit too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        return _fail(_missing_module(error))
+    except OSError as error:
+        return _fail(_system_problem(error))
+    except Exception as error:
+        if not _is_expected(error):
+            raise
+        return _fail(str(error))
+
+
+def _fail(message: str) -> int:
+    click.echo(f"error: {message}", err=True)
+    return 1
+
+
+def _is_expected(error: Exception) -> bool:
+    """Is it an error that was raised on purpose, by us or by the client?"""
+    if isinstance(error, TokenweirError):
+        return True
+    # Only who has called a server has loaded the client, and grpc with it.
+    errors = sys.modules.get("server._client_errors")
+    return errors is not None and isinstance(error, errors.TokenweirClientError)
+
+
+def _missing_module(error: ModuleNotFoundError) -> str:
+    name = (error.name or "").partition(".")[0]
+    extra = {
+        "torch": "export",
+        "onnx": "export",
+        "onnxscript": "export",
+        "safetensors": "export",
+        "sklearn": "export",
+        "matplotlib": "loadtest",
+        "onnxruntime": "cpu",
+    }.get(name)
+    if extra is None:
+        raise error
+    return f"this command needs {name}; install it with: pip install 'tokenweir[{extra}]'"
+
+
+def _system_problem(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason

@@ -1,0 +1,130 @@
+"""The commands that make models: train, explain, export, verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from server.cli.options import any_path, examples, existing_directory, existing_file
+
+if TYPE_CHECKING:
+    from exporter.training.trainer import TrainingReport
+
+TASKS = ("dates", "tagging", "digits", "sentiment", "text")
+
+
+@click.command(
+    short_help="Train a model and write its checkpoint.",
+    epilog=examples(
+        "tokenweir train dates --out checkpoints/dates",
+        "tokenweir train dates --out checkpoints/dates --resume",
+        "tokenweir train text --file book.txt --file letters.txt --out checkpoints/text",
+    ),
+)
+@click.argument("task", type=click.Choice(TASKS))
+@click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
+@click.option("--resume", is_flag=True, help="Go on where an interrupted run in --out stopped.")
+@click.option("--seed", type=int, help="The same seed, the same run.  [default: 0]")
+@click.option("--steps", type=click.IntRange(1), help="Optimizer steps.  [default: the task's]")
+@click.option(
+    "--file", "files", type=existing_file, multiple=True, help="UTF-8 text, for `text` only."
+)
+def train(
+    task: str, out: Path, resume: bool, seed: int | None, steps: int | None, files: tuple[Path, ...]
+) -> None:
+    """Train a model for TASK and write its checkpoint to --out.
+
+    \b
+    dates      dates as people write them -> ISO 8601      encoder-decoder
+    tagging    words -> parts of speech                    sequence labeller
+    digits     images of digits -> the digit               ViT
+    sentiment  sentences -> positive or negative           BERT
+    text       goes on with a text; needs --file           GPT
+
+    All but `text` make their own data. The last line says how the best checkpoint does on held-out
+    data, against the task's target.
+    """
+    if (task == "text") != bool(files):
+        raise click.UsageError(
+            "`text` learns from your files: give --file FILE"
+            if task == "text"
+            else f"--file is for `text`; `{task}` makes its own data"
+        )
+    from exporter.training.trainer import train as train_model
+
+    report = train_model(task, out, resume=resume, seed=seed, steps=steps, files=files)
+    print_report(report)
+
+
+def print_report(report: TrainingReport) -> None:
+    """Say how the training went."""
+    click.echo(
+        f"{report.steps} steps in {report.seconds:.0f} s, {report.num_parameters:,} parameters; "
+        f"the best checkpoint is that of step {report.best_step}"
+    )
+    click.echo(report.summary)
+    click.echo(f"checkpoint: {report.out}")
+
+
+@click.command(
+    short_help="Draw what the attention heads look at.",
+    epilog=examples('tokenweir explain checkpoints/dates "3rd of Feb, 1998" --out heads.png'),
+)
+@click.argument("checkpoint", type=existing_directory)
+@click.argument("text")
+@click.option(
+    "--out", type=any_path, default=Path("attention.png"), show_default=True, help="PNG to write."
+)
+def explain(checkpoint: Path, text: str, out: Path) -> None:
+    """Draw what every attention head of CHECKPOINT looks at in TEXT: layers x heads."""
+    from exporter.explain import explain_checkpoint
+
+    explain_checkpoint(checkpoint, text, out)
+    click.echo(out)
+
+
+@click.command(
+    short_help="Export a checkpoint to a package, proven equal.",
+    epilog=examples("tokenweir export checkpoints/dates --out packages/dates"),
+)
+@click.argument("checkpoint", type=existing_directory)
+@click.option("--out", required=True, type=any_path, help="Directory of the package.")
+@click.option(
+    "--target", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Runs on."
+)
+def export(checkpoint: Path, out: Path, target: str) -> None:
+    """Export CHECKPOINT to a package that `tokenweir serve` can run.
+
+    Compares the exported model with the eager one over prompts, lengths, batches, paddings and
+    chunkings. If they differ, nothing is written, and the first difference is printed.
+    """
+    export_with_progress(checkpoint, out, target=target)
+    click.echo(f"package: {out}")
+
+
+def export_with_progress(checkpoint: Path, out: Path, *, target: str = "cpu") -> None:
+    """Export, show the progress, print the certificate."""
+    from exporter.export import export_package
+    from server.cli.tables import certificate_table, print_table
+
+    manifest = export_package(checkpoint, out, target=target)
+    print_table(certificate_table(manifest, manifest.certificate))
+
+
+@click.command(
+    short_help="Compare a package with its checkpoint again.",
+    epilog=examples("tokenweir verify packages/dates checkpoints/dates"),
+)
+@click.argument("package", type=existing_directory)
+@click.argument("checkpoint", type=existing_directory)
+def verify(package: Path, checkpoint: Path) -> None:
+    """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does."""
+    from engine.package import load_package
+    from exporter.export import verify_package
+    from server.cli.tables import certificate_table, print_table
+
+    manifest = load_package(package).manifest
+    certificate = verify_package(package, checkpoint)
+    print_table(certificate_table(manifest, certificate))

@@ -1,0 +1,159 @@
+"""The command that serves packages."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from server.cli.options import examples, existing_directory
+
+if TYPE_CHECKING:
+    from server.deployment import Service
+
+
+@click.command(
+    short_help="Serve packages over gRPC.",
+    epilog=examples(
+        "tokenweir serve packages/dates",
+        "tokenweir serve packages/dates packages/digits --replicas 2 --port 50051",
+        "tokenweir serve --model iso=packages/dates --min-replicas 1 --max-replicas 4",
+    ),
+)
+@click.argument("packages", nargs=-1, type=existing_directory, metavar="[PACKAGE]...")
+@click.option(
+    "--model",
+    "named",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Serve a package under another name than its own; may be repeated.",
+)
+@click.option("--replicas", type=click.IntRange(1), help="Worker processes.  [default: 1]")
+@click.option("--min-replicas", type=click.IntRange(1), help="Scale between this many ...")
+@click.option("--max-replicas", type=click.IntRange(1), help="... and this many, by load.")
+@click.option(
+    "--target-live-requests",
+    type=click.FloatRange(min=0, min_open=True),
+    default=16.0,
+    show_default=True,
+    help="Live requests per worker that the scaling aims at.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=50051,
+    show_default=True,
+    help="Port of the gateway; 0: any free one.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    help="Threads of each worker.  [default: its share of the cores]",
+)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Sequences that a worker decodes at once, per model.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="What runs at SIGTERM or Ctrl-C may take this long to end.",
+)
+def serve(
+    packages: tuple[Path, ...],
+    named: tuple[str, ...],
+    replicas: int | None,
+    min_replicas: int | None,
+    max_replicas: int | None,
+    target_live_requests: float,
+    host: str,
+    port: int,
+    threads: int,
+    max_num_seqs: int,
+    grace: float,
+) -> None:
+    """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
+
+    Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
+    port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
+    still runs.
+    """
+    low, high = _replica_bounds(replicas, min_replicas, max_replicas)
+    models = collect_models(packages, named)
+    from engine.config import EngineConfig
+    from server.config import ServeConfig
+    from server.deployment import serve_models
+
+    config = ServeConfig(
+        packages=models,
+        host=host,
+        port=port,
+        min_replicas=low,
+        max_replicas=high,
+        target_live_requests=target_live_requests,
+        grace=grace,
+        engine=EngineConfig(num_threads=threads, max_num_seqs=max_num_seqs),
+    )
+    log_to_stderr()
+    click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
+    serve_models(config, lambda service: announce(service, models))
+    click.echo("stopped", err=True)
+
+
+def log_to_stderr() -> None:
+    """Let the server say on the standard error who joins and who leaves."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.ERROR)
+    logging.getLogger("server").setLevel(logging.INFO)
+
+
+def announce(service: Service, models: dict[str, Path]) -> None:
+    """Say where the models are served."""
+    click.echo(f"serving {', '.join(models)} on {service.address}; Ctrl-C stops")
+
+
+def collect_models(packages: tuple[Path, ...], named: tuple[str, ...]) -> dict[str, Path]:
+    """Return the packages to serve by model name; UsageError if a name is missing or double."""
+    pairs = [_split_pair(pair) for pair in named]
+    if not packages and not pairs:
+        raise click.UsageError("give at least one PACKAGE, or --model NAME=PATH")
+    from engine.package import load_package
+
+    pairs = [(load_package(path).manifest.name, path) for path in packages] + pairs
+    models: dict[str, Path] = {}
+    for name, path in pairs:
+        if name in models:
+            raise click.UsageError(
+                f"both {models[name]} and {path} would be model {name!r}; "
+                f"name one of them: --model OTHER={path}"
+            )
+        models[name] = path.resolve()
+    return models
+
+
+def _split_pair(pair: str) -> tuple[str, Path]:
+    name, equals, path = pair.partition("=")
+    if not name or not equals or not path:
+        raise click.UsageError(f"--model {pair!r} is not NAME=PATH")
+    return name, Path(path)
+
+
+def _replica_bounds(replicas: int | None, low: int | None, high: int | None) -> tuple[int, int]:
+    if replicas is not None:
+        if low is not None or high is not None:
+            raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
+        return replicas, replicas
+    low = low or 1
+    high = high or max(low, 1)
+    if low > high:
+        raise click.UsageError(f"--min-replicas ({low}) is above --max-replicas ({high})")
+    return low, high

@@ -1,0 +1,77 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from engine.package import Certificate, Manifest
+    from server.client import ModelInfo
+
+
+def print_table(table: Table) -> None:
+    """Print a table to the standard output, as wide as the terminal allows."""
+    console = Console()
+    # Into a pipe or a file there is no width to keep to.
+    console.print(table, width=None if console.is_terminal else 160)
+
+
+def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
+    """Return the certificate of a package, one fact a row."""
+    c = certificate
+    table = Table(title=f"Certificate of {manifest.name} {manifest.version}", show_header=False)
+    table.add_row("model", f"{manifest.architecture}, {manifest.task}")
+    table.add_row("target", f"{manifest.target}, weights {manifest.weights}")
+    table.add_row("cases compared with PyTorch", f"{c.cases:,}")
+    if c.tokens_compared:
+        table.add_row("greedy tokens equal", f"{c.tokens_equal:,} of {c.tokens_compared:,}")
+    table.add_row(
+        "largest logit difference", f"{c.max_abs_logit_diff:.2e} (allowed {c.tolerance:.0e})"
+    )
+    table.add_row("rows bit-equal alone and in a batch", "yes" if c.batch_invariant else "no")
+    for name, covered in c.covered.items():
+        table.add_row(name.replace("_", " "), _covered(covered))
+    table.add_row("made with", ", ".join(f"{k} {v}" for k, v in manifest.toolchain.items()))
+    return table
+
+
+def _covered(covered: list[int] | int) -> str:
+    if isinstance(covered, int):
+        return f"{covered:,}"
+    if len(covered) > 12:
+        return f"{len(covered)} values, {min(covered)} to {max(covered)}"
+    return ", ".join(map(str, covered))
+
+
+def models_table(models: Iterable[ModelInfo]) -> Table:
+    """Return the models of a server, one a row."""
+    table = Table()
+    for name in ("model", "version", "state", "architecture", "capabilities", "limits", "parity"):
+        table.add_column(name)
+    for model in models:
+        table.add_row(
+            model.model,
+            model.model_version,
+            model.state,
+            model.architecture,
+            ", ".join(model.capabilities),
+            _limits(model),
+            _parity(model),
+        )
+    return table
+
+
+def _limits(model: ModelInfo) -> str:
+    parts = [f"{model.limits.max_input_tokens} in"] if model.limits.max_input_tokens else []
+    parts += [f"{model.limits.max_output_tokens} out"] if model.limits.max_output_tokens else []
+    return ", ".join(parts)
+
+
+def _parity(model: ModelInfo) -> str:
+    if model.parity is None:
+        return "none"
+    return f"{model.parity.cases:,} cases, {model.parity.max_abs_logit_diff:.0e}"

@@ -1,0 +1,385 @@
+"""Runs workers as Ray Serve replicas behind a gateway: the only file that knows Ray.
+
+    command's process                       Ray
+    serving() ── Gateway ◄── long poll ── Registry ◄── heartbeat ── WorkerReplica, one a process
+                    └───────────────── gRPC ─────────────────────────► Worker, its engines
+
+Ray Serve places, health-checks, restarts and scales the replicas. Requests never pass through
+Ray: every replica opens its own gRPC server and tells the registry where; the gateway follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError, EngineFailure
+from engine.factory import load_engine
+from engine.package import load_package
+from server.config import ServeConfig
+from server.gateway import Gateway
+from server.registry import HEARTBEAT, Registry, WorkerInfo
+from server.signals import cancelled_by_signals
+from server.worker import Worker
+
+DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
+NAMESPACE = "tokenweir"
+logger = logging.getLogger(__name__)
+
+# Ray reads these when it is imported, so `import ray` stands inside the functions below.
+_LOCAL_RAY = {
+    "RAY_memory_monitor_refresh_ms": "0",  # else Ray kills replicas when other programs use memory
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints nothing; what matters is logged here
+    "RAY_worker_niceness": "0",  # else workers give way to every other program
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: every server of Ray on 127.0.0.1
+    "RAY_AUTH_MODE": "token",
+}
+
+
+class WorkerReplica:
+    """A Ray Serve replica: engines, the worker that serves them, and its place in the registry."""
+
+    async def __init__(self, config: ServeConfig, registry: Any) -> None:
+        host = _bind_serve_to_node()
+        engines = await asyncio.to_thread(_load_engines, config)
+        self._grace = config.grace
+        self._registry = registry
+        self._worker = Worker(engines, dataclasses.replace(config.worker, host=host, port=0))
+        self._info = WorkerInfo(address=await self._worker.start(), pid=os.getpid())
+        self._heartbeats = asyncio.create_task(self._send_heartbeats())
+
+    async def check_health(self) -> None:
+        """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
+        if not self._worker.healthy:
+            raise EngineFailure(f"worker {self._info.address} or one of its engines is unhealthy")
+        if self._heartbeats.done():
+            raise EngineFailure(f"worker {self._info.address} no longer sends heartbeats")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Ray Serve how busy the worker is; LiveRequestsPolicy reads it."""
+        return {"live_requests": float(self._worker.load())}
+
+    async def __del__(self) -> None:
+        """Leave: Ray Serve awaits this before it stops a replica."""
+        if not hasattr(self, "_heartbeats"):
+            return  # never got as far as to serve
+        self._heartbeats.cancel()
+        with _registry_may_be_away():
+            await self._registry.drop.remote(self._info)
+        await asyncio.sleep(DEREGISTERED_PAUSE)
+        await self._worker.drain(self._grace)
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            with _registry_may_be_away():
+                await self._registry.put.remote(self._info)
+            await asyncio.sleep(HEARTBEAT)
+
+
+class LiveRequestsPolicy:
+    """Autoscaling policy of Ray Serve: so many live requests per replica.
+
+    Ray pickles the class by value, so it uses nothing of this file.
+    """
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of replicas that the load asks for, and no state."""
+        load = sum((context.aggregated_metrics or {}).get("live_requests", {}).values())
+        wanted = math.ceil(load / self._target)
+        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return max(low, min(high, wanted)), {}
+
+
+class Service:
+    """What `serving` has started."""
+
+    def __init__(self, config: ServeConfig, port: int, registry: Any) -> None:
+        self.address = f"{config.host}:{port}"
+        self._registry = registry
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """Return the workers that are alive now."""
+        workers: tuple[WorkerInfo, ...] = (await self._registry.changed.remote(-1))[1]
+        return workers
+
+
+def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; call `announce` once requests are answered.
+
+    Raises ConfigError or PackageError before Ray is started, EngineFailure if no worker starts.
+    """
+    asyncio.run(_serve_until_signal(config, announce))
+
+
+async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service], None]) -> None:
+    with cancelled_by_signals() as seen:
+        try:
+            async with serving(config) as service:
+                announce(service)
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not seen:
+                raise
+
+
+@contextlib.asynccontextmanager
+async def serving(config: ServeConfig) -> AsyncIterator[Service]:
+    """Start Ray, the workers and the gateway; at the end drain and stop them all.
+
+    Blocks the event loop for the seconds that Ray takes to start.
+    """
+    for path in config.packages.values():
+        load_package(path)
+    check_port_is_free(config.host, config.port)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_ray(config))
+        registry = _make_registry(config)
+        stack.push_async_callback(asyncio.to_thread, _undeploy, config, registry)
+        await asyncio.to_thread(_deploy, config, registry)
+        gateway = Gateway(config.gateway)
+        port = await gateway.start()
+        stack.push_async_callback(gateway.close)
+        follower = asyncio.create_task(_follow(registry, gateway))
+        stack.push_async_callback(_cancel, follower)
+        service = Service(config, port, registry)
+        await _wait_until_served(config, service)
+        stack.push_async_callback(gateway.drain, config.grace)
+        yield service
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise ConfigError if nobody can listen there; a server that is found out later costs time."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port, "
+                "or choose another with --port (0: any that is free)"
+            ) from error
+
+
+def num_threads(config: ServeConfig) -> int:
+    """Return the threads of one replica's engines: its share of the cores unless given."""
+    return config.engine.num_threads or max(1, _num_cores() // config.max_replicas)
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _load_engines(config: ServeConfig) -> Mapping[str, Any]:
+    engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
+    return {
+        name: load_engine(load_package(path), engine_config)
+        for name, path in config.packages.items()
+    }
+
+
+@contextlib.contextmanager
+def _ray(config: ServeConfig) -> Iterator[None]:
+    """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
+    if os.environ.get("RAY_ADDRESS"):
+        import ray
+
+        with _own_signal_handlers():
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    # Not the default directory: it grows with every start. A short path, for Unix sockets.
+    directory = tempfile.mkdtemp(prefix="tokenweir-", dir="/tmp" if Path("/tmp").is_dir() else None)
+    try:
+        with _local_ray(config, directory):
+            yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _local_ray(config: ServeConfig, directory: str) -> Iterator[None]:
+    for name, value in _LOCAL_RAY.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+
+    try:
+        with _own_signal_handlers():
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=max(_num_cores(), config.max_replicas * num_threads(config)),
+                object_store_memory=80 << 20,  # the smallest that Ray takes; nothing goes there
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=directory,
+            )
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put the SIGTERM handler back that ray.init replaces."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _make_registry(config: ServeConfig) -> Any:
+    import ray
+
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(Registry)
+    return actor.options(
+        name=f"{config.name}-registry", get_if_exists=True, lifetime="detached"
+    ).remote()
+
+
+def _deploy(config: ServeConfig, registry: Any) -> None:
+    """Tell Ray Serve what to run; return before it runs."""
+    from ray import serve
+
+    deployment = serve.deployment(
+        WorkerReplica,
+        name="Worker",
+        health_check_period_s=1,
+        health_check_timeout_s=5,
+        graceful_shutdown_timeout_s=config.grace + 10,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_constructor_retry_count=2,
+        ray_actor_options={"num_cpus": num_threads(config)},
+        **_scaling(config),
+    )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled")
+    serve.run_many(
+        [serve.RunTarget(deployment.bind(config, registry), name=config.name, route_prefix=None)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+
+
+def _scaling(config: ServeConfig) -> dict[str, Any]:
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    if config.min_replicas == config.max_replicas:
+        return {"num_replicas": config.min_replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=config.min_replicas,
+            max_replicas=config.max_replicas,
+            upscale_delay_s=1,
+            downscale_delay_s=config.downscale_delay,
+            metrics_interval_s=0.5,
+            look_back_period_s=2,
+            policy=AutoscalingPolicy(
+                policy_function=LiveRequestsPolicy,
+                policy_kwargs={"target": config.target_live_requests},
+            ),
+        )
+    }
+
+
+def _undeploy(config: ServeConfig, registry: Any) -> None:
+    """Take everything away that `_deploy` and `_make_registry` have made; replicas drain."""
+    import ray
+    from ray import serve
+
+    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+        serve.delete(config.name)
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(registry)
+
+
+async def _wait_until_served(config: ServeConfig, service: Service) -> None:
+    while len(await service.workers()) < config.min_replicas:
+        problem = await asyncio.to_thread(_deployment_problem, config.name)
+        if problem:
+            raise EngineFailure(f"the workers do not start: {problem}")
+        await asyncio.sleep(0.1)
+
+
+def _deployment_problem(name: str) -> str | None:
+    """Return why Ray Serve has given up; None if it has not."""
+    from ray import serve
+
+    application = serve.status().applications.get(name)
+    if application is None or application.status != "DEPLOY_FAILED":
+        return None
+    messages = [d.message for d in application.deployments.values()] or [application.message]
+    lines = [line.strip() for line in messages[0].splitlines() if line.strip()]
+    # The end of a traceback: `module.Class: message`.
+    return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else "Ray Serve gives no reason"
+
+
+async def _follow(registry: Any, gateway: Gateway) -> None:
+    """Keep the gateway's workers equal to the registry's."""
+    version = -1
+    known: set[WorkerInfo] = set()
+    while True:
+        with _registry_may_be_away():
+            version, workers = await registry.changed.remote(version)
+            await gateway.sync([worker.address for worker in workers])
+            for worker in set(workers) - known:
+                logger.info("worker %s (process %d) joined", worker.address, worker.pid)
+            for worker in known - set(workers):
+                logger.info("worker %s (process %d) left", worker.address, worker.pid)
+            known = set(workers)
+            continue
+        await asyncio.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _registry_may_be_away() -> Iterator[None]:
+    """Ignore that the registry restarts: entries outlive TIME_TO_LIVE seconds of silence."""
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        yield
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _bind_serve_to_node() -> str:
+    """Keep Serve's own gRPC server of this replica off other interfaces; return the node's IP.
+
+    It unpickles what it is sent, and Ray binds it to every interface. Nothing of ours uses it.
+    """
+    import ray
+    from ray.serve._private import replica
+
+    host = str(ray.util.get_node_ip_address())
+    add_port = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, _address: add_port(server, f"{host}:0")
+    return host

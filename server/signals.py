@@ -1,0 +1,32 @@
+"""Turns SIGTERM and SIGINT into the cancellation of a task, so that `finally` blocks drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
+    """Cancel the current task at SIGTERM or SIGINT; yield the list of signals seen so far.
+
+    A second signal cancels again: it interrupts a drain that takes too long.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "entered outside of a task"
+    seen: list[signal.Signals] = []
+
+    def cancel(number: signal.Signals) -> None:
+        seen.append(number)
+        task.cancel()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        yield seen
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
