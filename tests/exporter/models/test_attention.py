@@ -174,6 +174,7 @@ def test_relu_weights_do_not_depend_on_padding():
     assert not weights[..., 4:].any()
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("normalizer", ["softmax", "relu"])
 def test_attention_dropout_drops_weights_and_scales_the_rest(normalizer):
     attention = MultiHeadAttention(4, 1, attention_dropout=0.5, normalizer=normalizer)

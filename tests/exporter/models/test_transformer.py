@@ -15,33 +15,46 @@ MASK = torch.arange(S) < LENGTHS[:, None]
 
 @torch.no_grad()
 def torch_logits(model: EncoderDecoder, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """The same model, put together from nn.Transformer and functions of torch."""
+    """The same model, put together from layers and functions of torch."""
     config = model.config
-    twin = nn.Transformer(
-        config.d_model,
-        config.num_heads,
-        config.num_encoder_layers,
-        config.num_decoder_layers,
-        config.d_ff,
-        activation=config.activation,
-        norm_first=config.norm_position == "first",
-        batch_first=True,
-    ).eval()
-    has_final_norm = config.norm_position == "first"
-    twin.load_state_dict(_renamed(model), strict=has_final_norm)
-    if not has_final_norm:
-        twin.encoder.norm = twin.decoder.norm = None
-    twin.encoder.enable_nested_tensor = False
-    hidden = twin(
-        _embed(model.source_embeddings.token.weight, source),
+    encoder, decoder = _torch_stacks(config)
+    weights = _renamed(model)
+    for name, stack in (("encoder.", encoder), ("decoder.", decoder)):
+        stack.load_state_dict(
+            {k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)}
+        )
+    memory = encoder(
+        _embed(model.source_embeddings.token.weight, source), src_key_padding_mask=~mask
+    )
+    hidden = decoder(
         _embed(model.decoder.embeddings.token.weight, target),
-        tgt_mask=torch.ones(T, T).triu(1).bool(),
-        src_key_padding_mask=~mask,
+        memory,
+        tgt_mask=torch.ones(T, T).triu(1).bool(),  # torch: True = may not attend
         memory_key_padding_mask=~mask,
     )
     return hidden @ model.decoder.output.weight.T + (
         model.decoder.output.bias if config.output_bias else 0.0
     )
+
+
+def _torch_stacks(
+    config: TransformerConfig,
+) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
+    norm_first = config.norm_position == "first"
+    sizes = (config.d_model, config.num_heads, config.d_ff, 0.0, config.activation)
+    options = {"batch_first": True, "norm_first": norm_first}
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(*sizes, **options),
+        config.num_encoder_layers,
+        norm=nn.LayerNorm(config.d_model) if norm_first else None,
+        enable_nested_tensor=False,
+    )
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(*sizes, **options),
+        config.num_decoder_layers,
+        norm=nn.LayerNorm(config.d_model) if norm_first else None,
+    )
+    return encoder.eval(), decoder.eval()
 
 
 def _embed(weight: Tensor, ids: Tensor) -> Tensor:
@@ -55,7 +68,7 @@ def _embed(weight: Tensor, ids: Tensor) -> Tensor:
 
 
 def _renamed(model: EncoderDecoder) -> dict[str, Tensor]:
-    """Our weights under the names of nn.Transformer."""
+    """Our weights under the names of torch.nn."""
     found = {}
     for stack in ("encoder", "decoder"):
         layers = getattr(model, stack).layers
@@ -168,6 +181,7 @@ def test_source_may_be_longer_than_the_table_of_sinusoids(translation_config):
     assert logits.shape == (1, 30, 29)
 
 
+@torch.no_grad()
 def test_first_losses_are_those_of_a_uniform_guess():
     """Embeddings scaled by sqrt(d_model) must not make the first logits large."""
     config = TransformerConfig(
