@@ -1,0 +1,637 @@
+"""EncoderEngine: rows of equal length share a batch; every request gets an answer or an error."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from engine.config import EngineConfig
+from engine.encoder_engine import EncoderEngine
+from engine.errors import (
+    Draining,
+    EngineFailure,
+    ExpiredInDecode,
+    ExpiredInQueue,
+    InvalidRequest,
+    QueueFull,
+    Starting,
+    TokenBudgetFull,
+)
+from engine.package import Certificate, EncodingContract, ImageContract, Manifest, Package
+from engine.prediction import Prediction, PredictionItem
+from engine.request import RequestLimits
+from engine.session import create_session
+from engine.tokenizer import Tokenizer
+
+VOCAB = 40
+DIM = 16
+LABELS = ("a", "b", "c")
+WORDS = ("[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(VOCAB - 4)), "é")
+
+
+class FakeGraph:
+    """Answers with sums of the rows; may be held up or broken."""
+
+    def __init__(self, *, label: bool = False) -> None:
+        self.batches: list[NDArray[Any]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.fail: Callable[[NDArray[Any]], bool] = lambda values: False
+        self._label = label
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        values = inputs["input_ids"] if "input_ids" in inputs else inputs["pixel_values"]
+        self.batches.append(values)
+        self.entered.set()
+        assert self.gate.wait(20)
+        if self.fail(values):
+            raise RuntimeError("secret detail")
+        flat = values.reshape(len(values), -1).astype(np.float32)
+        rows = values if self._label else flat.sum(axis=1)
+        return {
+            "logits": np.repeat(rows[..., None], len(LABELS), axis=-1).astype(np.float32),
+            "embedding": np.repeat(flat.sum(axis=1)[:, None], DIM, axis=1),
+        }
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [batch.shape for batch in self.batches]
+
+
+def make_package(task: str = "classify", *, max_len: int = 12, image: bool = False) -> Package:
+    text = EncodingContract(vocab_size=VOCAB, max_len=max_len, pad_token_id=0, embedding_dim=DIM)
+    picture = ImageContract(size=4, channels=1, mean=(0.5,), std=(0.5,), embedding_dim=DIM)
+    manifest = Manifest(
+        format_version=1,
+        name="tiny",
+        architecture="vision-encoder" if image else "encoder",
+        task=task,
+        target="cpu",
+        layout=None,
+        weights="fp32",
+        encoding=None if image else text,
+        image=picture if image else None,
+        labels=LABELS,
+        files={},
+        toolchain={},
+        certificate=Certificate(
+            cases=1,
+            tokens_compared=1,
+            tokens_equal=1,
+            max_abs_logit_diff=0.0,
+            tolerance=1e-4,
+            batch_invariant=True,
+            dtype="float32",
+            covered={},
+        ),
+    )
+    return Package(path=Path("tiny"), manifest=manifest, manifest_sha256=b"")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    def added(token_id: int) -> dict[str, object]:
+        flags = ("single_word", "lstrip", "rstrip", "normalized")
+        return {"id": token_id, "content": WORDS[token_id], "special": True} | dict.fromkeys(
+            flags, False
+        )
+
+    sep = {"SpecialToken": {"id": "[SEP]", "type_id": 0}}
+    single = [
+        {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        sep,
+    ]
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [added(1), added(2)],
+                "pre_tokenizer": {"type": "WhitespaceSplit"},
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": single,
+                    "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}, sep],
+                    "special_tokens": {
+                        name: {"id": name, "ids": [i], "tokens": [name]}
+                        for i, name in ((1, "[CLS]"), (2, "[SEP]"))
+                    },
+                },
+                "model": {
+                    "type": "WordLevel",
+                    "vocab": {word: i for i, word in enumerate(WORDS)},
+                    "unk_token": "[UNK]",
+                },
+            }
+        )
+    )
+    return Tokenizer(path)
+
+
+@asynccontextmanager
+async def running(
+    graph: Any,
+    tokenizer: Tokenizer | None = None,
+    package: Package | None = None,
+    **config: Any,
+) -> AsyncIterator[EncoderEngine]:
+    engine = EncoderEngine(package or make_package(), graph, tokenizer, EngineConfig(**config))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        if isinstance(graph, FakeGraph):
+            graph.gate.set()
+        await engine.stop()
+
+
+def ids(*lengths: int, token: int = 5) -> list[PredictionItem]:
+    return [PredictionItem((token,) * length) for length in lengths]
+
+
+def ask(
+    engine: EncoderEngine, items: list[PredictionItem], name: str = "r", **options: Any
+) -> asyncio.Task[Prediction]:
+    options.setdefault("deadline", None)
+    return asyncio.create_task(engine.predict(items, request_id=name, **options))
+
+
+async def hold(engine: EncoderEngine, graph: FakeGraph) -> asyncio.Task[Prediction]:
+    """Let a request occupy the engine until the gate opens."""
+    graph.gate.clear()
+    graph.entered.clear()
+    task = ask(engine, ids(1), "holder")
+    await asyncio.to_thread(graph.entered.wait, 20)
+    return task
+
+
+async def violations(engine: EncoderEngine, items: list[PredictionItem]) -> dict[str, str]:
+    with pytest.raises(InvalidRequest) as caught:
+        await engine.predict(items, request_id="r", deadline=None)
+    return {v.field: v.description for v in caught.value.violations}
+
+
+# Batches
+
+
+async def test_waiting_rows_of_one_length_share_a_batch_and_the_oldest_length_goes_first(
+    tokenizer: Tokenizer,
+) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        tasks = [ask(engine, ids(n), str(n)) for n in (3, 2, 3, 4, 2)]
+        await asyncio.sleep(0)
+        graph.gate.set()
+        answers = await asyncio.gather(held, *tasks)
+
+    assert graph.shapes == [(1, 1), (2, 3), (2, 2), (1, 4)]
+    assert [answer.items[0].logits[0] for answer in answers] == [5, 15, 10, 15, 20, 10]
+
+
+async def test_batch_keeps_within_rows_and_tokens(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 20, "prefill_chunk_size": 16}
+    async with running(graph, tokenizer, **limits) as engine:
+        held = await hold(engine, graph)
+        tasks = [ask(engine, ids(*[2] * 6)), ask(engine, ids(*[8] * 3))]
+        await asyncio.sleep(0)
+        graph.gate.set()
+        await asyncio.gather(held, *tasks)
+
+    assert graph.shapes == [(1, 1), (4, 2), (2, 2), (2, 8), (1, 8)]
+
+
+async def test_row_longer_than_the_token_budget_runs_alone(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 4, "prefill_chunk_size": 2}
+    async with running(graph, tokenizer, **limits) as engine:
+        await ask(engine, ids(9, 9))
+
+    assert graph.shapes == [(1, 9), (1, 9)]
+
+
+async def test_answers_stand_in_the_order_of_the_items(tokenizer: Tokenizer) -> None:
+    async with running(FakeGraph(), tokenizer) as engine:
+        answer = await ask(engine, ids(4, 1, 3, 1, 2))
+
+    assert [item.logits[0] for item in answer.items] == [20, 5, 15, 5, 10]
+    assert [item.input_tokens for item in answer.items] == [4, 1, 3, 1, 2]
+
+
+async def test_timing_tells_queue_run_and_batch_size(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        tasks = [ask(engine, ids(3)), ask(engine, ids(3, 2))]
+        await asyncio.sleep(0.05)
+        graph.gate.set()
+        _, _, answer = await asyncio.gather(held, *tasks)
+
+    timing = answer.timing
+    assert timing.queue >= 0.04 and timing.prefill > 0 and timing.decode == 0
+    assert timing.time_to_first_token == pytest.approx(timing.queue + timing.prefill)
+    assert (timing.steps, timing.mean_batch_size) == (2, 1.5)
+
+
+async def test_many_requests_at_once_each_get_their_own_answer(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        numbers = np.random.default_rng(0).integers(1, 12, size=(200, 3))
+        answers = await asyncio.gather(*(ask(engine, ids(*map(int, row))) for row in numbers))
+
+    for row, answer in zip(numbers, answers, strict=True):
+        assert [item.logits[0] for item in answer.items] == [5 * n for n in row]
+
+
+# Real graphs
+
+
+def _save_graph(path: Path, *, label: bool) -> Path:
+    """Embedding, a hidden layer, sum over positions, head.
+
+    The sum is a product with a row of ones: ReduceSum and ReduceMean over the positions add in
+    another order for one row than for several, from nine positions on.
+    """
+    random = np.random.default_rng(1)
+    weights = {
+        "table": random.normal(size=(VOCAB, DIM)),
+        "hidden": random.normal(size=(DIM, DIM)),
+        "head": random.normal(size=(DIM, len(LABELS))),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "hidden"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("ReduceMax", ["t", "last"], ["top"], keepdims=1),  # (B, S, 1)
+        helper.make_node("Greater", ["two", "top"], ["true"]),
+        helper.make_node("Cast", ["true"], ["ones"], to=TensorProto.FLOAT),
+        helper.make_node("Transpose", ["ones"], ["row"], perm=[0, 2, 1]),  # (B, 1, S)
+        helper.make_node("MatMul", ["row", "t"], ["sum"]),  # (B, 1, DIM)
+        helper.make_node("Squeeze", ["sum", "middle"], ["embedding"]),
+        helper.make_node("MatMul", ["t" if label else "embedding", "head"], ["logits"]),
+    ]
+    shape = ["B", "S", len(LABELS)] if label else ["B", len(LABELS)]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"]),
+            helper.make_tensor_value_info("lengths", TensorProto.INT64, ["B"]),
+        ],
+        [
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", DIM]),
+        ],
+        [
+            numpy_helper.from_array(np.array([1], dtype=np.int64), "middle"),
+            numpy_helper.from_array(np.array([2], dtype=np.int64), "last"),
+            numpy_helper.from_array(np.float32(2), "two"),  # more than any tanh
+            *(numpy_helper.from_array(w.astype(np.float32), n) for n, w in weights.items()),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, str(path))
+    return path
+
+
+@pytest.mark.parametrize("task", ["classify", "label"])
+async def test_rows_of_a_graph_are_bit_equal_alone_and_among_others(
+    tmp_path: Path, tokenizer: Tokenizer, task: str
+) -> None:
+    graph = _save_graph(tmp_path / "m.onnx", label=task == "label")
+    session = create_session(graph, num_threads=1)
+    random = np.random.default_rng(2)
+    texts = [" ".join(random.choice(WORDS[3:], size=random.integers(1, 9))) for _ in range(60)]
+    async with running(session, tokenizer, make_package(task)) as engine:
+        alone = [(await ask(engine, [PredictionItem(text)])).items[0] for text in texts]
+        crowd = await asyncio.gather(*(ask(engine, [PredictionItem(text)]) for text in texts))
+        whole = await ask(engine, [PredictionItem(text) for text in texts])
+
+    assert max(answer.timing.mean_batch_size for answer in crowd) > 1
+    for solo, answer, item in zip(alone, crowd, whole.items, strict=True):
+        for other in (answer.items[0], item):
+            assert np.array_equal(solo.logits, other.logits)
+            assert np.array_equal(solo.embedding, other.embedding)
+            assert solo.spans == other.spans
+            assert other.logits.base is None
+
+
+async def test_labels_are_given_for_the_words_and_not_for_special_tokens(
+    tokenizer: Tokenizer,
+) -> None:
+    async with running(FakeGraph(label=True), tokenizer, make_package("label")) as engine:
+        answer = await ask(engine, [PredictionItem("é w0  w1")])
+
+    (item,) = answer.items
+    assert item.spans == ((0, 2), (3, 5), (7, 9))
+    assert item.logits[:, 0].tolist() == [VOCAB - 1, 3, 4]
+    assert item.input_tokens == 5
+    assert engine.capabilities == ("label", "embed")
+
+
+async def test_pair_is_one_row(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        await ask(engine, [PredictionItem("w0 w1", "w2")])
+
+    assert graph.batches[0].tolist() == [[1, 3, 4, 2, 5, 2]]
+
+
+def _png(value: int = 0, side: int = 4) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((side, side), value, dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def test_images_share_a_batch() -> None:
+    graph = FakeGraph()
+    async with running(graph, package=make_package(image=True)) as engine:
+        answer = await ask(engine, [PredictionItem(_png(value)) for value in (0, 255)])
+
+    assert graph.shapes == [(2, 1, 4, 4)]
+    assert [item.logits[0] for item in answer.items] == [-16, 16]
+
+
+# Refusals before the queue
+
+
+async def test_every_wrong_item_is_named_at_once(tokenizer: Tokenizer) -> None:
+    items = [
+        PredictionItem(""),
+        PredictionItem("w0"),
+        PredictionItem("w0 " * 11),
+        PredictionItem((1, 40, -1)),
+        PredictionItem(()),
+        PredictionItem(b"\x89PNG"),
+        PredictionItem((1,) * 13),
+        PredictionItem((1,), "pair"),
+        PredictionItem("  "),
+        PredictionItem("w0", ""),
+    ]
+    async with running(FakeGraph(), tokenizer) as engine:
+        found = await violations(engine, items)
+
+    assert set(found) == {
+        "items[0].text",
+        "items[2].text",
+        "items[3].tokens.ids[1]",
+        "items[3].tokens.ids[2]",
+        "items[4].tokens.ids",
+        "items[5].image",
+        "items[6].tokens.ids",
+        "items[7].text_pair",
+        "items[8].text",
+        "items[9].text_pair",
+    }
+    assert "13 tokens are more than 12" in found["items[2].text"]
+    assert "40 is outside the vocabulary, 0 to 39" in found["items[3].tokens.ids[1]"]
+
+
+async def test_labeller_takes_single_texts_only(tokenizer: Tokenizer) -> None:
+    async with running(FakeGraph(label=True), tokenizer, make_package("label")) as engine:
+        found = await violations(engine, [PredictionItem((1, 2)), PredictionItem("w0", "w1")])
+
+    assert set(found) == {"items[0].tokens", "items[1].text_pair"}
+
+
+async def test_vision_model_takes_images_only() -> None:
+    items = [
+        PredictionItem("x"),
+        PredictionItem((1,)),
+        PredictionItem(b"no"),
+        PredictionItem(_png(), "x"),
+    ]
+    async with running(FakeGraph(), package=make_package(image=True)) as engine:
+        found = await violations(engine, items)
+
+    assert set(found) == {
+        "items[0].text",
+        "items[1].tokens",
+        "items[2].image",
+        "items[3].text_pair",
+    }
+
+
+async def test_number_of_items_has_bounds(tokenizer: Tokenizer) -> None:
+    async with running(FakeGraph(), tokenizer, limits=RequestLimits(max_inputs=3)) as engine:
+        assert "at least one" in (await violations(engine, []))["items"]
+        assert "4 items are more than 3" in (await violations(engine, ids(1, 1, 1, 1)))["items"]
+
+
+async def test_a_million_wrong_ids_are_not_all_listed(tokenizer: Tokenizer) -> None:
+    package = make_package(max_len=10_000)
+    async with running(FakeGraph(), tokenizer, package) as engine:
+        assert len(await violations(engine, ids(10_000, token=99))) == 8
+
+
+# Overload, deadlines, cancelling
+
+
+async def test_full_queue_refuses_and_says_when_to_come_back(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer, max_queue_size=2) as engine:
+        held = await hold(engine, graph)
+        waiting = [ask(engine, ids(2)), ask(engine, ids(3))]
+        await asyncio.sleep(0)
+        load = engine.load()
+
+        with pytest.raises(QueueFull, match="2 requests") as caught:
+            await ask(engine, ids(2))
+
+        graph.gate.set()
+        await asyncio.gather(held, *waiting)
+        assert (await ask(engine, ids(2))).items
+    assert 0.1 <= caught.value.retry_after <= 10
+    assert (load.running, load.waiting, load.waiting_tokens) == (1, 2, 5)
+
+
+async def test_too_many_waiting_tokens_are_refused_but_a_large_request_alone_is_not(
+    tokenizer: Tokenizer,
+) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer, max_waiting_tokens=10) as engine:
+        held = await hold(engine, graph)
+        large = ask(engine, ids(10, 10))
+        await asyncio.sleep(0)
+
+        with pytest.raises(TokenBudgetFull, match="20 tokens are waiting"):
+            await ask(engine, ids(1))
+
+        graph.gate.set()
+        await asyncio.gather(held, large)
+
+
+async def test_request_that_expires_while_it_waits_is_told_so(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        late = ask(engine, ids(2), "late", deadline=time.monotonic() + 0.02)
+        good = ask(engine, ids(2), deadline=time.monotonic() + 60)
+        await asyncio.sleep(0.05)
+        graph.gate.set()
+
+        with pytest.raises(ExpiredInQueue, match="late"):
+            await late
+        with pytest.raises(ExpiredInQueue):
+            await ask(engine, ids(2), deadline=time.monotonic() - 1)
+        assert (await good).timing.mean_batch_size == 1
+        await held
+
+
+async def test_request_that_expires_between_its_batches_is_told_so(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        graph.gate.clear()
+        task = ask(engine, ids(2, 3), deadline=time.monotonic() + 0.2)
+        assert await asyncio.to_thread(graph.entered.wait, 20)
+        await asyncio.sleep(0.25)
+        graph.gate.set()
+
+        with pytest.raises(ExpiredInDecode):
+            await task
+    assert graph.shapes == [(1, 2)]
+
+
+async def test_cancelled_request_leaves_the_queue_and_is_not_computed(
+    tokenizer: Tokenizer,
+) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        gone, stays = ask(engine, ids(2, 3, 3)), ask(engine, ids(3))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        load = engine.load()
+        graph.gate.set()
+        await asyncio.gather(held, stays)
+
+    assert (load.waiting, load.waiting_tokens) == (1, 3)
+    assert graph.shapes == [(1, 1), (1, 3)]
+
+
+async def test_request_cancelled_while_it_runs_does_not_disturb_the_engine(
+    tokenizer: Tokenizer,
+) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        held.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await held
+        graph.gate.set()
+
+        assert (await ask(engine, ids(2))).items
+
+
+# Failures and the end
+
+
+async def test_failing_batch_reaches_every_request_in_it_and_the_engine_goes_on(
+    tokenizer: Tokenizer,
+) -> None:
+    graph = FakeGraph()
+    graph.fail = lambda values: values.shape[1] == 2
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        tasks = [ask(engine, ids(2), "one"), ask(engine, ids(2, 3), "two"), ask(engine, ids(3))]
+        await asyncio.sleep(0)
+        graph.gate.set()
+        answers = await asyncio.gather(held, *tasks, return_exceptions=True)
+
+        for name, failure in (("one", answers[1]), ("two", answers[2])):
+            assert isinstance(failure, EngineFailure)
+            assert name in str(failure) and "secret" not in str(failure)
+        assert isinstance(answers[3], Prediction)
+        assert engine.healthy
+        assert engine.load().waiting == engine.load().waiting_tokens == 0
+
+
+async def test_engine_is_not_healthy_while_every_batch_fails(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    graph.fail = lambda values: values.shape[1] == 2
+    async with running(graph, tokenizer) as engine:
+        for _ in range(3):
+            assert engine.healthy
+            with pytest.raises(EngineFailure):
+                await ask(engine, ids(2))
+        assert not engine.healthy
+
+        await ask(engine, ids(3))
+        assert engine.healthy
+
+
+async def test_graph_with_answers_of_the_wrong_shape_is_a_failure(tokenizer: Tokenizer) -> None:
+    class Short(FakeGraph):
+        def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            return {name: value[:0] for name, value in super().run(inputs).items()}
+
+    async with running(Short(), tokenizer) as engine:
+        with pytest.raises(EngineFailure):
+            await ask(engine, ids(2))
+
+
+async def test_engine_takes_requests_between_start_and_stop_only(tokenizer: Tokenizer) -> None:
+    engine = EncoderEngine(make_package(), FakeGraph(), tokenizer, EngineConfig())
+    with pytest.raises(Starting):
+        await ask(engine, ids(2))
+    assert not engine.healthy
+
+    await engine.start()
+    await ask(engine, ids(2))
+    await engine.stop()
+
+    with pytest.raises(Draining):
+        await ask(engine, ids(2))
+    assert not engine.healthy
+
+
+async def test_stop_lets_open_requests_finish_and_refuses_new_ones(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        waiting = ask(engine, ids(2))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(engine.stop(grace=20))
+        await asyncio.sleep(0)
+
+        with pytest.raises(Draining):
+            await ask(engine, ids(2))
+
+        graph.gate.set()
+        await stopping
+        assert held.result().items and waiting.result().items
+
+
+async def test_stop_ends_what_is_not_done_after_the_grace(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        waiting = ask(engine, ids(2))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(engine.stop(grace=0.02))
+
+        for task in (held, waiting):
+            with pytest.raises(Draining):
+                await task
+        graph.gate.set()
+        await stopping
+    assert len(graph.batches) == 1
