@@ -1,0 +1,143 @@
+"""What was measured of each request, and the statistics of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One request; times are in seconds from the start of the test."""
+
+    index: int
+    prompt: int  # which of the configuration's prompts
+    scheduled: float  # when it was due; latencies count from here
+    sent: float  # when it was sent
+    finished: float  # the end of its call, good or bad
+    status: str  # "OK", or the name of the gRPC status
+    reason: str = ""  # of the error
+    message: str = ""  # of the error
+    token_times: tuple[float, ...] = ()  # of the messages that brought tokens
+    first_tokens: int = 0  # tokens in the first of them
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    server_queue: float | None = None  # seconds, as the server measured it
+    server_batch_size: float | None = None  # sequences in its steps, mean
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "OK"
+
+    @property
+    def error(self) -> str:
+        """What went wrong in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
+        return f"{self.status} {self.reason}".strip()
+
+    @property
+    def end_to_end(self) -> float:
+        return self.finished - self.scheduled
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return self.token_times[0] - self.scheduled if self.token_times else None
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean time of a token after those of the first message; None if there are none."""
+        later_tokens = self.output_tokens - self.first_tokens
+        if not self.token_times or later_tokens < 1:
+            return None
+        return (self.finished - self.token_times[0]) / later_tokens
+
+    @property
+    def inter_token_latencies(self) -> tuple[float, ...]:
+        """Gaps between consecutive messages that brought tokens."""
+        return tuple(np.diff(self.token_times).tolist())
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A latency in seconds, over all that was measured of it."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """The statistics of a load test; latencies are those of the requests that succeeded."""
+
+    duration: float  # seconds, from the start to the end of the last request
+    num_ok: int
+    errors: Mapping[str, int]  # by status and reason
+    requests_per_second: float  # that succeeded
+    output_tokens_per_second: float
+    input_tokens: int
+    output_tokens: int
+    max_in_flight: int  # requests sent and not finished, at most
+    time_to_first_token: Distribution | None
+    inter_token_latency: Distribution | None
+    time_per_output_token: Distribution | None
+    end_to_end: Distribution | None
+    send_delay: Distribution | None  # scheduled to sent, of all: what the client itself adds
+    server_queue: Distribution | None
+    mean_batch_size: float | None
+
+
+def summarize(records: Sequence[RequestRecord]) -> LoadSummary:
+    """Return the statistics of at least one record."""
+    good = [record for record in records if record.ok]
+    duration = max(record.finished for record in records)
+    output_tokens = sum(record.output_tokens for record in good)
+    batch_sizes = [r.server_batch_size for r in good if r.server_batch_size is not None]
+    return LoadSummary(
+        duration=duration,
+        num_ok=len(good),
+        errors=dict(Counter(record.error for record in records if not record.ok).most_common()),
+        requests_per_second=len(good) / duration,
+        output_tokens_per_second=output_tokens / duration,
+        input_tokens=sum(record.input_tokens for record in good),
+        output_tokens=output_tokens,
+        max_in_flight=_max_in_flight(records),
+        time_to_first_token=distribution(r.time_to_first_token for r in good),
+        inter_token_latency=distribution(gap for r in good for gap in r.inter_token_latencies),
+        time_per_output_token=distribution(r.time_per_output_token for r in good),
+        end_to_end=distribution(r.end_to_end for r in good),
+        send_delay=distribution(r.sent - r.scheduled for r in records),
+        server_queue=distribution(r.server_queue for r in good),
+        mean_batch_size=float(np.mean(batch_sizes)) if batch_sizes else None,
+    )
+
+
+def distribution(values: Iterable[float | None]) -> Distribution | None:
+    """Return the statistics of the values that are there; None if there are none."""
+    known = np.array([value for value in values if value is not None])
+    if not known.size:
+        return None
+    p50, p90, p95, p99 = np.percentile(known, [50, 90, 95, 99]).tolist()
+    return Distribution(
+        count=known.size,
+        mean=float(known.mean()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(known.max()),
+    )
+
+
+def _max_in_flight(records: Sequence[RequestRecord]) -> int:
+    times = np.array([r.sent for r in records] + [r.finished for r in records])
+    change = np.repeat([1, -1], len(records))
+    # At equal times ends come first: a closed loop sends when an answer is there.
+    return int(np.cumsum(change[np.lexsort((change, times))]).max())

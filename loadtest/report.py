@@ -1,0 +1,106 @@
+"""Shows the outcome of a load test as tables, and keeps all of it as JSON."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.metrics import Distribution, LoadSummary
+from loadtest.runner import LoadReport
+from loadtest.workload import LoadTestError
+
+_REPORT: TypeAdapter[LoadReport] = TypeAdapter(LoadReport)
+
+
+def print_table(report: LoadReport, console: Console | None = None) -> None:
+    """Print throughput, latencies and errors."""
+    console = console or Console()
+    title = f"Load test of {report.config.model}: {report.config.load}"
+    console.print(title, style="bold", markup=False, highlight=False)
+    console.print(_totals_table(report))
+    console.print(_latency_table(report.summary))
+    if report.summary.errors:
+        console.print(_error_table(report))
+
+
+def write_json(report: LoadReport, path: Path) -> None:
+    """Write the configuration, the versions, the summary and every record, all or nothing."""
+    write_atomically(path, _REPORT.dump_json(report, indent=2) + b"\n")
+
+
+def read_json(path: Path) -> LoadReport:
+    """Read what `write_json` wrote."""
+    try:
+        return _REPORT.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise LoadTestError(f"{path} is no report of a load test: {error}") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name beside `path`, and rename it when it is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise LoadTestError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _totals_table(report: LoadReport) -> Table:
+    summary = report.summary
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_row("requests answered", f"{summary.num_ok} of {len(report.records)}")
+    table.add_row("duration", f"{summary.duration:.2f} s")
+    table.add_row("throughput", f"{summary.requests_per_second:.2f} requests/s")
+    if report.method == "generate":
+        table.add_row("", f"{summary.output_tokens_per_second:.1f} output tokens/s")
+    table.add_row("most requests in flight", str(summary.max_in_flight))
+    if summary.mean_batch_size is not None:
+        table.add_row("mean batch at the server", f"{summary.mean_batch_size:.1f} sequences")
+    return table
+
+
+def _latency_table(summary: LoadSummary) -> Table:
+    table = Table(
+        title="Latency in milliseconds, from when a request was due",
+        title_justify="left",
+        caption="of the requests answered" if summary.num_ok else "no request was answered",
+        caption_justify="left",
+    )
+    table.add_column("", style="bold", no_wrap=True)
+    for column in ("mean", "p50", "p90", "p95", "p99", "max", "count"):
+        table.add_column(column, justify="right")
+    for name, latency in (
+        ("first token (TTFT)", summary.time_to_first_token),
+        ("inter-token (ITL)", summary.inter_token_latency),
+        ("per token (TPOT)", summary.time_per_output_token),
+        ("end to end", summary.end_to_end),
+        ("server queue", summary.server_queue),
+        ("client delay", summary.send_delay),
+    ):
+        if latency is not None:
+            table.add_row(name, *_cells(latency))
+    return table
+
+
+def _cells(latency: Distribution) -> list[str]:
+    seconds = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.max)
+    return [*(f"{value * 1000:.1f}" for value in seconds), str(latency.count)]
+
+
+def _error_table(report: LoadReport) -> Table:
+    table = Table(title="Errors", title_justify="left", title_style="bold red")
+    table.add_column("status", style="bold")
+    table.add_column("count", justify="right")
+    table.add_column("the first message")
+    for error, count in report.summary.errors.items():
+        first = next(record.message for record in report.records if record.error == error)
+        table.add_row(error, str(count), first)
+    return table

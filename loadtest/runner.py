@@ -1,0 +1,259 @@
+"""Sends the requests of a load test and notes what happens to each."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+from tokenweir.v1 import common_pb2
+
+from loadtest.metrics import LoadSummary, RequestRecord, summarize
+from loadtest.workload import LoadConfig, LoadTestError, arrival_times
+from server.client import (
+    AsyncClient,
+    DeadlineExceeded,
+    ModelInfo,
+    NotSupported,
+    StreamOptions,
+    TokenweirClientError,
+    Unavailable,
+)
+
+Progress = Callable[[int, int], None]  # requests finished, requests in all
+Item = str | bytes
+
+_METHODS = ("generate", "classify", "label", "embed")  # the first that the model has is used
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """A load test with all that was measured."""
+
+    config: LoadConfig
+    method: str  # the client's: "generate", streamed, or "classify", "label", "embed"
+    started_at: datetime
+    versions: Mapping[str, str]
+    summary: LoadSummary
+    records: tuple[RequestRecord, ...]  # by index
+
+
+def run(config: LoadConfig, progress: Progress | None = None) -> LoadReport:
+    """Run a load test to its end.
+
+    Raise LoadTestError if no server answers, or if it does not serve the model; a request that
+    fails is a record like any other.
+    """
+    return asyncio.run(_run(config, progress or (lambda done, total: None)))
+
+
+async def _run(config: LoadConfig, progress: Progress) -> LoadReport:
+    # One attempt: a retry would hide a refusal from the statistics.
+    async with AsyncClient(config.address, timeout=config.timeout, max_attempts=1) as client:
+        model = await _find_model(client, config)
+        method = _method(model)
+        sender = _Sender(client, config, method, _items(config, model), progress)
+        await sender.warm_up()
+        started_at = datetime.now(UTC)
+        records = await sender.send_all()
+        return LoadReport(
+            config=config,
+            method=method,
+            started_at=started_at,
+            versions=await _versions(client, model),
+            summary=summarize(records),
+            records=records,
+        )
+
+
+class _Sender:
+    """Sends the requests when they are due; times count from the start of `send_all`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        config: LoadConfig,
+        method: str,
+        items: list[Item],
+        progress: Progress,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._method = method
+        self._items = items
+        self._progress = progress
+        self._start = 0.0
+        self._records: list[RequestRecord] = []
+
+    async def warm_up(self) -> None:
+        """Send one request that is not measured: it opens connections and shows wrong options."""
+        try:
+            await self._send(0, scheduled=self._now())
+        except (TypeError, ValueError) as error:
+            raise LoadTestError(f"a request cannot be made: {error}") from error
+
+    async def send_all(self) -> tuple[RequestRecord, ...]:
+        self._start = asyncio.get_running_loop().time()
+        self._records.clear()
+        self._progress(0, self._config.num_requests)
+        if self._config.concurrency is None:
+            await self._open_loop()
+        else:
+            await self._closed_loop(self._config.concurrency)
+        return tuple(sorted(self._records, key=lambda record: record.index))
+
+    async def _open_loop(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index, scheduled in enumerate(arrival_times(self._config)):
+                await asyncio.sleep(scheduled - self._now())
+                group.create_task(self._measure(index, scheduled))
+
+    async def _closed_loop(self, concurrency: int) -> None:
+        indices = iter(range(self._config.num_requests))
+
+        async def user() -> None:
+            for index in indices:
+                await self._measure(index, scheduled=self._now())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, self._config.num_requests)):
+                group.create_task(user())
+
+    async def _measure(self, index: int, scheduled: float) -> None:
+        self._records.append(await self._send(index, scheduled))
+        self._progress(len(self._records), self._config.num_requests)
+
+    async def _send(self, index: int, scheduled: float) -> RequestRecord:
+        prompt = index % len(self._items)
+        record = RequestRecord(
+            index, prompt, scheduled, sent=self._now(), finished=scheduled, status="OK"
+        )
+        try:
+            if self._method == "generate":
+                return await self._generate(record, cast(str, self._items[prompt]))
+            return await self._predict(record, self._items[prompt])
+        except TokenweirClientError as error:
+            return replace(
+                record,
+                finished=self._now(),
+                status=error.code.name,
+                reason=error.reason,
+                message=str(error.args[0]),
+            )
+
+    async def _generate(self, record: RequestRecord, prompt: str) -> RequestRecord:
+        token_times: list[float] = []
+        first_tokens = 0
+        finish_reason = ""
+        summary = None
+        options = cast(StreamOptions, self._config.options)
+        async for message in self._client.stream_events(self._config.model, prompt, **options):
+            if message.HasField("delta"):
+                if not token_times:
+                    first_tokens = max(1, len(message.delta.tokens.ids))
+                token_times.append(self._now())
+            elif message.HasField("finished"):
+                finish_reason = _finish_reason(message.finished.finish_reason)
+            else:
+                summary = message.summary
+        if summary is None:
+            return replace(
+                record,
+                finished=self._now(),
+                status="DATA_LOSS",
+                reason="BROKEN_STREAM",
+                message="the stream ended without its summary",
+            )
+        return replace(
+            record,
+            finished=self._now(),
+            token_times=tuple(token_times),
+            first_tokens=first_tokens,
+            input_tokens=summary.usage.input_tokens,
+            output_tokens=summary.usage.output_tokens,
+            finish_reason=finish_reason,
+            server_queue=summary.timing.queue.ToTimedelta().total_seconds(),
+            server_batch_size=summary.timing.mean_batch_size,
+        )
+
+    async def _predict(self, record: RequestRecord, item: Item) -> RequestRecord:
+        model = self._config.model
+        match self._method:
+            case "classify":
+                usage = (await self._client.classify(model, item)).usage
+            case "label":
+                usage = (await self._client.label(model, cast(str, item))).usage
+            case _:
+                usage = (await self._client.embed(model, item)).usage
+        return replace(record, finished=self._now(), input_tokens=usage.input_tokens)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() - self._start
+
+
+async def _find_model(client: AsyncClient, config: LoadConfig) -> ModelInfo | None:
+    """Return what the server says of the model; None if it lists no models."""
+    try:
+        models = await client.models()
+    except (Unavailable, DeadlineExceeded) as error:
+        raise LoadTestError(
+            f"no server answers at {config.address}; start one with `tokenweir serve`, or give "
+            f"another address ({error})"
+        ) from error
+    except NotSupported:
+        return None
+    for model in models:
+        if model.model == config.model:
+            return model
+    served = ", ".join(sorted(model.model for model in models)) or "none"
+    raise LoadTestError(
+        f"the server at {config.address} has no model {config.model!r}; it has: {served}"
+    )
+
+
+def _method(model: ModelInfo | None) -> str:
+    if model is None or not model.capabilities:
+        return _METHODS[0]
+    for method in _METHODS:
+        if method in model.capabilities:
+            return method
+    raise LoadTestError(
+        f"model {model.model!r} can {', '.join(model.capabilities)}; a load test needs one of "
+        f"{', '.join(_METHODS)}"
+    )
+
+
+def _items(config: LoadConfig, model: ModelInfo | None) -> list[Item]:
+    """Return the prompts, or the bytes of the image files that they name."""
+    if model is None or model.architecture != "vision-encoder":
+        return list(config.prompts)
+    try:
+        return [Path(prompt).read_bytes() for prompt in config.prompts]
+    except OSError as error:
+        raise LoadTestError(
+            f"model {config.model!r} takes images, so prompts are paths of image files: {error}"
+        ) from error
+
+
+async def _versions(client: AsyncClient, model: ModelInfo | None) -> dict[str, str]:
+    versions = {
+        "python": platform.python_version(),
+        "tokenweir": version("tokenweir"),
+        "grpcio": version("grpcio"),
+    }
+    if model is not None:
+        versions |= {"model": model.model_version, "manifest_sha256": model.manifest_sha256}
+    try:
+        return versions | {"server": (await client.server_info()).version}
+    except TokenweirClientError:  # a server may be gone after the test, which stands all the same
+        return versions
+
+
+def _finish_reason(value: int) -> str:
+    known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
+    return known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)
