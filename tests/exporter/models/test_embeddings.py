@@ -63,6 +63,7 @@ def test_embeddings_take_positions_from_position_ids(translation_config):
     torch.testing.assert_close(last, whole[:, 3:])
 
 
+@torch.no_grad()
 def test_scaled_embeddings_begin_with_unit_size():
     config = TransformerConfig(
         family="gpt",
@@ -79,6 +80,7 @@ def test_scaled_embeddings_begin_with_unit_size():
     assert float((embeddings.token.weight * embeddings.scale).std()) == pytest.approx(1, rel=0.05)
 
 
+@torch.no_grad()
 def test_embedding_dropout_applies_to_the_sum(translation_config):
     embeddings = Embeddings(translation_config.model_copy(update={"dropout": 0.5}), 14)
     ids = torch.randint(0, 29, (64, 10))
