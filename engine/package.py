@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import PackageError
+from engine.manifest_checks import find_contradictions
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+_MAX_MANIFEST_BYTES = 2**20
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
 Task = Literal["generate", "classify", "label"]
@@ -21,7 +25,7 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class FileEntry(_Model):
@@ -141,16 +145,22 @@ class Package(BaseModel):
 def load_package(path: str | os.PathLike[str]) -> Package:
     """Read the manifest of a package and check every file against it.
 
-    Raises PackageError, saying which file and what to do, for a missing or damaged file, a file
-    that is a link or lies outside the directory, and a format that is newer than this release.
+    Raises PackageError, saying which file and what to do, for a missing, damaged or unlisted file,
+    a file that is a link or lies outside the directory, a format that is newer than this release,
+    a manifest that contradicts itself, and a certificate that was not passed.
     """
-    directory = Path(path)
-    if not directory.is_dir():
-        raise PackageError(f"{directory} is no directory; give the one `tokenweir export` wrote")
-    raw = _read_manifest(directory)
-    manifest = _parse_manifest(raw, directory)
-    for name, entry in manifest.files.items():
-        _check_file(directory, name, entry)
+    given = Path(path)
+    if not given.is_dir():
+        raise PackageError(f"{given} is no directory; give the one `tokenweir export` wrote")
+    directory = given.resolve()  # what is checked is what is loaded, wherever a link points later
+    try:
+        raw = _read_manifest(directory)
+        manifest = _parse_manifest(raw, directory)
+        _check_unlisted(directory, manifest)
+        for name, entry in manifest.files.items():
+            _check_file(directory, name, entry)
+    except OSError as error:
+        raise PackageError(f"{given} cannot be read: {error}; check its permissions") from error
     return Package(path=directory, manifest=manifest, manifest_sha256=hashlib.sha256(raw).digest())
 
 
@@ -163,42 +173,78 @@ def hash_file(path: Path) -> FileEntry:
 
 def _read_manifest(directory: Path) -> bytes:
     manifest_path = directory / MANIFEST_NAME
-    if manifest_path.is_symlink() or not manifest_path.is_file():
+    if not os.path.lexists(manifest_path):
         raise PackageError(f"{directory} has no {MANIFEST_NAME}; it is no package, or incomplete")
-    return manifest_path.read_bytes()
+    _refuse_link(manifest_path)
+    with manifest_path.open("rb") as file:
+        raw = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{manifest_path} has more than {_MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
+        )
+    return raw
 
 
 def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
     try:
-        version = _Header.model_validate_json(raw).format_version
-        if version > FORMAT_VERSION:
-            raise PackageError(
-                f"{directory}: package format {version} is newer than {FORMAT_VERSION}, the newest "
-                "that this release reads; upgrade tokenweir or export the model again"
-            )
-        return Manifest.model_validate_json(raw)
+        _refuse_newer_format(raw, directory)
+        manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
-        problems = "; ".join(
+        problems = [
             f"{'.'.join(map(str, e['loc'])) or MANIFEST_NAME}: {e['msg']}" for e in error.errors()
-        )
-        raise PackageError(f"{directory / MANIFEST_NAME} is not valid: {problems}") from error
+        ]
+    else:
+        problems = find_contradictions(manifest)
+        if not problems:
+            return manifest
+    raise PackageError(
+        f"{directory / MANIFEST_NAME} is not valid: {'; '.join(problems)}; export the model again"
+    )
 
 
 class _Header(BaseModel):
     format_version: PositiveInt
 
 
+def _refuse_newer_format(raw: bytes, directory: Path) -> None:
+    try:
+        version = _Header.model_validate_json(raw).format_version
+    except ValidationError:  # named together with all other fields that are wrong
+        return
+    if version > FORMAT_VERSION:
+        raise PackageError(
+            f"{directory}: package format {version} is newer than {FORMAT_VERSION}, the newest "
+            "that this release reads; upgrade tokenweir or export the model again"
+        )
+
+
+def _check_unlisted(directory: Path, manifest: Manifest) -> None:
+    """Refuse what the manifest does not list: a graph could read weights from it, unchecked."""
+    unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, *manifest.files})
+    if unlisted:
+        raise PackageError(
+            f"{directory} holds {', '.join(map(repr, unlisted[:8]))}, which the manifest does not "
+            "list; a package holds its own files only, remove the others"
+        )
+
+
 def _check_file(directory: Path, name: str, expected: FileEntry) -> None:
     path = directory / name
-    if Path(name).name != name or name in {"", ".", ".."}:
+    if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
         raise PackageError(f"{directory}: {name!r} is a path, not a file name in the package")
-    if path.is_symlink() or (path.exists() and path.stat().st_nlink > 1):
-        raise PackageError(f"{path} is a link; a package holds plain files, copy it without links")
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise PackageError(f"{path} is missing; copy the package again or export the model again")
+    _refuse_link(path)
     found = hash_file(path)
     if found != expected:
         raise PackageError(
             f"{path} is damaged: {found.size} bytes with SHA-256 {found.sha256[:16]}..., expected "
             f"{expected.size} bytes with {expected.sha256[:16]}...; copy or export it again"
         )
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
+        raise PackageError(f"{path} is a link; a package holds plain files, copy it without links")
+    if not path.is_file():
+        raise PackageError(f"{path} is no file; a package holds plain files, export it again")

@@ -1,0 +1,110 @@
+"""Finds what makes a manifest impossible although every field of it is well-formed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.package import Manifest
+
+
+def find_contradictions(manifest: Manifest) -> list[str]:
+    """Return one sentence, beginning with the field, for everything that cannot be so."""
+    return [
+        *_wrong_contracts(manifest),
+        *_missing_files(manifest),
+        *_impossible_ids(manifest),
+        *_impossible_image(manifest),
+        *_failed_certificate(manifest),
+    ]
+
+
+def _wrong_contracts(manifest: Manifest) -> Iterator[str]:
+    """Compare the contracts that are there with those that the architecture needs."""
+    architecture = manifest.architecture
+    generates = architecture in {"encoder-decoder", "decoder"}
+    needed = {
+        "generation": generates,
+        "encoding": architecture == "encoder",
+        "image": architecture == "vision-encoder",
+    }
+    for name, is_needed in needed.items():
+        if (getattr(manifest, name) is not None) != is_needed:
+            yield f"{name}: must {'' if is_needed else 'not '}be there for {architecture}"
+    if (manifest.task == "generate") != generates:
+        yield f"task: {manifest.task} does not go with {architecture}"
+    if (manifest.layout is not None) != generates:
+        yield f"layout: {manifest.layout} does not go with {architecture}"
+    if not generates and not manifest.labels:
+        yield f"labels: none; {manifest.task} needs the names of the model's classes"
+    yield from _wrong_cross_attention(manifest)
+
+
+def _wrong_cross_attention(manifest: Manifest) -> Iterator[str]:
+    crosses = manifest.architecture == "encoder-decoder"
+    contract = manifest.generation
+    if contract is None:
+        return
+    for name in ("cross_cache", "decoder_start_token_id"):
+        if (getattr(contract, name) is not None) != crosses:
+            yield (
+                f"generation.{name}: must {'' if crosses else 'not '}be there for "
+                f"{manifest.architecture}"
+            )
+
+
+def _missing_files(manifest: Manifest) -> Iterator[str]:
+    graphs = {
+        "encoder-decoder": ("encoder.onnx", "decoder.onnx"),
+        "decoder": ("decoder.onnx",),
+        "encoder": ("model.onnx",),
+        "vision-encoder": ("model.onnx",),
+    }[manifest.architecture]
+    tokenizer = () if manifest.architecture == "vision-encoder" else ("tokenizer.json",)
+    for name in (*graphs, *tokenizer):
+        if name not in manifest.files:
+            yield f"files: {name} is not listed"
+
+
+def _impossible_ids(manifest: Manifest) -> Iterator[str]:
+    given: dict[str, int | None] = {}
+    size = 0
+    if manifest.generation is not None:
+        size = manifest.generation.vocab_size
+        given["generation.decoder_start_token_id"] = manifest.generation.decoder_start_token_id
+        for i, token_id in enumerate(manifest.generation.eos_token_ids):
+            given[f"generation.eos_token_ids.{i}"] = token_id
+    elif manifest.encoding is not None:
+        size = manifest.encoding.vocab_size
+        given["encoding.pad_token_id"] = manifest.encoding.pad_token_id
+    for name, value in given.items():
+        if value is not None and value >= size:
+            yield f"{name}: {value} is outside the vocabulary, 0 to {size - 1}"
+
+
+def _impossible_image(manifest: Manifest) -> Iterator[str]:
+    image = manifest.image
+    if image is None:
+        return
+    for name, values in (("mean", image.mean), ("std", image.std)):
+        if len(values) != image.channels:
+            yield f"image.{name}: {len(values)} values for {image.channels} channels"
+    if any(value <= 0 for value in image.std):
+        yield f"image.std: {image.std} must be above 0"
+
+
+def _failed_certificate(manifest: Manifest) -> Iterator[str]:
+    found = manifest.certificate
+    if found.tokens_equal != found.tokens_compared:
+        yield (
+            f"certificate: only {found.tokens_equal} of {found.tokens_compared} tokens were equal "
+            "to those of the eager model"
+        )
+    if manifest.task == "generate" and found.tokens_compared == 0:
+        yield "certificate: no token was compared with the eager model"
+    if found.max_abs_logit_diff > found.tolerance:
+        yield (
+            f"certificate: logits differ by {found.max_abs_logit_diff:g} from the eager model, "
+            f"more than {found.tolerance:g}"
+        )

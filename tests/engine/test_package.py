@@ -1,0 +1,321 @@
+"""load_package: a sound package loads, every kind of wrong one is refused with the reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.errors import PackageError
+from engine.package import FORMAT_VERSION, load_package
+from engine.session import create_session
+
+FILES = {
+    "decoder.onnx": b"decoder graph",
+    "decoder.onnx.data": b"decoder weights" * 10,
+    "encoder.onnx": b"encoder graph",
+    "tokenizer.json": b"{}",
+    "config.json": b"{}",
+}
+CACHE = {"num_layers": 2, "num_kv_heads": 2, "max_len": 16, "head_dim": 8}
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def _manifest(files: dict[str, bytes]) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": "dates",
+        "version": "1",
+        "architecture": "encoder-decoder",
+        "task": "generate",
+        "target": "cpu",
+        "layout": "slots",
+        "weights": "fp32",
+        "generation": {
+            "vocab_size": 20,
+            "cache": CACHE,
+            "cross_cache": CACHE,
+            "decoder_start_token_id": 1,
+            "eos_token_ids": [2],
+        },
+        "files": {
+            name: {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+            for name, content in files.items()
+        },
+        "toolchain": {"torch": "2"},
+        "certificate": {
+            "cases": 3,
+            "tokens_compared": 96,
+            "tokens_equal": 96,
+            "max_abs_logit_diff": 1e-6,
+            "tolerance": 1e-4,
+            "batch_invariant": True,
+            "dtype": "float32",
+            "covered": {"batch_sizes": [1, 2], "steps": 32},
+        },
+    }
+
+
+def _write(directory: Path, change: Change = lambda manifest: None) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name, content in FILES.items():
+        (directory / name).write_bytes(content)
+    manifest = _manifest(FILES)
+    change(manifest)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return directory
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return _write(tmp_path / "package")
+
+
+def _refusal(directory: Path) -> str:
+    with pytest.raises(PackageError) as caught:
+        load_package(directory)
+    return str(caught.value)
+
+
+def test_sound_package_loads(package: Path) -> None:
+    found = load_package(package)
+
+    assert found.manifest.name == "dates"
+    assert found.file("decoder.onnx").read_bytes() == FILES["decoder.onnx"]
+    raw = (package / "manifest.json").read_bytes()
+    assert found.manifest_sha256 == hashlib.sha256(raw).digest()
+    with pytest.raises(PackageError, match=r"lists no model\.onnx"):
+        found.file("model.onnx")
+
+
+def test_package_behind_a_link_to_its_directory_loads_from_where_it_is(
+    package: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "current").symlink_to(package)
+
+    assert load_package(tmp_path / "current").path == package.resolve()
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_one_flipped_bit_is_refused(package: Path, name: str) -> None:
+    content = bytearray(FILES[name])
+    content[len(content) // 2] ^= 1
+    (package / name).write_bytes(content)
+
+    message = _refusal(package)
+
+    assert name in message and "damaged" in message and "export it again" in message
+
+
+def test_file_cut_short_is_refused_with_both_sizes(package: Path) -> None:
+    (package / "decoder.onnx.data").write_bytes(FILES["decoder.onnx.data"][:-1])
+
+    message = _refusal(package)
+
+    assert "149 bytes" in message and "expected 150 bytes" in message
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_missing_file_is_refused(package: Path, name: str) -> None:
+    (package / name).unlink()
+
+    assert name in _refusal(package)
+
+
+def test_missing_directory_and_plain_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    for path in (tmp_path / "nothing", tmp_path / "file"):
+        assert f"{path} is no directory" in _refusal(path)
+
+
+@pytest.mark.parametrize("name", ["decoder.onnx.data", "manifest.json"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_link_is_refused_even_to_the_same_bytes(
+    package: Path, tmp_path: Path, name: str, link: Callable[[Path, Path], None]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (package / name).rename(elsewhere)
+    link(elsewhere, package / name)
+
+    assert f"{name} is a link" in _refusal(package)
+
+
+def test_link_to_nothing_and_directory_in_place_of_a_file_are_refused(package: Path) -> None:
+    (package / "config.json").unlink()
+    (package / "config.json").symlink_to("nowhere")
+    assert "config.json is a link" in _refusal(package)
+
+    (package / "config.json").unlink()
+    (package / "config.json").mkdir()
+    assert "config.json is no file" in _refusal(package)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "/etc/passwd", "sub/file", "..", ".", "", "a\\b", ".hidden", "a\0b", "a" * 300]
+    + ["manifest.json"],
+)
+def test_path_in_the_manifest_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("{}")
+    entry = {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2}
+
+    directory = _write(tmp_path / "p", lambda m: m["files"].update({name: entry}))
+
+    assert "is a path, not a file name" in _refusal(directory)
+
+
+def test_file_that_is_not_listed_is_refused(package: Path) -> None:
+    (package / "other.data").write_bytes(b"weights nobody checked")
+
+    assert "'other.data', which the manifest does not list" in _refusal(package)
+
+
+def test_newer_format_is_refused_whatever_else_it_holds(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest.update(format_version=FORMAT_VERSION + 1, target="quantum")
+
+    message = _refusal(_write(tmp_path / "p", change))
+
+    assert "format 2 is newer than 1" in message and "upgrade tokenweir" in message
+
+
+def test_every_wrong_field_of_the_manifest_is_named(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        del manifest["format_version"]
+        manifest["name"] = "../x"
+        manifest["target"] = "abacus"
+        manifest["typo"] = 1
+        manifest["generation"]["cache"] = CACHE | {"max_len": 0}
+        manifest["files"]["config.json"] = {"sha256": "short", "size": -1}
+        manifest["certificate"]["max_abs_logit_diff"] = float("nan")
+
+    message = _refusal(_write(tmp_path / "p", change))
+
+    for field in (
+        "format_version",
+        "name",
+        "target",
+        "typo",
+        "generation.cache.max_len",
+        "files.config.json.sha256",
+        "files.config.json.size",
+        "certificate.max_abs_logit_diff",
+    ):
+        assert f"{field}: " in message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe\x00", b"[" * 100_000])
+def test_manifest_that_is_no_json_object_is_refused(package: Path, content: bytes) -> None:
+    (package / "manifest.json").write_bytes(content)
+
+    assert "manifest.json is not valid" in _refusal(package)
+
+
+def test_huge_manifest_is_refused_unread(package: Path) -> None:
+    with (package / "manifest.json").open("wb") as file:
+        file.truncate(2**32)  # takes no room on disk
+
+    assert "more than 1,048,576 bytes" in _refusal(package)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens_equal": 95}, "95 of 96 tokens were equal"),
+        ({"tokens_equal": 97}, "97 of 96 tokens were equal"),
+        ({"max_abs_logit_diff": 2e-4}, "0.0002 from the eager model, more than 0.0001"),
+        ({"tokens_equal": 0, "tokens_compared": 0}, "no token was compared"),
+        ({"cases": 0}, "certificate.cases"),
+        ({"tolerance": float("inf")}, "certificate.tolerance"),
+    ],
+)
+def test_certificate_that_was_not_passed_is_refused(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    directory = _write(tmp_path / "p", lambda m: m["certificate"].update(change))
+
+    assert reason in _refusal(directory)
+
+
+TEXT = {"vocab_size": 20, "max_len": 8, "pad_token_id": 0, "embedding_dim": 4}
+IMAGE = {"size": 4, "channels": 3, "mean": [0.5] * 3, "std": [0.5] * 3, "embedding_dim": 4}
+ONE_PASS = {"task": "classify", "layout": None, "generation": None, "labels": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        ({"generation": None}, ["generation"]),
+        ({"encoding": TEXT, "image": IMAGE}, ["encoding", "image"]),
+        ({"task": "label", "layout": None}, ["task", "layout"]),
+        ({"architecture": "decoder"}, ["generation.cross_cache", "generation.decoder_start_token"]),
+        ({"architecture": "encoder"}, ["generation", "encoding", "task", "layout", "labels"]),
+        (ONE_PASS | {"architecture": "encoder", "encoding": TEXT}, ["files: model.onnx"]),
+        (
+            ONE_PASS | {"architecture": "encoder", "encoding": TEXT | {"pad_token_id": 20}},
+            ["encoding.pad_token_id: 20 is outside the vocabulary, 0 to 19"],
+        ),
+        (
+            ONE_PASS
+            | {"architecture": "vision-encoder", "image": IMAGE | {"mean": [0], "std": [0, 1, 1]}},
+            ["image.mean: 1 values for 3 channels", "image.std"],
+        ),
+        ({"files": {}}, ["encoder.onnx", "decoder.onnx", "tokenizer.json"]),
+    ],
+)
+def test_manifest_that_contradicts_itself_is_refused(
+    tmp_path: Path, change: dict[str, Any], fields: list[str]
+) -> None:
+    message = _refusal(_write(tmp_path / "p", lambda m: m.update(change)))
+
+    for field in fields:
+        assert field in message
+
+
+def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["generation"].update(decoder_start_token_id=20, eos_token_ids=[2, 99])
+
+    message = _refusal(_write(tmp_path / "p", change))
+
+    assert "generation.decoder_start_token_id: 20" in message
+    assert "generation.eos_token_ids.1: 99" in message
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute", "link"])
+def test_graph_whose_weights_lie_outside_the_directory_is_not_loaded(
+    tmp_path: Path, kind: str
+) -> None:
+    secret = tmp_path / "secret.data"
+    secret.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    directory = tmp_path / "package"
+    directory.mkdir()
+    (directory / "link.data").symlink_to(secret)
+    location = {"parent": "../secret.data", "absolute": str(secret), "link": "link.data"}[kind]
+    weights = numpy_helper.from_array(np.zeros(4, dtype=np.float32), "w")
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value=location)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (directory / "model.onnx").write_bytes(model.SerializeToString())
+
+    with pytest.raises(PackageError, match="cannot load this graph"):
+        create_session(directory / "model.onnx")
+    assert onnx.load(str(directory / "model.onnx"), load_external_data=False)
