@@ -145,6 +145,10 @@ class CapabilityNotSupported(TokenweirError):
 
     reason = "CAPABILITY_NOT_SUPPORTED"
 
+    def __init__(self, message: str, features: Sequence[str] = ()) -> None:
+        self.features = tuple(features)  # what is missing: paths of fields, names of methods
+        super().__init__(message)
+
 
 class RequestAborted(TokenweirError):
     """The request was ended from outside: by its client or by an operator."""

@@ -1,0 +1,120 @@
+"""The models that a worker serves, found by what a request says of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from engine.errors import (
+    CapabilityNotSupported,
+    FieldViolation,
+    InvalidRequest,
+    ModelNotFound,
+    ModelVersionNotFound,
+)
+from engine.package import Package
+from engine.prediction import Prediction, PredictionItem
+from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot
+from server.answers import ServedModel
+
+_MAX_ECHO = 64  # characters of a name that an error repeats
+
+
+class Engine(Protocol):
+    """What both kinds of engine have; `AsyncEngine` and `EncoderEngine` in production."""
+
+    @property
+    def package(self) -> Package:
+        """What is served."""
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What may be asked of this model."""
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine cannot serve any more."""
+
+    def load(self) -> LoadSnapshot:
+        """Return how busy the engine is now."""
+
+    async def start(self) -> None:
+        """Begin to take requests."""
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
+
+
+@runtime_checkable
+class GeneratingEngine(Engine, Protocol):
+    """Continues prompts; `AsyncEngine` in production."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Yield Admitted, deltas and ends of sequences, then RequestFinished."""
+
+
+@runtime_checkable
+class PredictingEngine(Engine, Protocol):
+    """Runs one-pass models; `EncoderEngine` in production."""
+
+    async def predict(
+        self,
+        items: Sequence[PredictionItem],
+        *,
+        request_id: str,
+        deadline: float | None,
+        path: str = "items",
+    ) -> Prediction:
+        """Return what the model says of each item."""
+
+
+class Catalog:
+    """Engines by name."""
+
+    def __init__(self, engines: Mapping[str, Engine], replica_id: str) -> None:
+        self.engines = dict(sorted(engines.items()))
+        self.replica_id = replica_id
+
+    def served(self, name: str) -> ServedModel:
+        """Return what answers say of the model."""
+        engine = self.engines[name]
+        return ServedModel(name, engine.package, engine.capabilities, self.replica_id)
+
+    def generating(self, name: str, version: str) -> GeneratingEngine:
+        """Return the engine of a generating model."""
+        engine = self._find(name, version)
+        if isinstance(engine, GeneratingEngine):
+            return engine
+        raise _cannot(name, engine, "generate")
+
+    def predicting(self, name: str, version: str, capability: str) -> PredictingEngine:
+        """Return the engine of a model that can "classify", "label" or "embed"."""
+        engine = self._find(name, version)
+        if isinstance(engine, PredictingEngine) and capability in engine.capabilities:
+            return engine
+        raise _cannot(name, engine, capability)
+
+    def _find(self, name: str, version: str) -> Engine:
+        if not name:
+            raise InvalidRequest(
+                [FieldViolation("model", f"no model is named; served here: {self._names()}")]
+            )
+        engine = self.engines.get(name)
+        if engine is None:
+            raise ModelNotFound(f"no model {name[:_MAX_ECHO]!a} here; served: {self._names()}")
+        served = engine.package.manifest.version
+        if version and version != served:
+            raise ModelVersionNotFound(
+                f"no version {version[:_MAX_ECHO]!a} of model {name}; "
+                f"served: {served}; leave model_version empty for it"
+            )
+        return engine
+
+    def _names(self) -> str:
+        return ", ".join(self.engines) or "none"
+
+
+def _cannot(name: str, engine: Engine, capability: str) -> CapabilityNotSupported:
+    return CapabilityNotSupported(
+        f"model {name} cannot {capability}; it can {', '.join(engine.capabilities)}", [capability]
+    )

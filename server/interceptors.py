@@ -1,0 +1,189 @@
+"""What every call to a worker passes through: status of errors, admission, parsing of its bytes.
+
+Outermost first: StatusInterceptor, AdmissionInterceptor, ParsingInterceptor, then the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from engine.errors import Draining, EngineFailure, FieldViolation, MalformedMessage, TokenweirError
+from server.status import call_status
+
+logger = logging.getLogger(__name__)
+
+Context = aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # no generic class at run time
+Behavior = Callable[[Any, Context], Awaitable[Any]]  # a stream writes to the context instead
+Around = Callable[[Behavior, Any, Context], Awaitable[Any]]
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+# Set by ParsingInterceptor for everything further in, and for the log lines further out.
+_request_id: ContextVar[str] = ContextVar("request_id")
+
+DRAINING_RETRY_AFTER = 0.5  # seconds; another replica is chosen sooner than that
+
+
+def current_request_id() -> str:
+    """Return the id of the call that is being answered: the client's, or one made here."""
+    return _request_id.get()
+
+
+class _WrappingInterceptor(aio.ServerInterceptor):
+    """Wraps the behavior of every call that has one request message; `around` says how."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails],
+            Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None],
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        return self.wrap(handler_call_details.method, handler)
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        raise NotImplementedError
+
+
+class StatusInterceptor(_WrappingInterceptor):
+    """Answers every error with its status and details; never with a stack trace."""
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
+            _request_id.set(str(uuid.uuid4()))
+            try:
+                return await behavior(request, context)
+            except TokenweirError as error:
+                await _abort(context, method, error)
+            except aio.BaseError:  # aborted further in, or the client is gone
+                raise
+            except Exception:
+                request_id = current_request_id()
+                logger.exception("%s, request %s failed", method, request_id)
+                await _abort(context, method, _failure(request_id))
+
+        return _with_behavior(handler, around)
+
+
+class AdmissionInterceptor(_WrappingInterceptor):
+    """Counts the calls that run a model, and refuses new ones once the worker drains."""
+
+    def __init__(self, services: frozenset[str]) -> None:
+        self._prefixes = tuple(f"/{service}/" for service in services)
+        self.live = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no call is live."""
+        await self._idle.wait()
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        if not method.startswith(self._prefixes):
+            return handler
+
+        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
+            if self.draining:
+                raise Draining("this worker is stopping; ask again", DRAINING_RETRY_AFTER)
+            self._begin()
+            context.add_done_callback(self._end)  # after the status was sent, not before
+            return await behavior(request, context)
+
+        return _with_behavior(handler, around)
+
+    def _begin(self) -> None:
+        self.live += 1
+        self._idle.clear()
+
+    def _end(self, context: Context) -> None:
+        self.live -= 1
+        if not self.live:
+            self._idle.set()
+
+
+class ParsingInterceptor(_WrappingInterceptor):
+    """Parses requests itself: gRPC would answer malformed bytes with UNKNOWN."""
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        parse = handler.request_deserializer
+        if parse is None:
+            return handler
+
+        async def around(behavior: Behavior, data: bytes, context: Context) -> Any:
+            try:
+                request = parse(data)
+            except DecodeError as error:
+                raise MalformedMessage(
+                    [FieldViolation("", f"{len(data)} bytes are no request of {method}")]
+                ) from error
+            if request_id := _client_request_id(request):
+                _request_id.set(request_id)
+            return await behavior(request, context)
+
+        return _with_behavior(handler, around, takes_bytes=True)
+
+
+def _client_request_id(request: Message) -> str:
+    inner = getattr(request, "request", request)  # GenerateStreamRequest has it one level down
+    return str(getattr(inner, "request_id", ""))
+
+
+def _failure(request_id: str) -> EngineFailure:
+    return EngineFailure(f"request {request_id} failed inside the server; its log says why")
+
+
+async def _abort(context: Context, method: str, error: TokenweirError) -> None:
+    request_id = current_request_id()
+    status = call_status(error, request_id)
+    logger.info("%s, request %s: %s: %s", method, request_id, status.code.name, status.message)
+    await context.abort(status.code, status.message, status.trailing_metadata)
+
+
+def _with_behavior(handler: Handler, around: Around, *, takes_bytes: bool = False) -> Handler:
+    inner = _behavior(handler)
+
+    async def behavior(request: Any, context: Context) -> Any:
+        return await around(inner, request, context)
+
+    make = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    return make(
+        behavior,
+        None if takes_bytes else handler.request_deserializer,
+        handler.response_serializer,
+    )
+
+
+def _behavior(handler: Handler) -> Behavior:
+    """Return what answers a call; a generator is turned into a writer of its messages."""
+    behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    if not inspect.isasyncgenfunction(behavior):
+        return cast(Behavior, behavior)
+    generate = cast(Callable[[Any, Context], AsyncIterator[Any]], behavior)
+
+    async def write_all(request: Any, context: Context) -> None:
+        async with aclosing(generate(request, context)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                await context.write(message)
+
+    return write_all

@@ -1,0 +1,116 @@
+"""Turns errors into gRPC statuses: the one table, and the details sent with each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from engine import errors
+
+DOMAIN = "tokenweir"
+DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+# A class that is not here is answered as the nearest of its bases that is.
+STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
+    errors.TokenweirError: grpc.StatusCode.INTERNAL,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.MalformedMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ModelVersionNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TokenBudgetFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DeadlineExpired: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ExpiredInQueue: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ExpiredInDecode: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Starting: grpc.StatusCode.UNAVAILABLE,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.ReplicaLost: grpc.StatusCode.UNAVAILABLE,
+    errors.CapabilityNotSupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.RequestAborted: grpc.StatusCode.ABORTED,
+    errors.EngineFailure: grpc.StatusCode.INTERNAL,
+    errors.ConfigError: grpc.StatusCode.INTERNAL,
+    errors.PackageError: grpc.StatusCode.INTERNAL,
+    errors.CheckpointError: grpc.StatusCode.INTERNAL,
+    errors.CertificateError: grpc.StatusCode.INTERNAL,
+}
+
+# Clients accept 8 KiB of trailing metadata, in which the message stands twice and details grow
+# by a third in base64; what a request made long must not cost it the whole answer.
+_MAX_MESSAGE_BYTES = 600
+_MAX_DESCRIPTION_BYTES = 200
+_MAX_VIOLATIONS = 12
+
+
+@dataclass(frozen=True)
+class CallStatus:
+    """How a call ends when it fails: the three arguments of `ServicerContext.abort`."""
+
+    code: grpc.StatusCode
+    message: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:
+    """Return the status of an error, with exactly one ErrorInfo and what else its class carries."""
+    code = _code(type(error))
+    message = _clip(str(error), _MAX_MESSAGE_BYTES)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in _details(error, request_id):
+        status.details.add().Pack(detail)
+    trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, status.SerializeToString())]
+    if (retry_after := _retry_after(error)) is not None:
+        trailing.append((PUSHBACK_KEY, str(round(retry_after * 1000))))
+    return CallStatus(code, message, tuple(trailing))
+
+
+def _code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
+    return next(STATUS_CODES[c] for c in error_class.__mro__ if c in STATUS_CODES)
+
+
+def _retry_after(error: errors.TokenweirError) -> float | None:
+    match error:
+        case errors.Overloaded() | errors.Unavailable():
+            return error.retry_after
+        case _:
+            return None
+
+
+def _details(error: errors.TokenweirError, request_id: str) -> list[Message]:
+    metadata = {"request_id": _clip(request_id, _MAX_DESCRIPTION_BYTES)}
+    details: list[Message] = []
+    match error:
+        case errors.InvalidRequest():
+            details.append(_bad_request(error))
+        case errors.CapabilityNotSupported() if error.features:
+            metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
+        case errors.Overloaded() | errors.Unavailable():
+            delay = Duration()
+            delay.FromMilliseconds(round(error.retry_after * 1000))
+            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
+    return [info, *details]
+
+
+def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
+    bad_request = error_details_pb2.BadRequest()
+    for violation in error.violations[:_MAX_VIOLATIONS]:
+        bad_request.field_violations.add(
+            field=_clip(violation.field, _MAX_DESCRIPTION_BYTES),
+            description=_clip(violation.description, _MAX_DESCRIPTION_BYTES),
+        )
+    return bad_request
+
+
+def _clip(text: str, max_bytes: int) -> str:
+    """Return text that is printable ASCII, no longer than that; it may echo what a client sent."""
+    line = text.encode("ascii", "backslashreplace").decode("ascii").replace("\n", " ")
+    return line if len(line) <= max_bytes else line[: max_bytes - 3] + "..."

@@ -1,0 +1,185 @@
+"""One gRPC server on the engines of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from tokenweir.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    prediction_service_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from engine.errors import ConfigError
+from server.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
+from server.config import WorkerConfig
+from server.interceptors import AdmissionInterceptor, ParsingInterceptor, StatusInterceptor
+from server.service import AdminService, GenerationService, PredictionService, ServerFacts
+
+logger = logging.getLogger(__name__)
+
+GENERATION = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+PREDICTION = prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"].full_name
+ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+SERVICES = (GENERATION, PREDICTION, ADMIN)
+FEATURES = (HEALTH, reflection.SERVICE_NAME)
+
+_UP = health_pb2.HealthCheckResponse.SERVING
+_DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+
+# A gateway notices by pings that a host is gone; without these the server calls them abuse.
+_PING_OPTIONS = (
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class Worker:
+    """Serves models by name; owns their engines from `start` to the end of `drain`."""
+
+    def __init__(self, models: Mapping[str, Engine], config: WorkerConfig) -> None:
+        clash = {"", *SERVICES} & set(models)
+        if clash:
+            raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
+        self.replica_id = uuid.uuid4().hex
+        self._config = config
+        self._catalog = Catalog(models, self.replica_id)
+        self._admission = AdmissionInterceptor(frozenset({GENERATION, PREDICTION}))
+        self._health = health_aio.HealthServicer()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """False once an engine cannot serve any more."""
+        return all(engine.healthy for engine in self._catalog.engines.values())
+
+    def load(self) -> int:
+        """Return the number of calls that are being answered by a model, or wait for it."""
+        return self._admission.live
+
+    async def start(self) -> str:
+        """Start the engines and listen; return "host:port".
+
+        Raises ConfigError if nobody can listen there; the engines are then not started.
+        """
+        self._server = self._make_server()
+        self._add_services()
+        port = listen(self._server, self._config.host, self._config.port)
+        await self._start_engines()
+        await self._publish_health()
+        await self._server.start()
+        self._watching = asyncio.create_task(self._watch_engines())
+        logger.info("worker %s serves on %s:%d", self.replica_id, self._config.host, port)
+        return f"{self._config.host}:{port}"
+
+    async def drain(self, grace: float) -> None:
+        """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._health.enter_graceful_shutdown()
+        self._admission.draining = True
+        await self._wait_until_idle(grace)
+        # What still runs is ended with DRAINING, not by closing its connection.
+        await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
+        await self._wait_until_idle(_LAST_WORDS)
+        await self._server.stop(0)
+
+    def _make_server(self) -> aio.Server:
+        return aio.server(
+            interceptors=(StatusInterceptor(), self._admission, ParsingInterceptor()),
+            options=(*server_options(self._config.max_request_bytes), *_PING_OPTIONS),
+            maximum_concurrent_rpcs=self._config.max_concurrent_calls,
+        )
+
+    def _add_services(self) -> None:
+        config, server = self._config, self._server
+        facts = ServerFacts(
+            version=metadata.version("tokenweir"),
+            start_time=datetime.now(UTC),
+            features=FEATURES,
+            limits=config.limits,
+            max_request_bytes=config.max_request_bytes,
+        )
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationService(self._catalog, config.limits), server
+        )
+        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+            PredictionService(self._catalog, config.limits), server
+        )
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(self._catalog, facts, self._admission), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+
+    async def _start_engines(self) -> None:
+        started: list[Engine] = []
+        try:
+            for engine in self._catalog.engines.values():
+                await engine.start()
+                started.append(engine)
+        except BaseException:
+            for engine in started:
+                await engine.stop(0)
+            await self._server.stop(0)
+            raise
+
+    async def _watch_engines(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.health_period)
+            await self._publish_health()
+
+    async def _publish_health(self) -> None:
+        """Set the health of every name: of a service by the engines that answer for it."""
+        engines = self._catalog.engines
+        generating = [e for e in engines.values() if isinstance(e, GeneratingEngine)]
+        predicting = [e for e in engines.values() if isinstance(e, PredictingEngine)]
+        healthy = {
+            "": self.healthy,
+            GENERATION: all(engine.healthy for engine in generating),
+            PREDICTION: all(engine.healthy for engine in predicting),
+            ADMIN: True,
+            **{name: engine.healthy for name, engine in engines.items()},
+        }
+        for name, is_healthy in healthy.items():
+            await self._health.set(name, _UP if is_healthy else _DOWN)
+
+    async def _wait_until_idle(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._admission.wait_until_idle(), seconds)
+
+
+_LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
+
+
+def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC options of every server here."""
+    return (
+        ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
+        ("grpc.max_receive_message_length", max_request_bytes),
+    )
+
+
+def listen(server: aio.Server, host: str, port: int) -> int:
+    """Bind a server, return its port; ConfigError if it cannot be had."""
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: it is in use, or not allowed to this user; "
+            "stop what uses it, or choose another port (0: any that is free)"
+        ) from error

@@ -1,0 +1,305 @@
+"""Engines that do what a test tells them, and packages without files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import (
+    Draining,
+    ExpiredInDecode,
+    ExpiredInQueue,
+    FieldViolation,
+    InvalidRequest,
+    TokenweirError,
+)
+from engine.package import (
+    CacheShape,
+    Certificate,
+    EncodingContract,
+    GenerationContract,
+    ImageContract,
+    Manifest,
+    Package,
+)
+from engine.prediction import ItemPrediction, Prediction, PredictionItem
+from engine.request import (
+    Admitted,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    LoadSnapshot,
+    RequestFinished,
+    RequestLimits,
+    SequenceFinished,
+    TextDelta,
+    Timing,
+    Usage,
+    check_sampling_params,
+)
+from server.config import WorkerConfig
+from server.worker import Worker
+
+VOCAB_SIZE = 100
+MAX_PROMPT = 16  # tokens = words of a text
+TIMING = Timing(
+    queue=0.01, prefill=0.02, decode=0.03, time_to_first_token=0.03, steps=3, mean_batch_size=2.0
+)
+LABELS = ("NOUN", "VERB", "DET")
+
+
+def certificate(*, batch_invariant: bool = True) -> Certificate:
+    return Certificate(
+        cases=12,
+        tokens_compared=100,
+        tokens_equal=100,
+        max_abs_logit_diff=1e-6,
+        tolerance=1e-4,
+        batch_invariant=batch_invariant,
+        dtype="float32",
+        covered={"steps": 32},
+    )
+
+
+def generation_package(name: str = "dates", *, batch_invariant: bool = True) -> Package:
+    cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=64, head_dim=8)
+    manifest = Manifest(
+        format_version=1,
+        name=name,
+        version="7",
+        architecture="encoder-decoder",
+        task="generate",
+        target="cpu",
+        layout="slots",
+        weights="fp32",
+        generation=GenerationContract(
+            vocab_size=VOCAB_SIZE,
+            cache=cache,
+            cross_cache=cache.model_copy(update={"max_len": MAX_PROMPT}),
+            decoder_start_token_id=0,
+            eos_token_ids=(1,),
+        ),
+        files={},
+        toolchain={"torch": "2.13.0"},
+        certificate=certificate(batch_invariant=batch_invariant),
+    )
+    return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x01" * 32)
+
+
+def prediction_package(name: str = "tags", *, task: str = "label") -> Package:
+    image = ImageContract(size=8, channels=1, mean=(0.5,), std=(0.5,), embedding_dim=2)
+    text = EncodingContract(vocab_size=VOCAB_SIZE, max_len=32, pad_token_id=0, embedding_dim=2)
+    manifest = Manifest(
+        format_version=1,
+        name=name,
+        architecture="encoder" if task == "label" else "vision-encoder",
+        task=task,
+        target="cpu",
+        layout=None,
+        weights="fp32",
+        encoding=text if task == "label" else None,
+        image=image if task == "classify" else None,
+        labels=LABELS,
+        files={},
+        toolchain={},
+        certificate=certificate(),
+    )
+    return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x02" * 32)
+
+
+class _Lifecycle:
+    def __init__(self, package: Package) -> None:
+        self.package = package
+        self.healthy = True
+        self.started = False
+        self.stopped = False
+        self._open: set[asyncio.Task[object]] = set()
+        self._stopping = asyncio.Event()
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def stop(self, grace: float = 0.0) -> None:
+        self.stopped = True
+        self._stopping.set()
+
+
+class FakeGenerator(_Lifecycle):
+    """Echoes the words of the prompt, a word a token; words in capitals are orders.
+
+    HOLD waits until `release` is set, FAIL raises `error`, CRASH raises a bug, LONG makes 2,000
+    tokens without a pause, SLOW takes 10 ms a token. `aborted` holds what was closed too early.
+    """
+
+    capabilities = ("generate", "stream")
+
+    def __init__(self, package: Package | None = None) -> None:
+        super().__init__(package or generation_package())
+        self.requests: list[GenerationRequest] = []
+        self.aborted: list[str] = []
+        self.release = asyncio.Event()
+        self.admit = asyncio.Event()
+        self.admit.set()
+        self.error: TokenweirError | None = None
+        self.seen = asyncio.Event()  # some request has reached HOLD
+        self.done = asyncio.Event()  # some request has ended or was aborted
+
+    def load(self) -> LoadSnapshot:
+        return LoadSnapshot(
+            running=3, waiting=1, waiting_tokens=9, cache_used=0.25, tokens_per_second=50.0
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        words = self._checked(request)
+        self.requests.append(request)
+        finished = False
+        try:
+            await self._until(self.admit, request, ExpiredInQueue)
+            yield Admitted(request.request_id)
+            for index in range(request.params.num_outputs):
+                text = []
+                for word in _expanded(words):
+                    await self._obey(word, request)
+                    text.append(word + " ")
+                    yield TextDelta(index, word + " ", (len(word),))
+                yield SequenceFinished(
+                    index=index,
+                    reason=FinishReason.STOP if "STOP" in words else FinishReason.EOS,
+                    text="".join(text),
+                    token_ids=tuple(len(word) for word in _expanded(words)),
+                    matched_stop="STOP" if "STOP" in words else None,
+                    sum_logprob=-0.5 * (index + 1),
+                )
+            finished = True
+            yield RequestFinished(
+                request.request_id,
+                Usage(input_tokens=len(words), output_tokens=len(text)),
+                TIMING,
+                seed=request.params.seed or 0,
+            )
+        finally:
+            if not finished:
+                self.aborted.append(request.request_id)
+            self.done.set()
+
+    def _checked(self, request: GenerationRequest) -> list[str]:
+        violations = check_sampling_params(
+            request.params, limits=RequestLimits(), vocab_size=VOCAB_SIZE
+        )
+        path = request.input_path
+        prompt = request.prompt
+        words = prompt.split() if isinstance(prompt, str) else [str(i) for i in prompt]
+        where = f"{path}.text" if isinstance(prompt, str) else f"{path}.tokens"
+        if not words:
+            violations.append(FieldViolation(where, "it is empty"))
+        if len(words) > MAX_PROMPT:
+            violations.append(FieldViolation(where, f"{len(words)} tokens, at most {MAX_PROMPT}"))
+        if not isinstance(prompt, str):
+            violations += [
+                FieldViolation(f"{path}.tokens.ids[{i}]", f"{token} is outside 0 to 99")
+                for i, token in enumerate(prompt)
+                if not 0 <= token < VOCAB_SIZE
+            ]
+        if violations:
+            raise InvalidRequest(violations)
+        return words
+
+    async def _obey(self, word: str, request: GenerationRequest) -> None:
+        match word:
+            case "HOLD":
+                self.seen.set()
+                await self._until(self.release, request, ExpiredInDecode)
+            case "FAIL":
+                assert self.error is not None
+                raise self.error
+            case "CRASH":
+                raise ZeroDivisionError("secret of the server")
+        if "SLOW" in str(request.prompt):
+            await asyncio.sleep(0.01)
+
+    async def _until(
+        self, event: asyncio.Event, request: GenerationRequest, expired: type[TokenweirError]
+    ) -> None:
+        timeout = None if request.deadline is None else request.deadline - time.monotonic()
+        waiting = [asyncio.ensure_future(e.wait()) for e in (event, self._stopping)]
+        try:
+            done, _ = await asyncio.wait(
+                waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for one in waiting:
+                one.cancel()
+        if not done:
+            raise expired(f"request {request.request_id} ran out of time")
+        if self._stopping.is_set():
+            raise Draining("the engine is stopping", 0.2)
+
+
+def _expanded(words: list[str]) -> list[str]:
+    return ["word"] * 2_000 if "LONG" in words else words
+
+
+class FakePredictor(_Lifecycle):
+    """Says the same of every item: logits 0, 1, 2 and embedding (3, 4)."""
+
+    def __init__(self, package: Package | None = None) -> None:
+        super().__init__(package or prediction_package())
+        self.capabilities = (self.package.manifest.task, "embed")
+        self.items: list[PredictionItem] = []
+
+    def load(self) -> LoadSnapshot:
+        return LoadSnapshot(
+            running=0, waiting=0, waiting_tokens=0, cache_used=0.0, tokens_per_second=0.0
+        )
+
+    async def predict(
+        self,
+        items: Sequence[PredictionItem],
+        *,
+        request_id: str,
+        deadline: float | None,
+        path: str = "items",
+    ) -> Prediction:
+        self.items.extend(items)
+        for i, item in enumerate(items):
+            if isinstance(item.content, bytes) and not item.content.startswith(b"\x89PNG"):
+                raise InvalidRequest(
+                    [FieldViolation(f"{path}[{i}].image", "no PNG or JPEG image; send one")]
+                )
+        return Prediction(tuple(self._predict(item) for item in items), TIMING)
+
+    def _predict(self, item: PredictionItem) -> ItemPrediction:
+        logits = np.arange(3, dtype=np.float32)  # (num_labels,)
+        spans: tuple[tuple[int, int], ...] = ()
+        if self.package.manifest.task == "label":
+            spans = _word_spans(str(item.content))
+            logits = np.tile(logits, (len(spans), 1))  # (num_tokens, num_labels)
+        embedding = np.array([3.0, 4.0], dtype=np.float32)
+        return ItemPrediction(logits, embedding, input_tokens=5, spans=spans)
+
+
+def _word_spans(text: str) -> tuple[tuple[int, int], ...]:
+    spans, start = [], 0
+    for word in text.encode().split(b" "):
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return tuple(spans)
+
+
+@asynccontextmanager
+async def running_worker(
+    *engines: FakeGenerator | FakePredictor, config: WorkerConfig | None = None
+) -> AsyncIterator[tuple[Worker, str]]:
+    """Serve fakes under the names of their packages; yield the worker and its address."""
+    models = {engine.package.manifest.name: engine for engine in engines}
+    worker = Worker(models, config or WorkerConfig())
+    address = await worker.start()
+    try:
+        yield worker, address
+    finally:
+        await worker.drain(0)
