@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from loadtest.metrics import Distribution, LoadSummary
 from loadtest.runner import LoadReport
@@ -102,5 +103,5 @@ def _error_table(report: LoadReport) -> Table:
     table.add_column("the first message")
     for error, count in report.summary.errors.items():
         first = next(record.message for record in report.records if record.error == error)
-        table.add_row(error, str(count), first)
+        table.add_row(error, str(count), Text(first))  # as it is: it may have brackets in it
     return table
