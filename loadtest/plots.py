@@ -131,7 +131,7 @@ def _draw_timeline(axes: Axes, report: LoadReport) -> None:
                 linewidths=1.2 if name.startswith("failed") else 0,
                 label=f"{name} ({len(records)})",
             )
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1050 * max(record.end_to_end for record in report.records))
     axes.legend(loc="upper left", frameon=False, ncols=3, bbox_to_anchor=(0.2, 1.12))
 
 
