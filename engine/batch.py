@@ -28,7 +28,7 @@ class Encode(NamedTuple):
 
 
 class PrefillChunk(NamedTuple):
-    """The next tokens of a prompt, two or more unless the caller wants a chunk of one."""
+    """The next tokens of a prompt."""
 
     row: int
     token_ids: tuple[int, ...]
@@ -50,14 +50,14 @@ class Draw(NamedTuple):
 class ScheduledBatch:
     """One step. The parts are run in the order of the fields.
 
-    Logits come in this order: one row for each decoding row, then one for each chunk that wants
+    Logits come in another order: a row for each decoding one, then one for each chunk that wants
     them.
     """
 
     row_ops: tuple[RowOp, ...]
     encodes: tuple[Encode, ...]
-    decode_ids: tuple[int, ...]  # the token of row 0, 1, ...
     chunks: tuple[PrefillChunk, ...]
+    decode_ids: tuple[int, ...]  # the token of row 0, 1, ...
     draws: tuple[Draw, ...]
 
     @property

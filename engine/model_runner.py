@@ -32,7 +32,7 @@ class ModelRunner(Protocol):
 
 
 class SlotModelRunner:
-    """Runs a step on a SlotCache: one call per source, one for all decoding rows, one per chunk.
+    """Runs a step on a SlotCache: one call per source, one per chunk, one for all decoding rows.
 
     The kernel takes several rows with one token each, or one row with several tokens. What is
     returned as logits is overwritten by later calls.
@@ -86,12 +86,12 @@ class SlotModelRunner:
         for encode in batch.encodes:
             self.encode(encode.row, encode.source_ids)
         num_logits = len(batch.decode_ids)
-        if batch.decode_ids:
-            self.decode(batch.decode_ids)
         for chunk in batch.chunks:
             into = num_logits if chunk.wants_logits else self.num_slots
             self.prefill(chunk.row, chunk.token_ids, into=into)
             num_logits += chunk.wants_logits
+        if batch.decode_ids:
+            self.decode(batch.decode_ids)
         return self._logits[:num_logits]
 
     def encode(self, row: int, source_ids: Sequence[int]) -> None:

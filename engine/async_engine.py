@@ -1,0 +1,290 @@
+"""A generating engine for event loops: requests in, streams of text events out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import (
+    Draining,
+    EngineFailure,
+    ExpiredInQueue,
+    Overloaded,
+    Starting,
+    TokenweirError,
+)
+from engine.output import EngineOutput, FailedOutput
+from engine.package import Package
+from engine.prompt import PromptReader
+from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot
+from engine.request_stream import RequestStream
+from engine.sequence import TokenRequest
+from engine.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_MAX_FAILURES_IN_A_ROW = 3  # of steps, before the engine says it is not healthy
+_RETRY_AFTER = 1.0  # seconds, while starting or draining
+_JOIN_TIMEOUT = 30.0  # seconds for the step in flight when the engine stops
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishSequence:
+    key: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Command = TokenRequest | _Abort | _FinishSequence | _Stop
+
+
+class AsyncEngine:
+    """Runs an EngineCore in a thread of its own, which sleeps while there is nothing to do.
+
+    Commands go to the thread through a queue and take effect between two steps. What a step brings
+    comes back in one call to the event loop; streams and text are touched there only.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        generation = package.manifest.generation
+        assert generation is not None
+        self._package = package
+        self._core = core
+        self._tokenizer = tokenizer
+        self._prompts = PromptReader(generation, tokenizer, config)
+        self._clock = clock
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._keys = count()
+        self._streams: dict[int, RequestStream] = {}
+        self._no_streams = asyncio.Event()
+        self._state = "new"  # then "running", "draining", "stopped"; "failed": the thread is dead
+        self._load = core.scheduler.load()  # replaced by the engine's thread
+        self._num_submitted = 0
+        self._num_taken = 0  # by the engine's thread
+        self._failures_in_a_row = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def package(self) -> Package:
+        """What is served."""
+        return self._package
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What may be asked of this model."""
+        found = ("generate", "stream", "greedy", "sampling", "num_outputs", "stop")
+        invariant = self._package.manifest.certificate.batch_invariant
+        return (*found, "batch_invariant") if invariant else found
+
+    @property
+    def healthy(self) -> bool:
+        """False if the engine's thread is not running or the last steps all failed."""
+        return self._thread.is_alive() and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+
+    def load(self) -> LoadSnapshot:
+        """Return how busy the engine is now."""
+        return replace(
+            self._load,
+            waiting=self._load.waiting + self._num_submitted - self._num_taken,
+            tokens_per_second=self._core.scheduler.tokens_per_second(),
+        )
+
+    async def start(self) -> None:
+        """Begin to take requests, on the running event loop."""
+        if self._state != "new":
+            raise RuntimeError(f"an engine starts once; this one is {self._state}")
+        self._loop = asyncio.get_running_loop()
+        self._state = "running"
+        self._thread.start()
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
+        was_running, self._state = self._state == "running", "draining"
+        if self._streams and was_running and grace > 0:
+            try:
+                await asyncio.wait_for(self._no_streams.wait(), grace)
+            except TimeoutError:
+                _log.info("%d requests are open after %g s", len(self._streams), grace)
+        self._state = "stopped"
+        self._commands.put(_Stop())
+        for key, stream in self._streams.items():
+            stream.take(FailedOutput(key, _draining()))
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Give the events of a request: Admitted, then each sequence's, then RequestFinished.
+
+        Raises InvalidRequest with the path of every wrong field, before anything waits; QueueFull,
+        TokenBudgetFull, Starting, Draining, ExpiredInQueue, ExpiredInDecode or EngineFailure.
+        Closing or cancelling the iterator aborts the request by the end of the step in flight.
+        """
+        arrival = self._clock()
+        self._refuse_if_closed()
+        prompt_ids = await self._prompts.read(request)
+        self._refuse_if_closed()
+        if request.deadline is not None and self._clock() >= request.deadline:
+            raise ExpiredInQueue(f"{request.request_id}: its deadline passed before it was queued")
+        key, stream = self._submit(request, prompt_ids, arrival)
+        try:
+            while True:
+                for event in await stream.events():
+                    yield event
+                if stream.is_read:
+                    return
+        finally:
+            self._close(key, stream)
+
+    def _submit(
+        self, request: GenerationRequest, prompt_ids: tuple[int, ...], arrival: float
+    ) -> tuple[int, RequestStream]:
+        key, params = next(self._keys), request.params
+        seed = 0
+        if params.strategy == "sampling":
+            seed = secrets.randbits(64) if params.seed is None else params.seed
+        stream = RequestStream(
+            request.request_id,
+            params,
+            self._tokenizer,
+            seed=seed,
+            num_input_tokens=len(prompt_ids),
+            finish_sequence=lambda index: self._commands.put(_FinishSequence(key, index)),
+        )
+        self._streams[key] = stream
+        self._no_streams.clear()
+        self._num_submitted += 1
+        self._commands.put(
+            TokenRequest(
+                key, request.request_id, prompt_ids, params, seed, arrival, request.deadline
+            )
+        )
+        return key, stream
+
+    def _close(self, key: int, stream: RequestStream) -> None:
+        self._streams.pop(key, None)
+        if not self._streams:
+            self._no_streams.set()
+        if not stream.has_ended:
+            self._commands.put(_Abort(key))
+
+    def _receive(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.key)
+            if stream is None or stream.has_ended:  # its reader has gone away, or it has failed
+                continue
+            try:
+                stream.take(output)
+            except Exception:
+                _log.exception("the output of %s cannot be decoded", stream.request_id)
+                stream.take(FailedOutput(output.key, _failure(stream.request_id)))
+                self._commands.put(_Abort(output.key))
+
+    def _thread_has_died(self) -> None:
+        self._state = "failed"
+        for key, stream in self._streams.items():
+            stream.take(FailedOutput(key, _failure(stream.request_id)))
+
+    def _refuse_if_closed(self) -> None:
+        if self._state == "new":
+            raise Starting("the model is still being loaded; try again", _RETRY_AFTER)
+        if self._state == "failed":
+            raise EngineFailure("the engine has stopped after an error; restart the server")
+        if self._state != "running":
+            raise _draining()
+
+    # Below: the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                self._step()
+        except Exception:
+            _log.exception("the engine of %s has stopped", self._package.manifest.name)
+            self._call_on_loop(self._thread_has_died)
+
+    def _take_commands(self) -> bool:
+        """Carry out what has been asked for, waiting if there is nothing to do; False: stop."""
+        scheduler = self._core.scheduler
+        while not scheduler.has_work or not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, _Stop):
+                return False
+            self._carry_out(command)
+        return True
+
+    def _carry_out(self, command: _Command) -> None:
+        scheduler = self._core.scheduler
+        match command:
+            case TokenRequest():
+                self._num_taken += 1
+                try:
+                    scheduler.add(command)
+                except Overloaded as error:
+                    self._hand_over([FailedOutput(command.key, error)])
+            case _Abort():
+                scheduler.abort(command.key)
+            case _FinishSequence():
+                scheduler.finish_sequence(command.key, command.index)
+        self._load = scheduler.load()
+
+    def _step(self) -> None:
+        self._hand_over(self._core.scheduler.take_outputs())
+        try:
+            outputs = self._core.step()
+            self._failures_in_a_row = 0
+        except Exception:
+            _log.exception("a step of %s failed", self._package.manifest.name)
+            self._failures_in_a_row += 1
+            outputs = self._core.recover(_failure)
+        self._load = self._core.scheduler.load()
+        self._hand_over(outputs)
+
+    def _hand_over(self, outputs: list[EngineOutput]) -> None:
+        if outputs:
+            self._call_on_loop(self._receive, outputs)
+
+    def _call_on_loop(self, function: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the event loop is closed, and with it every stream
+            _log.warning("the event loop is closed; the engine stops")
+            self._commands.put(_Stop())
+
+
+def _failure(request_id: str) -> TokenweirError:
+    return EngineFailure(
+        f"{request_id}: the engine failed in the middle of it; try again, and if it fails again "
+        "look for this request id in the server's log"
+    )
+
+
+def _draining() -> TokenweirError:
+    return Draining("the server is shutting down; try another or later", _RETRY_AFTER)

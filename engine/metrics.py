@@ -1,0 +1,33 @@
+"""A rate of events that forgets old ones."""
+
+from __future__ import annotations
+
+import math
+
+
+class DecayingRate:
+    """Events per second, an event counting less the longer ago it was.
+
+    One thread adds and any thread may read: the state is one tuple, replaced as a whole.
+    """
+
+    def __init__(self, window: float = 5.0) -> None:
+        self._window = window  # seconds in which an event loses 63 % of its weight
+        self._state: tuple[float, float, float] | None = None  # weight, when, first event
+
+    def add(self, count: float, now: float) -> None:
+        """Count events that happened now."""
+        if self._state is None:
+            self._state = (count, now, now)
+            return
+        weight, when, first = self._state
+        self._state = (weight * math.exp((when - now) / self._window) + count, now, first)
+
+    def at(self, now: float) -> float:
+        """Return the rate as of now; 0 before the first event."""
+        if self._state is None:
+            return 0.0
+        weight, when, first = self._state
+        # A young counter has seen a part of the window only.
+        seen = max(1e-3, 1 - math.exp((first - now) / self._window))
+        return weight * math.exp((when - now) / self._window) / (self._window * seen)

@@ -1,0 +1,46 @@
+"""What a step brings, as the engine's thread hands it to the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import TokenweirError
+from engine.request import FinishReason, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedOutput:
+    """A request has its slots."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One more token of a sequence, the last one if there is a reason."""
+
+    key: int
+    index: int
+    token_id: int
+    logprob: float
+    finish_reason: FinishReason | None
+    matched_stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedOutput:
+    """All sequences of a request have ended."""
+
+    key: int
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOutput:
+    """A request has ended without a result."""
+
+    key: int
+    error: TokenweirError
+
+
+EngineOutput = AdmittedOutput | TokenOutput | FinishedOutput | FailedOutput

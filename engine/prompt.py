@@ -1,0 +1,85 @@
+"""Checks a generation request and turns its prompt into token ids."""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.config import EngineConfig
+from engine.errors import FieldViolation
+from engine.package import GenerationContract
+from engine.request import GenerationRequest, SamplingParams, check_sampling_params, raise_if_any
+from engine.tokenizer import Tokenizer
+
+_MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
+_MAX_NAMED_IDS = 8  # wrong token ids named in one answer
+
+
+class PromptReader:
+    """Knows what a model takes: nothing that would make a step fail gets past it."""
+
+    def __init__(
+        self, contract: GenerationContract, tokenizer: Tokenizer, config: EngineConfig
+    ) -> None:
+        self._contract = contract
+        self._tokenizer = tokenizer
+        self._config = config
+        if contract.cross_cache is not None:
+            self._max_tokens = contract.cross_cache.max_len
+        else:
+            self._max_tokens = contract.cache.max_len - 1  # room for one token of output
+
+    async def read(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Return the prompt's token ids; InvalidRequest names every wrong field at once."""
+        violations = check_sampling_params(
+            request.params, limits=self._config.limits, vocab_size=self._contract.vocab_size
+        )
+        violations += self._check_against_engine(request.params)
+        prompt, path = request.prompt, request.input_path
+        if isinstance(prompt, str):
+            path = f"{path}.text"
+            ids = await self._encode(prompt)
+        else:
+            path = f"{path}.tokens"
+            ids = prompt
+        violations += self._check_ids(ids, path, f"{path}.ids" if ids is prompt else None)
+        raise_if_any(violations)
+        return ids
+
+    async def _encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        if len(text) <= _MAX_INLINE_CHARS:
+            return tuple(self._tokenizer.encode(text))
+        return tuple(await asyncio.to_thread(self._tokenizer.encode, text))
+
+    def _check_ids(
+        self, ids: tuple[int, ...], path: str, ids_path: str | None
+    ) -> list[FieldViolation]:
+        if not ids:
+            return [FieldViolation(path, "is empty; give at least one token of prompt")]
+        if len(ids) > self._max_tokens:
+            what = f"{len(ids)} tokens are more than {self._max_tokens}, the longest prompt of "
+            return [FieldViolation(path, f"{what} this model; shorten it")]
+        last = self._contract.vocab_size - 1
+        wrong = [i for i, token_id in enumerate(ids) if not 0 <= token_id <= last]
+        return [
+            FieldViolation(
+                path if ids_path is None else f"{ids_path}[{i}]",
+                f"token id {ids[i]} is outside the vocabulary, 0 to {last}",
+            )
+            for i in wrong[:_MAX_NAMED_IDS]
+        ]
+
+    def _check_against_engine(self, params: SamplingParams) -> list[FieldViolation]:
+        found = []
+        num_slots = self._config.max_num_seqs
+        if num_slots < params.num_outputs <= self._config.limits.max_num_outputs:
+            what = f"{params.num_outputs} is more than the {num_slots} sequences that run at once"
+            found.append(FieldViolation("decoding.num_outputs", what))
+        closing = {*params.stop_token_ids}
+        if not params.ignore_eos:
+            closing |= {*self._contract.eos_token_ids}
+        if params.min_new_tokens > 0 and len(closing) >= self._contract.vocab_size:
+            what = "every token of the vocabulary would end the sequence before min_new_tokens"
+            found.append(FieldViolation("stopping.token_ids", what))
+        return found

@@ -1,0 +1,148 @@
+"""Chooses the next token of every sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Draw
+from engine.request import SamplingParams
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+_FIRST_CANDIDATES = 256  # sorted to find the nucleus of top_p; more only if they do not reach it
+
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+class Sampled(NamedTuple):
+    """A chosen token and its log-probability in the model's own distribution."""
+
+    token_id: int
+    logprob: float
+
+
+class Sampler:
+    """Greedy choice and random sampling, a row at a time: no row's token depends on another row."""
+
+    def __init__(self) -> None:
+        self._stream = RandomStream()
+
+    def sample(self, logits: Floats, draws: Sequence[Draw]) -> list[Sampled | None]:
+        """Choose a token for each draw from its row of `logits`, [N, vocab_size].
+
+        None stands for a row that holds NaN or infinity: its model has failed.
+        """
+        if not draws:
+            return []
+        likeliest = logits.argmax(axis=1)  # the lowest id among equals; NaN counts as largest
+        largest = logits[np.arange(len(logits)), likeliest]
+        log_total = _log_total(logits, largest)  # of exp(logit - largest)
+        greedy = list(zip(likeliest.tolist(), (-log_total).tolist(), strict=True))
+        is_finite = (np.isfinite(largest) & np.isfinite(log_total)).tolist()
+        sampled: list[Sampled | None] = []
+        for draw in draws:
+            n = draw.logits_row
+            if not is_finite[n]:
+                sampled.append(None)
+            elif draw.params.strategy == "greedy" and not draw.banned:
+                sampled.append(Sampled(*greedy[n]))
+            else:
+                token_id = self._choose(logits[n], draw)
+                sampled.append(
+                    Sampled(token_id, float(logits[n, token_id] - largest[n] - log_total[n]))
+                )
+        return sampled
+
+    def _choose(self, row: Floats, draw: Draw) -> int:
+        if draw.banned:
+            row = row.copy()
+            row[list(draw.banned)] = -np.inf
+        if draw.params.strategy == "greedy":
+            return int(row.argmax())
+        scores, ids = truncate(_tempered(row, draw.params.temperature), draw.params)
+        # Tokens whose probability rounds to 0 take no room in the sum and so are never drawn.
+        cumulative = np.exp(scores - scores.max()).cumsum(dtype=np.float64)
+        uniform = self._stream.uniform(draw.seed, draw.sequence_index, draw.position)
+        chosen = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+        return chosen if ids is None else int(ids[chosen])
+
+
+class RandomStream:
+    """Random numbers by counter (Philox, Salmon et al. 2011): any of them at any time.
+
+    The number depends on nothing but its three arguments, so that a token can be drawn again
+    whatever shared the batch with it, and by another process.
+    """
+
+    def __init__(self) -> None:
+        self._generator = np.random.Philox(key=0)
+        self._state = self._generator.state
+
+    def uniform(self, seed: int, sequence_index: int, position: int) -> float:
+        """Return a number in [0, 1), a multiple of 2**-53."""
+        inner = self._state["state"]
+        inner["key"][0] = seed
+        inner["counter"][1:3] = position, sequence_index
+        self._generator.state = self._state
+        return float(int(self._generator.random_raw()) >> 11) * 2.0**-53
+
+
+def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids | None]:
+    """Return the scores that top_k, then top_p, then min_p leave, and their token ids.
+
+    The most likely token always stays, and equals of the
+    k-th stay with it. Ids None: all stay, in their order; else the most likely comes first.
+    """
+    ids: Ids | None = None
+    if 0 < params.top_k < len(scores):
+        threshold = np.partition(scores, -params.top_k)[-params.top_k]
+        scores, ids = _at_least(scores, ids, threshold)
+    if params.top_p < 1:
+        scores, ids = _nucleus(scores, ids, params.top_p)
+    if params.min_p > 0:
+        threshold = scores.max() + np.float32(math.log(params.min_p))
+        scores, ids = _at_least(scores, ids, threshold)
+    return scores, ids
+
+
+def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> tuple[Floats, Ids]:
+    """Keep the smallest set of likeliest tokens with a probability of top_p in all."""
+    probabilities = np.exp(scores - scores.max())
+    probabilities /= probabilities.sum(dtype=np.float64)
+    count = min(_FIRST_CANDIDATES, len(scores))
+    while True:
+        threshold = np.partition(scores, -count)[-count]
+        kept = np.flatnonzero(scores >= threshold)
+        kept = kept[np.argsort(-scores[kept], kind="stable")]  # the lowest id first among equals
+        before = probabilities[kept].cumsum(dtype=np.float64) - probabilities[kept]
+        if count == len(scores) or before[-1] >= top_p:
+            kept = kept[: max(1, int(np.count_nonzero(before < top_p)))]
+            return scores[kept], kept if ids is None else ids[kept]
+        count = min(count * 8, len(scores))
+
+
+def _at_least(scores: Floats, ids: Ids | None, threshold: np.float32) -> tuple[Floats, Ids]:
+    kept = np.flatnonzero(scores >= threshold)
+    return scores[kept], kept if ids is None else ids[kept]
+
+
+def _tempered(row: Floats, temperature: float) -> Floats:
+    """Return logits over temperature, shifted so that the largest is 0 and none overflows."""
+    with np.errstate(over="ignore"):  # to -inf: a probability of 0
+        shifted: Floats = (row - row.max()) / max(temperature, _SMALLEST_NORMAL)
+    return shifted
+
+
+def _log_total(logits: Floats, largest: Floats) -> Floats:
+    """Return log(sum(exp(logits - largest))) of each row; not finite for a row that is not."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted = logits - largest[:, None]  # (N, V)
+        np.exp(shifted, out=shifted)
+        total: Floats = np.log(shifted.sum(axis=1))
+    return total

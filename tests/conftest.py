@@ -1,0 +1,235 @@
+"""Fixtures for everybody: an engine on a scripted model, whose every token a test decides."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from engine.async_engine import AsyncEngine
+from engine.batch import ScheduledBatch
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.package import CacheShape, Certificate, GenerationContract, Manifest, Package
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler
+from engine.tokenizer import Tokenizer
+
+BOS, EOS = 256, 257  # ids 0 to 255 are bytes
+VOCAB_SIZE = 258
+
+# The likeliest next token, or all logits, behind a source (or none) and the tokens so far.
+Script = Callable[[list[int], list[int]], int | np.ndarray]
+
+
+class FakeClock:
+    """A clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ScriptedRunner:
+    """A ModelRunner without a model: its rows hold token ids, and a script continues them.
+
+    It refuses what the kernel would refuse or get wrong, so that every test that runs on it also
+    checks how rows are kept.
+    """
+
+    def __init__(self, script: Script, *, num_slots: int, max_len: int, has_encoder: bool) -> None:
+        self.script = script
+        self.batches: list[ScheduledBatch] = []
+        self.before_step: Callable[[], None] = lambda: None  # to block or to fail
+        self._num_slots, self._max_len, self._has_encoder = num_slots, max_len, has_encoder
+        self.reset()
+
+    def reset(self) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(self._num_slots)]
+        self.sources: list[list[int]] = [[] for _ in range(self._num_slots)]
+
+    def run(self, batch: ScheduledBatch) -> np.ndarray:
+        self.before_step()
+        self.batches.append(batch)
+        for op in batch.row_ops:
+            self._change_row(*op)
+        for encode in batch.encodes:
+            assert not self.sources[encode.row] and not self.rows[encode.row]
+            self.sources[encode.row] = list(encode.source_ids)
+        behind_chunks = []
+        for chunk in batch.chunks:
+            logits = self._append(chunk.row, list(chunk.token_ids))
+            behind_chunks += [logits] if chunk.wants_logits else []
+        behind_rows = [self._append(row, [token]) for row, token in enumerate(batch.decode_ids)]
+        return np.asarray([*behind_rows, *behind_chunks], np.float32).reshape(-1, VOCAB_SIZE)
+
+    def _change_row(self, kind: str, source: int, target: int) -> None:
+        for rows in (self.rows, self.sources):
+            if kind == "swap":
+                rows[source], rows[target] = rows[target], rows[source]
+                continue
+            if kind in ("move", "copy"):
+                assert not rows[target], "the row is not empty"
+                rows[target] = list(rows[source])
+            if kind in ("move", "clear"):
+                rows[source if kind == "move" else target] = []
+
+    def _append(self, row: int, token_ids: list[int]) -> np.ndarray:
+        assert bool(self.sources[row]) == self._has_encoder, "the row's source is not encoded"
+        self.rows[row] += token_ids
+        assert len(self.rows[row]) <= self._max_len, "the row is full"
+        answer = self.script(self.sources[row], self.rows[row])
+        if isinstance(answer, np.ndarray):
+            return answer
+        logits = np.zeros(VOCAB_SIZE, np.float32)
+        logits[answer] = 9.0
+        return logits
+
+
+@pytest.fixture
+def spell() -> Callable[[str], Script]:
+    """Make a script that continues every prompt that ends in ">" with a text and then EOS."""
+
+    def make(text: str) -> Script:
+        answer = [*text.encode(), EOS]
+
+        def script(source: list[int], tokens: list[int]) -> int:
+            start = 1 if source else tokens.index(ord(">")) + 1
+            return answer[min(len(tokens) - start, len(answer) - 1)]
+
+        return script
+
+    return make
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def make_contract() -> Callable[..., GenerationContract]:
+    """Make the contract of a model over bytes."""
+
+    def make(*, max_len: int = 64, max_source_len: int | None = None) -> GenerationContract:
+        cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=max_len, head_dim=1)
+        is_decoder = max_source_len is None
+        return GenerationContract(
+            vocab_size=VOCAB_SIZE,
+            cache=cache,
+            cross_cache=None
+            if is_decoder
+            else cache.model_copy(update={"max_len": max_source_len}),
+            decoder_start_token_id=None if is_decoder else BOS,
+            eos_token_ids=(EOS,),
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_core(make_contract: Callable[..., GenerationContract], clock: FakeClock) -> object:
+    """Make a core on a scripted model; return both."""
+
+    def make(
+        script: Script, *, config: EngineConfig | None = None, **shape: int
+    ) -> tuple[EngineCore, ScriptedRunner]:
+        config = config or EngineConfig(max_num_seqs=4)
+        contract = make_contract(**shape)
+        runner = ScriptedRunner(
+            script,
+            num_slots=config.max_num_seqs,
+            max_len=contract.cache.max_len,
+            has_encoder=contract.cross_cache is not None,
+        )
+        return EngineCore(Scheduler(config, contract, clock=clock), runner, Sampler()), runner
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer whose ids are the bytes of the text."""
+    chars = _byte_chars()
+    made = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(chars)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<s>", "</s>"])
+    path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return Tokenizer(path)
+
+
+@pytest.fixture
+def make_package(make_contract: Callable[..., GenerationContract]) -> Callable[..., Package]:
+    """Make the package of a model over bytes; its directory does not exist."""
+
+    def make(**shape: int) -> Package:
+        manifest = Manifest(
+            format_version=1,
+            name="scripted",
+            architecture="encoder-decoder" if "max_source_len" in shape else "decoder",
+            task="generate",
+            target="cpu",
+            layout="slots",
+            weights="fp32",
+            generation=make_contract(**shape),
+            files={},
+            toolchain={},
+            certificate=Certificate(
+                cases=1,
+                tokens_compared=1,
+                tokens_equal=1,
+                max_abs_logit_diff=0.0,
+                tolerance=1e-4,
+                batch_invariant=True,
+                dtype="fp32",
+                covered={},
+            ),
+        )
+        return Package(path=Path("scripted"), manifest=manifest, manifest_sha256=b"\0" * 32)
+
+    return make
+
+
+@pytest.fixture
+async def make_engine(
+    make_package: Callable[..., Package], byte_tokenizer: Tokenizer
+) -> AsyncIterator[Callable[..., Awaitable[tuple[AsyncEngine, ScriptedRunner]]]]:
+    """Make and start an engine on a scripted model; it is stopped after the test."""
+    engines: list[AsyncEngine] = []
+
+    async def make(
+        script: Script, *, config: EngineConfig | None = None, **shape: int
+    ) -> tuple[AsyncEngine, ScriptedRunner]:
+        config = config or EngineConfig(max_num_seqs=4)
+        package = make_package(**shape)
+        contract = package.manifest.generation
+        assert contract is not None
+        runner = ScriptedRunner(
+            script,
+            num_slots=config.max_num_seqs,
+            max_len=contract.cache.max_len,
+            has_encoder=contract.cross_cache is not None,
+        )
+        core = EngineCore(Scheduler(config, contract), runner, Sampler())
+        engines.append(AsyncEngine(package, core, byte_tokenizer, config))
+        await engines[-1].start()
+        return engines[-1], runner
+
+    yield make
+    for engine in engines:
+        await engine.stop()
+
+
+def _byte_chars() -> list[str]:
+    """Return the characters that stand for bytes 0 to 255 in a byte-level vocabulary."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(0x100)]

@@ -1,0 +1,529 @@
+"""The scheduler alone: no model, every token is given by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from engine.batch import ScheduledBatch
+from engine.config import EngineConfig
+from engine.errors import (
+    EngineFailure,
+    ExpiredInDecode,
+    ExpiredInQueue,
+    QueueFull,
+    TokenBudgetFull,
+)
+from engine.output import AdmittedOutput, EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.request import FinishReason, SamplingParams
+from engine.sampler import Sampled
+from engine.scheduler import Scheduler
+from engine.sequence import TokenRequest
+
+EOS = 257
+A, B, C = 65, 66, 67
+
+
+@pytest.fixture
+def make_scheduler(make_contract: Callable, clock: Callable[[], float]) -> Callable[..., Scheduler]:
+    def make(config: EngineConfig | None = None, **shape: int) -> Scheduler:
+        return Scheduler(
+            config or EngineConfig(max_num_seqs=4), make_contract(**shape), clock=clock
+        )
+
+    return make
+
+
+def small_config(**options: int) -> EngineConfig:
+    """Two slots, chunks of four, ten tokens a step."""
+    settings = {"max_num_seqs": 2, "prefill_chunk_size": 4, "max_num_batched_tokens": 10}
+    return EngineConfig(**(settings | options))
+
+
+def request(key: int, length: int = 3, *, deadline: float | None = None, **params) -> TokenRequest:
+    return TokenRequest(
+        key, f"request-{key}", tuple(range(length)), SamplingParams(**params), 7, 100.0, deadline
+    )
+
+
+def step(scheduler: Scheduler, *tokens: int | None) -> tuple[ScheduledBatch, list[EngineOutput]]:
+    """Run a step whose draws give these tokens, the last of them for all further draws."""
+    batch = scheduler.schedule()
+    given = [*tokens, *[tokens[-1] if tokens else A] * len(batch.draws)][: len(batch.draws)]
+    sampled = [None if token is None else Sampled(token, -0.5) for token in given]
+    return batch, scheduler.update(sampled)
+
+
+def run_until_idle(scheduler: Scheduler) -> list[EngineOutput]:
+    outputs = []
+    while scheduler.has_work:
+        outputs += step(scheduler)[1]
+    return outputs
+
+
+def tokens_of(outputs: Sequence[EngineOutput], key: int) -> list[int]:
+    return [o.token_id for o in outputs if isinstance(o, TokenOutput) and o.key == key]
+
+
+def ends(outputs: Sequence[EngineOutput]) -> dict[int, FinishReason | type]:
+    """Return how requests and sequences ended."""
+    found: dict[int, FinishReason | type] = {}
+    for output in outputs:
+        if isinstance(output, TokenOutput) and output.finish_reason is not None:
+            found[output.key] = output.finish_reason
+        if isinstance(output, FailedOutput):
+            found[output.key] = type(output.error)
+    return found
+
+
+# Joining and leaving
+
+
+def test_a_request_joins_while_others_decode_and_leaves_while_they_go_on(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1))
+    step(scheduler, A)
+    scheduler.add(request(2))
+
+    both, _ = step(scheduler, A, B)
+    _, outputs = step(scheduler, EOS, B)
+    alone, _ = step(scheduler, B)
+
+    assert (both.decode_ids, len(both.chunks)) == ((A,), 1)
+    assert ends(outputs) == {1: FinishReason.EOS}
+    assert alone.decode_ids == (B,)
+
+
+def test_a_waiting_request_joins_in_the_step_after_a_slot_is_free(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config())
+    for key in (1, 2, 3):
+        scheduler.add(request(key))
+    step(scheduler, A)
+    waiting = scheduler.load().waiting
+
+    _, outputs = step(scheduler, EOS, A)
+    batch, _ = step(scheduler, A)
+
+    assert waiting == 1
+    assert AdmittedOutput(3) in outputs
+    assert [len(chunk.token_ids) for chunk in batch.chunks] == [3]
+
+
+def test_requests_are_admitted_in_order_of_arrival_even_if_a_later_one_would_fit(
+    make_scheduler,
+) -> None:
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1))
+    scheduler.add(request(2, strategy="sampling", num_outputs=2))
+    scheduler.add(request(3))
+
+    _, outputs = step(scheduler)
+
+    assert [o.key for o in outputs if isinstance(o, AdmittedOutput)] == [1]
+
+
+def test_decoding_rows_stay_packed_whatever_leaves(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    for key in (1, 2, 3, 4):
+        scheduler.add(request(key))
+    step(scheduler, A)
+    step(scheduler, A, EOS, B, C)
+
+    batch, _ = step(scheduler)
+
+    assert batch.decode_ids == (A, C, B)
+    assert [tuple(op) for op in batch.row_ops] == [("clear", 1, 1), ("move", 3, 1)]
+
+
+# Prefill
+
+
+def test_a_prompt_is_cut_at_multiples_of_the_chunk_size(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1, length=15))
+
+    sizes = []
+    for _ in range(3):
+        batch, _ = step(scheduler)
+        sizes.append([len(chunk.token_ids) for chunk in batch.chunks])
+
+    assert sizes == [[4, 4], [4, 3], []]
+
+
+def test_decoding_comes_first_and_chunks_share_what_is_left_of_the_budget(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_batched_tokens=7, max_num_seqs=3))
+    scheduler.add(request(1, length=2))
+    step(scheduler)
+    scheduler.add(request(2, length=8))
+    scheduler.add(request(3, length=2))
+
+    first, _ = step(scheduler)
+    second, _ = step(scheduler)
+
+    assert (len(first.decode_ids), [len(c.token_ids) for c in first.chunks]) == (1, [4])
+    assert (len(second.decode_ids), [len(c.token_ids) for c in second.chunks]) == (1, [4, 2])
+
+
+def test_only_the_last_chunk_of_a_prompt_gives_a_token(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1, length=12))
+
+    first, outputs = step(scheduler)
+    second, _ = step(scheduler)
+
+    assert (len(first.draws), tokens_of(outputs, 1)) == (0, [])
+    assert len(second.draws) == 1
+
+
+@pytest.mark.parametrize("length", [1, 5, 9])
+def test_a_single_token_is_always_computed_with_the_decoding_rows(
+    make_scheduler, length: int
+) -> None:
+    """A chunk of one token would give other bits than the decode call."""
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1, length=length))
+
+    batches = []
+    while not (batches and batches[-1].draws):
+        batches.append(step(scheduler)[0])
+
+    assert batches[-1].decode_ids == (length - 1,)
+    assert all(len(chunk.token_ids) == 4 for batch in batches for chunk in batch.chunks)
+
+
+def test_cuts_of_a_prompt_do_not_depend_on_the_load(make_scheduler) -> None:
+    def chunks_of_last(num_others: int) -> list[tuple[int, ...]]:
+        config = EngineConfig(max_num_seqs=6, prefill_chunk_size=4, max_num_batched_tokens=11)
+        scheduler = make_scheduler(config)
+        for key in range(num_others):
+            scheduler.add(request(key, length=5 + key))
+        scheduler.add(
+            TokenRequest(99, "last", tuple(range(200, 213)), SamplingParams(), 0, 100.0, None)
+        )
+        found = []
+        for _ in range(12):
+            batch, _ = step(scheduler)
+            found += [c.token_ids for c in batch.chunks if c.token_ids[0] >= 200]
+            found += [(token,) for token in batch.decode_ids if token >= 200]
+        return found
+
+    assert chunks_of_last(5) == chunks_of_last(2) == chunks_of_last(0)
+
+
+# Encoder-decoder
+
+
+def test_a_source_is_encoded_and_its_start_token_decoded_in_the_same_step(make_scheduler) -> None:
+    scheduler = make_scheduler(max_source_len=30)
+    scheduler.add(request(1, length=20))
+
+    batch, outputs = step(scheduler, A)
+
+    assert [(e.row, len(e.source_ids)) for e in batch.encodes] == [(0, 20)]
+    assert batch.decode_ids == (256,)
+    assert tokens_of(outputs, 1) == [A]
+
+
+def test_sources_count_their_tokens_and_one_over_the_whole_budget_still_runs(
+    make_scheduler,
+) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=3), max_source_len=30)
+    for key, length in ((1, 6), (2, 6), (3, 30)):
+        scheduler.add(request(key, length=length))
+
+    encoded = [[len(e.source_ids) for e in step(scheduler)[0].encodes] for _ in range(3)]
+
+    assert encoded == [[6], [6], [30]]
+
+
+# Groups
+
+
+def test_a_group_shares_its_prompt_and_forks_with_the_first_token(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, strategy="sampling", num_outputs=3))
+
+    first, outputs = step(scheduler, A, B, C)
+    second, _ = step(scheduler, A)
+
+    assert len(first.chunks) == 1
+    assert [(d.logits_row, d.sequence_index, d.position) for d in first.draws] == [
+        (0, 0, 3),
+        (0, 1, 3),
+        (0, 2, 3),
+    ]
+    assert [op.kind for op in second.row_ops] == ["copy", "copy"]
+    assert second.decode_ids == (A, B, C)
+    assert tokens_of(outputs, 1) == [A, B, C]
+
+
+def test_a_group_waits_for_a_slot_for_each_sequence(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1))
+    scheduler.add(request(2, strategy="sampling", num_outputs=4))
+
+    step(scheduler, A)
+    before = scheduler.load()
+    _, outputs = step(scheduler, EOS)
+
+    assert (before.running, before.waiting) == (1, 1)
+    assert AdmittedOutput(2) in outputs
+    assert scheduler.load().running == 4
+
+
+def test_one_sequence_of_a_group_can_end_without_the_others(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, strategy="sampling", num_outputs=2))
+    step(scheduler, A, B)
+
+    scheduler.finish_sequence(1, 0)
+    batch, outputs = step(scheduler, EOS)
+
+    assert batch.decode_ids == (B,)
+    assert isinstance(outputs[-1], FinishedOutput)
+
+
+def test_a_leader_that_ends_with_its_first_token_leaves_its_prompt_to_the_others(
+    make_scheduler,
+) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, strategy="sampling", num_outputs=2))
+
+    step(scheduler, EOS, B)
+    batch, _ = step(scheduler)
+
+    assert batch.decode_ids == (B,)
+
+
+# Ends
+
+
+def test_max_new_tokens_ends_with_length(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, max_new_tokens=3))
+
+    outputs = run_until_idle(scheduler)
+
+    assert tokens_of(outputs, 1) == [A, A, A]
+    assert ends(outputs) == {1: FinishReason.LENGTH}
+
+
+def test_a_full_context_ends_that_sequence_only(make_scheduler) -> None:
+    scheduler = make_scheduler(max_len=10)
+    scheduler.add(request(1, length=7))
+    scheduler.add(request(2, length=3))
+
+    outputs = [output for _ in range(4) for output in step(scheduler)[1]]
+
+    assert ends(outputs) == {1: FinishReason.CONTEXT_FULL}
+    assert len(tokens_of(outputs, 1)) == 3
+    assert len(tokens_of(outputs, 2)) == 4
+
+
+def test_an_encoder_decoder_counts_its_start_token_into_the_context(make_scheduler) -> None:
+    scheduler = make_scheduler(max_len=5, max_source_len=30)
+    scheduler.add(request(1, length=20))
+
+    outputs = run_until_idle(scheduler)
+
+    assert len(tokens_of(outputs, 1)) == 4
+    assert ends(outputs) == {1: FinishReason.CONTEXT_FULL}
+
+
+def test_a_stop_token_ends_with_stop_and_is_named(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, stop_token_ids=(B, C)))
+
+    _, outputs = step(scheduler, C)
+
+    assert TokenOutput(1, 0, C, -0.5, FinishReason.STOP, C) in outputs
+
+
+def test_end_of_sequence_may_be_ignored(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, ignore_eos=True, max_new_tokens=2))
+
+    step(scheduler, EOS)
+    _, outputs = step(scheduler, EOS)
+
+    assert ends(outputs) == {1: FinishReason.LENGTH}
+
+
+def test_ends_are_banned_below_min_new_tokens(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, min_new_tokens=2, stop_token_ids=(B,)))
+
+    banned = [set(step(scheduler, A)[0].draws[0].banned) for _ in range(3)]
+
+    assert banned == [{B, EOS}, {B, EOS}, set()]
+
+
+# Refusal, abort, deadline, failure
+
+
+def test_a_full_queue_refuses_with_the_time_at_which_a_place_will_be_free(
+    make_scheduler, clock
+) -> None:
+    scheduler = make_scheduler(small_config(max_queue_size=1))
+    for key in range(10):  # two requests a second go through
+        clock.now += 0.5
+        scheduler.add(request(key))
+        step(scheduler, EOS)
+    for key in (11, 12, 13):
+        scheduler.add(request(key))
+
+    waits = []
+    for key in (14, 15):
+        with pytest.raises(QueueFull, match="1 requests are waiting, at most 1 may") as refusal:
+            scheduler.add(request(key))
+        waits.append(refusal.value.retry_after)
+
+    assert waits[0] == pytest.approx(0.5, rel=0.3)
+    assert waits[1] == pytest.approx(2 * waits[0])
+    assert scheduler.load().waiting == 1
+
+
+def test_too_many_waiting_tokens_are_refused_but_a_single_large_prompt_is_not(
+    make_scheduler,
+) -> None:
+    scheduler = make_scheduler(small_config(max_waiting_tokens=10))
+    scheduler.add(request(1))
+    scheduler.add(request(2))
+    scheduler.add(request(3, length=20))
+
+    with pytest.raises(TokenBudgetFull, match="20 prompt tokens are waiting"):
+        scheduler.add(request(4, length=1))
+
+
+def test_free_slots_do_not_count_as_queue(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_queue_size=1))
+
+    for key in (1, 2, 3):
+        scheduler.add(request(key))
+
+    assert (scheduler.load().running, scheduler.load().waiting) == (2, 1)
+
+
+def test_an_aborted_request_is_gone_from_the_next_step(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config())
+    for key in (1, 2, 3):
+        scheduler.add(request(key, max_new_tokens=2))
+    step(scheduler, A, B)
+
+    scheduler.abort(1)
+    scheduler.abort(3)
+    batch, _ = step(scheduler, B)
+    scheduler.abort(2)
+    batch_after, outputs = step(scheduler)
+
+    assert batch.decode_ids == (B,)
+    assert batch_after.is_empty
+    assert outputs == []
+    assert not scheduler.has_work
+
+
+def test_a_request_aborted_in_the_middle_of_its_prompt_frees_its_slot(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1, length=20))
+    step(scheduler)
+
+    scheduler.abort(1)
+    batch, _ = step(scheduler)
+
+    assert [op.kind for op in batch.row_ops] == ["clear"]
+    assert batch.is_empty and scheduler.load().running == 0
+
+
+def test_deadlines_are_kept_in_the_queue_and_in_the_batch(make_scheduler, clock) -> None:
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1, deadline=105.0))
+    scheduler.add(request(2))
+    scheduler.add(request(3, deadline=103.0))
+    scheduler.add(request(4, deadline=200.0))
+
+    _, early = step(scheduler)
+    clock.now = 104.0
+    _, middle = step(scheduler)
+    clock.now = 105.0
+    _, late = step(scheduler)
+
+    assert ends(early) == {}
+    assert ends(middle) == {3: ExpiredInQueue}
+    assert ends(late) == {1: ExpiredInDecode}
+    assert AdmittedOutput(4) in late
+    message = next(str(o.error) for o in late if isinstance(o, FailedOutput))
+    assert message == "request-1: its deadline passed after 5.000 s, with 2 tokens generated"
+
+
+def test_logits_that_are_not_finite_fail_their_request_only(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1))
+    scheduler.add(request(2, strategy="sampling", num_outputs=2))
+
+    _, outputs = step(scheduler, A, None, None)
+    batch, _ = step(scheduler)
+
+    assert ends(outputs) == {2: EngineFailure}
+    assert len([o for o in outputs if isinstance(o, FailedOutput)]) == 1
+    assert batch.decode_ids == (A,)
+    assert scheduler.load().running == 1
+
+
+def test_failing_all_tells_every_request_and_leaves_an_empty_scheduler(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config())
+    for key in (1, 2, 3):
+        scheduler.add(request(key))
+    scheduler.schedule()
+
+    outputs = scheduler.fail_all(lambda request_id: EngineFailure(f"{request_id} failed"))
+    scheduler.add(request(4))
+
+    failed = [(o.key, str(o.error)) for o in outputs if isinstance(o, FailedOutput)]
+    assert failed == [(key, f"request-{key} failed") for key in (1, 2, 3)]
+    assert step(scheduler)[0].chunks[0].row == 0
+
+
+# Accounting
+
+
+def test_timing_tells_queue_prefill_and_decode_and_the_batch(make_scheduler, clock) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=1, max_num_batched_tokens=5))
+    scheduler.add(request(1, max_new_tokens=1))
+    scheduler.add(request(2, length=7, max_new_tokens=3))
+
+    outputs = []
+    for _ in range(6):
+        clock.now += 1.0
+        outputs += step(scheduler)[1]
+
+    timing = next(o.timing for o in outputs if isinstance(o, FinishedOutput) and o.key == 2)
+    assert (timing.queue, timing.prefill, timing.decode) == (1.0, 2.0, 2.0)
+    assert timing.time_to_first_token == 3.0
+    assert (timing.steps, timing.mean_batch_size) == (4, 1.0)
+
+
+def test_mean_batch_size_counts_those_that_shared_the_steps(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, max_new_tokens=4))
+    scheduler.add(request(2, max_new_tokens=2))
+
+    outputs = run_until_idle(scheduler)
+
+    timings = {o.key: o.timing for o in outputs if isinstance(o, FinishedOutput)}
+    assert timings[1].mean_batch_size == 1.5
+    assert timings[2].mean_batch_size == 2.0
+
+
+def test_load_counts_sequences_requests_tokens_and_slots(make_scheduler, clock) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(1, strategy="sampling", num_outputs=3))
+    scheduler.add(request(2, strategy="sampling", num_outputs=2, length=5))
+
+    load = scheduler.load()
+    clock.now += 1
+    step(scheduler)
+    busy = scheduler.load()
+
+    assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (3, 1, 5, 0.75)
+    assert busy.tokens_per_second > 0
