@@ -37,6 +37,7 @@ _MAX_INLINE_CHARS = 4096  # longer texts, and images, are encoded off the event 
 _MAX_FAILURES_IN_A_ROW = 3  # of batches, before the engine says it is not healthy
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 _DRAIN_RETRY_AFTER = 1.0  # seconds
+_JOIN_TIMEOUT = 30.0  # seconds for the batch in flight when the engine stops
 
 
 class Graph(Protocol):
@@ -88,7 +89,9 @@ class EncoderEngine:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
-        return (self._package.manifest.task, "embed")
+        found = (self._package.manifest.task, "embed")
+        invariant = self._package.manifest.certificate.batch_invariant
+        return (*found, "batch_invariant") if invariant else found
 
     @property
     def healthy(self) -> bool:
@@ -116,7 +119,7 @@ class EncoderEngine:
             self._fail_all(_draining)
             self._changed.notify_all()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT)
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""

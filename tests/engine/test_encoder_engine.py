@@ -343,7 +343,7 @@ async def test_labels_are_given_for_the_words_and_not_for_special_tokens(
     assert item.spans == ((0, 2), (3, 5), (7, 9))
     assert item.logits[:, 0].tolist() == [VOCAB - 1, 3, 4]
     assert item.input_tokens == 5
-    assert engine.capabilities == ("label", "embed")
+    assert engine.capabilities == ("label", "embed", "batch_invariant")
 
 
 async def test_pair_is_one_row(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,79 @@
+"""Makes the engine that a package needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import PackageError
+from engine.package import GenerationContract, Package
+
+if TYPE_CHECKING:
+    from engine.async_engine import AsyncEngine
+    from engine.encoder_engine import EncoderEngine
+    from engine.tokenizer import Tokenizer
+
+
+def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | EncoderEngine:
+    """Load the graphs of a checked package; the engine is to be started by the caller.
+
+    Raises PackageError if a graph or the tokenizer is not what the manifest says.
+    """
+    contract = package.manifest.generation
+    if contract is not None:
+        return _load_generating(package, contract, config)
+    return _load_one_pass(package, config)
+
+
+# onnxruntime takes long to import: what only reads packages must not pay for it.
+
+
+def _load_generating(
+    package: Package, contract: GenerationContract, config: EngineConfig
+) -> AsyncEngine:
+    from engine.async_engine import AsyncEngine
+    from engine.core import EngineCore
+    from engine.model_runner import SlotModelRunner
+    from engine.sampler import Sampler
+    from engine.scheduler import Scheduler
+
+    tokenizer = _load_tokenizer(package, contract.vocab_size)
+    encoder: Path | None = None
+    if contract.cross_cache is not None:
+        encoder = package.file("encoder.onnx")
+    runner = SlotModelRunner.load(
+        contract,
+        package.file("decoder.onnx"),
+        encoder,
+        num_slots=config.max_num_seqs,
+        num_threads=config.num_threads,
+    )
+    core = EngineCore(Scheduler(config, contract), runner, Sampler())
+    return AsyncEngine(package, core, tokenizer, config)
+
+
+def _load_one_pass(package: Package, config: EngineConfig) -> EncoderEngine:
+    from engine.encoder_engine import EncoderEngine
+    from engine.session import create_session
+
+    text = package.manifest.encoding
+    tokenizer = _load_tokenizer(package, text.vocab_size) if text is not None else None
+    session = create_session(package.file("model.onnx"), num_threads=config.num_threads)
+    session.require(
+        inputs={"pixel_values"} if text is None else {"input_ids", "lengths"},
+        outputs={"logits", "embedding"},
+    )
+    return EncoderEngine(package, session, tokenizer, config)
+
+
+def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:
+    from engine.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(package.file("tokenizer.json"))
+    if tokenizer.vocab_size > vocab_size:
+        raise PackageError(
+            f"{package.path}: tokenizer.json makes ids up to {tokenizer.vocab_size - 1}, but the "
+            f"model knows 0 to {vocab_size - 1} only; export the model with its own tokenizer"
+        )
+    return tokenizer

@@ -1,0 +1,264 @@
+"""load_engine: from a directory on disk to answers, for every architecture."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from PIL import Image
+from tokenizers import decoders, models, pre_tokenizers
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.encoder_engine import EncoderEngine
+from engine.errors import PackageError
+from engine.factory import load_engine
+from engine.package import hash_file, load_package
+from engine.prediction import PredictionItem
+from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
+
+VOCAB = 258  # bytes, start, end
+START, END = 256, 257
+CACHE = {"num_layers": 1, "num_kv_heads": 1, "max_len": 16, "head_dim": 8}
+CACHE_SHAPE = ["B", 1, 16, 8]
+FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+CONFIG = EngineConfig(num_threads=1, max_num_seqs=2)
+
+Values = Sequence[tuple[str, int, Sequence[str | int]]]
+
+
+def _model(nodes: list[NodeProto], inputs: Values, outputs: Values, **weights: Any) -> ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(*value) for value in inputs],
+        [helper.make_tensor_value_info(*value) for value in outputs],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def _alphabet_decoder(*, cross: bool) -> ModelProto:
+    """Every byte is followed by the next one; start by "a"; "e" by the end."""
+    table = np.zeros((VOCAB, VOCAB), dtype=np.float32)
+    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % 256] = 1
+    table[START], table[ord("e")] = np.eye(VOCAB)[ord("a")], np.eye(VOCAB)[END]
+    kinds = ("key", "value")
+    names = [f"key_values.0.{kind}" for kind in kinds]
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["all"]),  # (B, S, VOCAB)
+        helper.make_node("Reshape", ["all", "rows"], ["flat"]),  # (B * S, VOCAB)
+        helper.make_node("Gather", ["flat", "logit_idx"], ["logits"]),
+        *(
+            helper.make_node("Identity", [f"past_{name}"], [f"present.{name[11:]}"])
+            for name in names
+        ),
+    ]
+    inputs: list[tuple[str, int, Sequence[str | int]]] = [
+        ("input_ids", INT64, ["B", "S"]),
+        ("position_ids", INT64, ["B", "S"]),
+        ("logit_idx", INT64, ["N"]),
+        ("seqlens_k", INT32, ["B"]),
+        ("total_seq", INT32, [1]),
+        *((f"past_{name}", FLOAT, CACHE_SHAPE) for name in names),
+    ]
+    if cross:
+        inputs += [("source_lengths", INT64, ["B"])]
+        inputs += [(f"cross_{name}", FLOAT, CACHE_SHAPE) for name in names]
+    outputs: list[tuple[str, int, Sequence[str | int]]] = [
+        ("logits", FLOAT, ["N", VOCAB]),
+        *((f"present.0.{kind}", FLOAT, CACHE_SHAPE) for kind in kinds),
+    ]
+    return _model(nodes, inputs, outputs, table=table, rows=np.array([-1, VOCAB]))
+
+
+def _idle_encoder() -> ModelProto:
+    names = [f"cross_key_values.0.{kind}" for kind in ("key", "value")]
+    return _model(
+        [helper.make_node("Identity", [f"past_{name}"], [f"present_{name}"]) for name in names],
+        [("input_ids", INT64, [1, "S"]), *((f"past_{n}", FLOAT, [1, 1, 16, 8]) for n in names)],
+        [(f"present_{name}", FLOAT, [1, 1, 16, 8]) for name in names],
+    )
+
+
+def _one_pass(name: str, shape: Sequence[str | int], *, extra: Values = ()) -> ModelProto:
+    """Both outputs are the sum of the input."""
+    nodes = [
+        helper.make_node("Cast", [name], ["x"], to=FLOAT),
+        helper.make_node("Flatten", ["x"], ["flat"], axis=1),
+        helper.make_node("ReduceSum", ["flat", "axes"], ["logits"], keepdims=1),
+        helper.make_node("Identity", ["logits"], ["embedding"]),
+    ]
+    kind = FLOAT if name == "pixel_values" else INT64
+    outputs = [("logits", FLOAT, ["B", 1]), ("embedding", FLOAT, ["B", 1])]
+    return _model(nodes, [(name, kind, shape), *extra], outputs, axes=np.array([1]))
+
+
+def _save_tokenizer(path: Path, *, extra: int = 0) -> None:
+    chars = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 255, c))
+    # Printable ASCII keeps its place, so that ids of letters are their bytes.
+    order = {ord(c): c for c in chars if 0x21 <= ord(c) <= 0x7E}
+    others = iter(c for c in chars if not 0x21 <= ord(c) <= 0x7E)
+    vocab = {order.get(i) or next(others): i for i in range(256)}
+    made = tokenizers.Tokenizer(models.BPE(vocab, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<s>", "</s>", *(f"<{i}>" for i in range(extra))])
+    made.save(str(path))
+
+
+def _write(directory: Path, graphs: dict[str, ModelProto], **manifest: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name, graph in graphs.items():
+        (directory / name).write_bytes(graph.SerializeToString())
+    if "image" not in manifest and not (directory / "tokenizer.json").exists():
+        _save_tokenizer(directory / "tokenizer.json")
+    fields = {
+        "format_version": 1,
+        "name": "tiny",
+        "target": "cpu",
+        "layout": "slots" if "generation" in manifest else None,
+        "weights": "fp32",
+        "labels": [] if "generation" in manifest else ["only"],
+        "files": {
+            path.name: hash_file(path).model_dump()
+            for path in directory.iterdir()
+            if path.name != "manifest.json"
+        },
+        "toolchain": {},
+        "certificate": {
+            "cases": 1,
+            "tokens_compared": 1,
+            "tokens_equal": 1,
+            "max_abs_logit_diff": 0,
+            "tolerance": 1e-4,
+            "batch_invariant": True,
+            "dtype": "float32",
+            "covered": {},
+        },
+    }
+    (directory / "manifest.json").write_text(json.dumps(fields | manifest))
+    return directory
+
+
+def _text_package(directory: Path, graph: ModelProto | None = None, vocab: int = VOCAB) -> Path:
+    graph = graph or _one_pass("input_ids", ["B", "S"], extra=[("lengths", INT64, ["B"])])
+    contract = {"vocab_size": vocab, "max_len": 8, "pad_token_id": 0, "embedding_dim": 1}
+    return _write(
+        directory,
+        {"model.onnx": graph},
+        architecture="encoder",
+        task="classify",
+        encoding=contract,
+    )
+
+
+def _generating_package(directory: Path, *, cross: bool) -> Path:
+    graphs = {"decoder.onnx": _alphabet_decoder(cross=cross)}
+    if cross:
+        graphs["encoder.onnx"] = _idle_encoder()
+    return _write(
+        directory,
+        graphs,
+        architecture="encoder-decoder" if cross else "decoder",
+        task="generate",
+        generation={
+            "vocab_size": VOCAB,
+            "cache": CACHE,
+            "cross_cache": CACHE if cross else None,
+            "decoder_start_token_id": START if cross else None,
+            "eos_token_ids": [END],
+        },
+    )
+
+
+@pytest.mark.parametrize(("cross", "answer"), [(False, "cde"), (True, "abcde")])
+async def test_generating_package_becomes_an_engine_that_generates(
+    tmp_path: Path, cross: bool, answer: str
+) -> None:
+    engine = load_engine(load_package(_generating_package(tmp_path / "p", cross=cross)), CONFIG)
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+    try:
+        events = [e async for e in engine.generate(GenerationRequest("r", "ab", SamplingParams()))]
+    finally:
+        await engine.stop()
+
+    (finished,) = (event for event in events if isinstance(event, SequenceFinished))
+    assert finished.text == answer
+    assert isinstance(events[-1], RequestFinished) and events[-1].usage.input_tokens == 2
+
+
+async def test_text_package_becomes_an_engine_that_predicts(tmp_path: Path) -> None:
+    engine = load_engine(load_package(_text_package(tmp_path / "p")), CONFIG)
+    assert isinstance(engine, EncoderEngine)
+    await engine.start()
+    try:
+        answer = await engine.predict([PredictionItem("ab")], request_id="r", deadline=None)
+    finally:
+        await engine.stop()
+
+    assert answer.items[0].logits.tolist() == [ord("a") + ord("b")]
+
+
+async def test_image_package_becomes_an_engine_that_predicts(tmp_path: Path) -> None:
+    image = {"size": 2, "channels": 1, "mean": [0], "std": [1], "embedding_dim": 1}
+    directory = _write(
+        tmp_path / "p",
+        {"model.onnx": _one_pass("pixel_values", ["B", 1, 2, 2])},
+        architecture="vision-encoder",
+        task="classify",
+        image=image,
+    )
+    buffer = io.BytesIO()
+    Image.fromarray(np.array([[0, 255], [255, 255]], dtype=np.uint8)).save(buffer, "PNG")
+    item = PredictionItem(buffer.getvalue())
+
+    engine = load_engine(load_package(directory), CONFIG)
+    assert isinstance(engine, EncoderEngine)
+    await engine.start()
+    try:
+        answer = await engine.predict([item], request_id="r", deadline=None)
+    finally:
+        await engine.stop()
+
+    assert answer.items[0].logits.tolist() == [3]
+
+
+def test_graph_with_other_inputs_than_the_contract_is_refused(tmp_path: Path) -> None:
+    package = load_package(_text_package(tmp_path / "p", _one_pass("input_ids", ["B", "S"])))
+
+    with pytest.raises(PackageError, match="missing.*lengths"):
+        load_engine(package, CONFIG)
+
+
+def test_graph_that_onnxruntime_does_not_take_is_refused(tmp_path: Path) -> None:
+    directory = _text_package(tmp_path / "p", ModelProto())
+
+    with pytest.raises(PackageError, match=r"model\.onnx.*export the model again"):
+        load_engine(load_package(directory), CONFIG)
+
+
+def test_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    package = load_package(_text_package(tmp_path / "p", vocab=VOCAB - 1))
+
+    with pytest.raises(PackageError, match="ids up to 257.*0 to 256 only"):
+        load_engine(package, CONFIG)
+
+
+def test_reading_a_package_does_not_load_onnxruntime() -> None:
+    code = (
+        "import sys, engine.factory, engine.package;"
+        "sys.exit('onnxruntime' in sys.modules or 'tokenizers' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
