@@ -108,6 +108,7 @@ def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
         ),
         manifest_sha256=model.manifest_sha256.hex(),
         parity=_parity(model.parity) if model.HasField("parity") else None,
+        labels=tuple(model.labels),
     )
 
 
@@ -127,6 +128,7 @@ def replica_loads(response: admin_service_pb2.GetLoadResponse) -> tuple[ReplicaL
     return tuple(
         ReplicaLoad(
             replica_id=replica.replica_id,
+            model=replica.model,
             running=replica.running,
             waiting=replica.waiting,
             waiting_tokens=replica.waiting_tokens,

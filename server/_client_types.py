@@ -143,6 +143,7 @@ class ModelInfo:
     limits: ModelLimits
     manifest_sha256: str  # hexadecimal
     parity: ParityCertificate | None
+    labels: tuple[str, ...]  # of the classes, in the order of the model's head
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,10 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class ReplicaLoad:
-    """How busy one replica is now."""
+    """How busy one replica is now with one of its models."""
 
     replica_id: str
+    model: str  # empty: all that the replica has
     running: int  # sequences in the running batch
     waiting: int  # requests
     waiting_tokens: int

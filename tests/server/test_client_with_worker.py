@@ -1,0 +1,200 @@
+"""The client and the load test against the real worker, with engines that are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from engine.errors import QueueFull
+from loadtest.runner import run
+from loadtest.workload import LoadConfig
+from server.client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    ResourceExhausted,
+    TokenweirClientError,
+)
+from tests.server.fakes import (
+    FakeGenerator,
+    FakePredictor,
+    prediction_package,
+    running_worker,
+)
+
+PNG = b"\x89PNG" + b"\0" * 20
+
+
+async def test_generate_and_stream_give_the_same():
+    async with (
+        running_worker(FakeGenerator()) as (worker, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        whole = await client.generate("dates", "the third of may")
+        stream = client.stream("dates", "the third of may")
+        pieces = [piece async for piece in stream]
+
+    assert "".join(pieces) == whole.text == "the third of may "
+    assert stream.result.sequences == whole.sequences
+    assert stream.result.usage == whole.usage
+    assert whole.provenance.replica_id == worker.replica_id
+
+
+async def test_sampled_outputs_come_with_their_seed():
+    async with (
+        running_worker(FakeGenerator()) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        answer = await client.generate("dates", "a b", temperature=0.5, seed=9, num_outputs=3)
+
+    assert [sequence.text for sequence in answer.sequences] == ["a b "] * 3
+    assert answer.provenance.seed == 9
+
+
+async def test_sync_client_in_a_thread():
+    def use(address: str) -> tuple[str, list[str], str]:
+        with Client(address, timeout=10) as client, client.stream("dates", "a b") as stream:
+            pieces = list(stream)
+            return client.generate("dates", [1, 2]).text, pieces, client.health("dates")
+
+    async with running_worker(FakeGenerator()) as (_, address):
+        text, pieces, health = await asyncio.to_thread(use, address)
+
+    assert (text, "".join(pieces), health) == ("1 2 ", "a b ", "SERVING")
+
+
+async def test_one_pass_models():
+    digits = FakePredictor(prediction_package("digits", task="classify"))
+    async with (
+        running_worker(FakePredictor(), digits) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        labels = await client.label("tags", "où été")
+        best = await client.classify("digits", PNG)
+        every = await client.classify("digits", PNG, top=0)
+        vector = await client.embed("tags", "a", normalize=True)
+
+    assert [(span.text, span.label.label) for span in labels.spans] == [
+        ("où", "DET"),
+        ("été", "DET"),
+    ]
+    assert [label.label for label in best.labels] == ["DET"]
+    assert len(every.labels) == 3
+    assert vector.values == pytest.approx((0.6, 0.8))
+
+
+async def test_models_say_what_they_can():
+    async with (
+        running_worker(FakeGenerator(), FakePredictor()) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        models = {model.model: model for model in await client.models()}
+        info = await client.server_info()
+        loads = await client.load()
+
+    assert models["dates"].state == "ready"
+    assert models["dates"].parity is not None and models["dates"].parity.cases == 12
+    assert "generate" in models["dates"].capabilities
+    assert models["tags"].labels == ("NOUN", "VERB", "DET")
+    assert info.api_minor >= 0 and info.start_time.tzinfo is not None
+    assert {load.model for load in loads} == {"dates", "tags"}
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "options", "expected", "reason"),
+    [
+        ("dates", "", {}, InvalidArgument, "INVALID_FIELD"),
+        ("dates", "a", {"top_p": 2.0}, InvalidArgument, "INVALID_FIELD"),
+        ("nothing", "a", {}, NotFound, "MODEL_NOT_FOUND"),
+        ("tags", "a", {}, NotSupported, "CAPABILITY_NOT_SUPPORTED"),
+        ("dates", "HOLD", {"timeout": 0.2}, DeadlineExceeded, None),
+        ("dates", "CRASH", {}, Internal, "INTERNAL"),
+        ("dates", "FAIL", {}, ResourceExhausted, "QUEUE_FULL"),
+    ],
+)
+async def test_what_goes_wrong_is_typed(
+    model: str,
+    prompt: str,
+    options: dict[str, float],
+    expected: type[TokenweirClientError],
+    reason: str | None,
+):
+    generator = FakeGenerator()
+    generator.error = QueueFull("256 requests wait, which is the limit", 0.25)
+    async with (
+        running_worker(generator, FakePredictor()) as (_, address),
+        AsyncClient(address, timeout=10, max_attempts=1) as client,
+    ):
+        with pytest.raises(expected) as unary:
+            await client.generate(model, prompt, **options)
+        with pytest.raises(expected) as streamed:
+            [piece async for piece in client.stream(model, prompt, **options)]
+
+    assert type(unary.value) is type(streamed.value) is expected
+    if reason is not None:
+        assert unary.value.reason == streamed.value.reason == reason
+    if expected is ResourceExhausted:
+        assert unary.value.retry_after == 0.25
+    assert "secret" not in str(unary.value)
+
+
+async def test_every_wrong_field_is_named():
+    async with (
+        running_worker(FakeGenerator()) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            await client.generate("dates", "", temperature=-1.0, top_p=2.0)
+
+    assert {violation.field for violation in caught.value.violations} == {
+        "inputs[0].text",
+        "decoding.sampling.temperature",
+        "decoding.sampling.top_p",
+    }
+
+
+async def test_closing_a_stream_early_frees_the_engine():
+    generator = FakeGenerator()
+    async with (
+        running_worker(generator) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        async with client.stream("dates", "one HOLD") as stream:
+            assert await anext(stream) == "one "
+            await generator.seen.wait()
+        await asyncio.wait_for(generator.done.wait(), 2)
+
+    assert len(generator.aborted) == 1
+
+
+async def test_message_that_is_too_large_is_refused():
+    async with (
+        running_worker(FakeGenerator()) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        begin = time.monotonic()
+        with pytest.raises(ResourceExhausted, match="larger than max"):
+            await client.generate("dates", "a" * 2**21)
+
+    assert time.monotonic() - begin < 3  # tried again in vain, but not for long
+
+
+async def test_load_test_of_the_worker():
+    async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
+        streamed = LoadConfig(address, "dates", ("a SLOW b", "c"), 20, concurrency=4)
+        labelled = LoadConfig(address, "tags", ("a b",), 20, rate=200.0)
+        generation = await asyncio.to_thread(run, streamed)
+        labels = await asyncio.to_thread(run, labelled)
+
+    assert generation.summary.errors == {} and generation.summary.num_ok == 20
+    assert generation.summary.output_tokens == 10 * 3 + 10 * 1
+    assert generation.summary.inter_token_latency.count == 10 * 2
+    assert generation.summary.inter_token_latency.p50 == pytest.approx(0.011, abs=0.01)
+    assert generation.versions["model"] == "7"
+    assert labels.method == "label" and labels.summary.num_ok == 20
