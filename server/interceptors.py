@@ -103,7 +103,8 @@ class AdmissionInterceptor(_WrappingInterceptor):
             if self.draining:
                 raise Draining("this worker is stopping; ask again", DRAINING_RETRY_AFTER)
             self._begin()
-            context.add_done_callback(self._end)  # after the status was sent, not before
+            # After the status was sent, not before. The stubs want a class that nobody can make.
+            context.add_done_callback(cast(Any, self._end))
             return await behavior(request, context)
 
         return _with_behavior(handler, around)
@@ -112,7 +113,7 @@ class AdmissionInterceptor(_WrappingInterceptor):
         self.live += 1
         self._idle.clear()
 
-    def _end(self, context: Context) -> None:
+    def _end(self, ctx: Context) -> None:
         self.live -= 1
         if not self.live:
             self._idle.set()

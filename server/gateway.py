@@ -1,0 +1,223 @@
+"""The public port: relays the bytes of every call to a worker.
+
+A call is committed to a worker by the first thing that comes back: the answer of a unary call,
+the initial metadata of a stream, which a worker sends on admission. Until then the gateway asks
+another worker when one is lost, stops or is full. Afterwards a lost worker ends the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
+
+from engine.errors import ReplicaLost
+from server.backend import Backend
+from server.config import GatewayConfig
+from server.pool import Attempts, CallFailed, Pool
+from server.status import DETAILS_KEY, CallStatus, call_status
+from server.worker import HEALTH, SERVICES, listen, server_options
+
+Context = aio.ServicerContext[Any, Any]
+Behavior = Callable[[bytes, Context], Awaitable[bytes | None]]
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_PACKAGE = "/tokenweir.v1."
+_GET_LOAD = f"{_PACKAGE}AdminService/GetLoad"
+_GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
+_RETRY_AFTER = 0.5  # seconds
+_UNARY = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for file in (admin_service_pb2, generation_service_pb2, prediction_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if not method.server_streaming
+)
+
+_UP = health_pb2.HealthCheckResponse.SERVING
+_DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Gateway:
+    """One port before many workers."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._pool = Pool(self._publish_health)
+        self._health = health_aio.HealthServicer()
+        self._models: set[str] = set()  # ever seen: their health must turn when they go
+
+    async def start(self) -> int:
+        """Listen; return the port. Raises ConfigError if nobody can listen there."""
+        self._server = aio.server(
+            options=server_options(self._config.max_request_bytes),
+            maximum_concurrent_rpcs=self._config.max_concurrent_calls,
+        )
+        self._server.add_generic_rpc_handlers((_AnyMethod(self._behavior),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        port = listen(self._server, self._config.host, self._config.port)
+        await self._publish_health()
+        await self._server.start()
+        return port
+
+    async def sync(self, workers: Sequence[str]) -> None:
+        """Send new calls to these workers only, "host:port" each; running calls go on."""
+        await self._pool.sync(workers)
+
+    async def drain(self, grace: float) -> None:
+        """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace)
+
+    async def close(self) -> None:
+        """End everything; an open server or channel would keep the interpreter from exiting."""
+        await self._server.stop(0)
+        await self._pool.close()
+
+    async def _publish_health(self) -> None:
+        serving = self._pool.serving
+        ready = {name for backend in serving for name in backend.models}
+        self._models |= ready
+        for name in ("", *SERVICES):
+            await self._health.set(name, _UP if serving else _DOWN)
+        for name in self._models:
+            await self._health.set(name, _UP if name in ready else _DOWN)
+
+    def _behavior(self, method: str) -> Behavior:
+        relay = self._relay_unary if method in _UNARY else self._relay_stream
+
+        async def behavior(request: bytes, context: Context) -> bytes | None:
+            try:
+                if method == _GET_LOAD:
+                    return await self._get_load()
+                return await relay(method, request, context)
+            except CallFailed as failure:
+                status = failure.status
+                await context.abort(status.code, status.message, status.trailing_metadata)
+
+        return behavior
+
+    async def _relay_unary(self, method: str, request: bytes, context: Context) -> bytes:
+        attempts = self._attempts()
+        while True:
+            backend = await self._pool.choose(attempts)
+            with backend.under_way():
+                ask: aio.UnaryUnaryMultiCallable[bytes, bytes]
+                ask = backend.channel.unary_unary(method)
+                call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+                try:
+                    response = await call
+                except aio.AioRpcError as error:
+                    _retry_or_raise(attempts, backend, error)
+                    continue
+                await context.send_initial_metadata(_pairs(await call.initial_metadata()))
+                context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+                return response
+
+    async def _relay_stream(self, method: str, request: bytes, context: Context) -> None:
+        attempts = self._attempts()
+        while True:
+            backend = await self._pool.choose(attempts)
+            with backend.under_way():
+                ask: aio.UnaryStreamMultiCallable[bytes, bytes]
+                ask = backend.channel.unary_stream(method)
+                call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+                committed = False
+                try:
+                    if initial := _pairs(await call.initial_metadata()):
+                        committed = True
+                        await context.send_initial_metadata(initial)
+                    async for message in call:
+                        committed = True
+                        await context.write(message)
+                    context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+                    return
+                except aio.AioRpcError as error:
+                    if committed:
+                        raise CallFailed(_status(error, attempts.request_id)) from error
+                    _retry_or_raise(attempts, backend, error)
+                finally:
+                    call.cancel()  # does nothing once the call has ended
+
+    async def _get_load(self) -> bytes:
+        """Return the load of all workers together; one that does not answer is left out."""
+        loads = await asyncio.gather(
+            *(backend.load(_GET_LOAD_TIMEOUT) for backend in self._pool.serving),
+            return_exceptions=True,
+        )
+        merged = admin_service_pb2.GetLoadResponse()
+        for load in loads:
+            if isinstance(load, admin_service_pb2.GetLoadResponse):
+                merged.MergeFrom(load)
+        return merged.SerializeToString()
+
+    def _attempts(self) -> Attempts:
+        return Attempts(
+            request_id=str(uuid.uuid4()), give_up=time.monotonic() + self._config.worker_wait
+        )
+
+
+class _AnyMethod(grpc.GenericRpcHandler):
+    """Takes every method of the protocol, known here or not: on the wire, unary is one message."""
+
+    def __init__(self, behavior: Callable[[str], Behavior]) -> None:
+        self._behavior = behavior
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        method = handler_call_details.method
+        if not method.startswith(_PACKAGE):
+            return None
+        behavior = self._behavior(method)
+        if method in _UNARY:
+            return grpc.unary_unary_rpc_method_handler(behavior)
+        return grpc.unary_stream_rpc_method_handler(behavior)
+
+
+def _retry_or_raise(attempts: Attempts, backend: Backend, error: aio.AioRpcError) -> None:
+    """Remember the failure if another worker may do better, else raise CallFailed."""
+    status = _status(error, attempts.request_id)
+    if status.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        raise CallFailed(status) from error
+    lost = status.code is grpc.StatusCode.UNAVAILABLE and not _is_workers_own(error)
+    attempts.failed(backend, status, lost=lost)
+
+
+def _status(error: aio.AioRpcError, request_id: str) -> CallStatus:
+    """Return the worker's own words, or ReplicaLost if it can no longer speak."""
+    lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if lost and not _is_workers_own(error):
+        return call_status(
+            ReplicaLost("the replica that ran the request is gone; ask again", _RETRY_AFTER),
+            request_id,
+        )
+    return CallStatus(error.code(), error.details() or "", _pairs(error.trailing_metadata()))
+
+
+def _is_workers_own(error: aio.AioRpcError) -> bool:
+    return any(key == DETAILS_KEY for key, _ in _pairs(error.trailing_metadata()))
+
+
+def _forwarded(context: Context) -> Metadata:
+    """Return the metadata of the client; what describes its connection stays behind."""
+    return tuple(
+        (key, value)
+        for key, value in _pairs(context.invocation_metadata())
+        if key != "user-agent" and not key.startswith("grpc-")
+    )
+
+
+def _pairs(metadata: Any) -> Metadata:
+    return tuple((key, value) for key, value in metadata or ())

@@ -1,0 +1,119 @@
+"""The workers that a gateway knows: which of them a call is sent to, and when none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from engine.errors import Starting
+from server.backend import Backend
+from server.status import CallStatus, call_status
+
+_PAUSE = 0.05  # seconds before workers that have all refused are asked again
+_RETRY_AFTER = 0.5  # seconds
+_MAX_LOSSES = 3  # workers that one call may lose: it might be what kills them
+
+
+@dataclass
+class Attempts:
+    """What one call has met with so far."""
+
+    request_id: str
+    give_up: float  # on the monotonic clock
+    refused: set[Backend] = field(default_factory=set)
+    losses: int = 0
+    last: CallStatus | None = None
+
+    def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
+        """Remember that a worker did not take the call."""
+        self.refused.add(backend)
+        self.losses += lost
+        self.last = status
+
+
+class CallFailed(Exception):
+    """No worker takes the call, or it failed at one; says how it ends for the client."""
+
+    def __init__(self, status: CallStatus) -> None:
+        self.status = status
+        super().__init__(status.message)
+
+
+class Pool:
+    """Workers by address."""
+
+    def __init__(self, changed: Callable[[], Awaitable[None]]) -> None:
+        self._changed = changed
+        self._backends: dict[str, Backend] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Condition()  # notified when there may be a worker to ask
+
+    @property
+    def serving(self) -> list[Backend]:
+        """The workers that take calls now."""
+        return [backend for backend in self._backends.values() if backend.serving]
+
+    async def sync(self, addresses: Sequence[str]) -> None:
+        """Know these workers only; those that are dropped finish their running calls."""
+        for address in set(self._backends) - set(addresses):
+            task = asyncio.create_task(self._backends.pop(address).retire())
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        for address in dict.fromkeys(addresses):
+            if address not in self._backends:
+                self._backends[address] = Backend(address, self._tell)
+        await self._tell()
+
+    async def close(self) -> None:
+        """Close all connections at once."""
+        await self.sync(())
+        retiring = tuple(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+
+    async def choose(self, attempts: Attempts) -> Backend:
+        """Return the worker with the least under way, waiting until there is one to ask.
+
+        Raises CallFailed when all are full, too many were lost, or none comes in time.
+        """
+        while True:
+            serving = self.serving
+            fresh = [backend for backend in serving if backend not in attempts.refused]
+            if attempts.losses >= _MAX_LOSSES or (serving and not fresh and _is_full(attempts)):
+                raise CallFailed(_last_status(attempts))
+            if fresh:
+                return min(fresh, key=lambda backend: (backend.outstanding, random.random()))
+            await self._wait(attempts, pause=bool(serving))
+
+    async def _wait(self, attempts: Attempts, *, pause: bool) -> None:
+        seconds = attempts.give_up - time.monotonic()
+        if seconds <= 0:
+            raise CallFailed(_last_status(attempts))
+        try:
+            async with asyncio.timeout(min(seconds, _PAUSE) if pause else seconds):
+                async with self._news:
+                    await self._news.wait()
+        except TimeoutError:
+            attempts.refused.clear()
+
+    async def _tell(self) -> None:
+        await self._changed()
+        async with self._news:
+            self._news.notify_all()
+
+
+def _is_full(attempts: Attempts) -> bool:
+    return attempts.last is not None and attempts.last.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _last_status(attempts: Attempts) -> CallStatus:
+    if attempts.last is not None:
+        return attempts.last
+    error = Starting("no worker is there to take the call; try again later", _RETRY_AFTER)
+    return call_status(error, attempts.request_id)
