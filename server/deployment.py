@@ -22,9 +22,11 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import load_engine
@@ -38,6 +40,8 @@ from server.worker import Worker
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
 NAMESPACE = "tokenweir"
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 # Ray reads these when it is imported, so `import ray` stands inside the functions below.
 _LOCAL_RAY = {
@@ -141,25 +145,25 @@ async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service],
 
 @contextlib.asynccontextmanager
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
-    """Start Ray, the workers and the gateway; at the end drain and stop them all.
-
-    Blocks the event loop for the seconds that Ray takes to start.
-    """
+    """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     for path in config.packages.values():
         load_package(path)
     check_port_is_free(config.host, config.port)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(_ray(config))
-        registry = _make_registry(config)
-        stack.push_async_callback(asyncio.to_thread, _undeploy, config, registry)
-        await asyncio.to_thread(_deploy, config, registry)
+        thread = stack.enter_context(_RayThread())
+        directory = stack.enter_context(_short_temporary_directory())
+        stack.push_async_callback(thread.run, _stop_ray)
+        await thread.run(_start_ray, config, directory)
+        _reinstall_signal_handler()
+        registry = await thread.run(_make_registry, config)
+        stack.push_async_callback(thread.run, _undeploy, config, registry)
+        await thread.run(_deploy, config, registry)
         gateway = Gateway(config.gateway)
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
-        follower = asyncio.create_task(_follow(registry, gateway))
-        stack.push_async_callback(_cancel, follower)
+        stack.push_async_callback(_cancel, asyncio.create_task(_follow(registry, gateway)))
         service = Service(config, port, registry)
-        await _wait_until_served(config, service)
+        await _wait_until_served(config, service, thread)
         stack.push_async_callback(gateway.drain, config.grace)
         yield service
 
@@ -197,61 +201,74 @@ def _load_engines(config: ServeConfig) -> Mapping[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _ray(config: ServeConfig) -> Iterator[None]:
-    """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
-    if os.environ.get("RAY_ADDRESS"):
-        import ray
+class _RayThread:
+    """Makes Ray's blocking calls, one after the other, in a thread that lives as long as Ray.
 
-        with _own_signal_handlers():
-            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    In the main thread ray.init would replace the handler of SIGTERM. In several threads Ray could
+    be shut down while another call is in it, and its processes die with the thread that started
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ray")
+
+    async def run(self, function: Callable[[Unpack[Arguments]], T], *args: *Arguments) -> T:
+        """Call the function; if cancelled, wait for its end before raising."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
         try:
-            yield
-        finally:
-            ray.shutdown()
-        return
-    # Not the default directory: it grows with every start. A short path, for Unix sockets.
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            future.exception()  # seen: the cancellation says more
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown()
+
+
+@contextlib.contextmanager
+def _short_temporary_directory() -> Iterator[str]:
+    """Make a directory for Ray: its default one grows for ever, and Unix sockets want it short."""
     directory = tempfile.mkdtemp(prefix="tokenweir-", dir="/tmp" if Path("/tmp").is_dir() else None)
     try:
-        with _local_ray(config, directory):
-            yield
+        yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _local_ray(config: ServeConfig, directory: str) -> Iterator[None]:
-    for name, value in _LOCAL_RAY.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+def _start_ray(config: ServeConfig, directory: str) -> None:
+    """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
+    local: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        for name, value in _LOCAL_RAY.items():
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        local = {
+            "address": "local",
+            "num_cpus": max(_num_cores(), config.max_replicas * num_threads(config)),
+            "object_store_memory": 80 << 20,  # the smallest that Ray takes; nothing goes there
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": directory,
+        }
     import ray
 
-    try:
-        with _own_signal_handlers():
-            ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                num_cpus=max(_num_cores(), config.max_replicas * num_threads(config)),
-                object_store_memory=80 << 20,  # the smallest that Ray takes; nothing goes there
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=directory,
-            )
-        yield
-    finally:
-        ray.shutdown()
+    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local)
 
 
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Put the SIGTERM handler back that ray.init replaces."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+def _reinstall_signal_handler() -> None:
+    """Have Python handle SIGTERM again: Ray's core has put a handler of its own before it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def _stop_ray() -> None:
+    import ray
+
+    ray.shutdown()
 
 
 def _make_registry(config: ServeConfig) -> Any:
@@ -319,9 +336,9 @@ def _undeploy(config: ServeConfig, registry: Any) -> None:
         ray.kill(registry)
 
 
-async def _wait_until_served(config: ServeConfig, service: Service) -> None:
+async def _wait_until_served(config: ServeConfig, service: Service, thread: _RayThread) -> None:
     while len(await service.workers()) < config.min_replicas:
-        problem = await asyncio.to_thread(_deployment_problem, config.name)
+        problem = await thread.run(_deployment_problem, config.name)
         if problem:
             raise EngineFailure(f"the workers do not start: {problem}")
         await asyncio.sleep(0.1)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
     """Cancel the current task at SIGTERM or SIGINT; yield the list of signals seen so far.
 
-    A second signal cancels again: it interrupts a drain that takes too long.
+    A second signal cancels again, which interrupts a drain that takes too long; a third one finds
+    no handler any more, and kills.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "entered outside of a task"
@@ -21,6 +22,12 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
     def cancel(number: signal.Signals) -> None:
         seen.append(number)
         task.cancel()
+        if len(seen) == 2:
+            remove_handlers()
+
+    def remove_handlers() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
@@ -28,5 +35,4 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
     try:
         yield seen
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        remove_handlers()
