@@ -7,7 +7,10 @@ their inputs and outputs are those of the contracts in `engine/package.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -217,7 +220,7 @@ def _export(
     input_names: Sequence[str],
     output_names: Sequence[str],
 ) -> ir.Model:
-    with torch.no_grad():
+    with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
             kwargs=dict(example),
@@ -230,3 +233,17 @@ def _export(
         )
     assert program is not None
     return program.model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter from telling of its own use of deprecated functions, and of torchvision."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

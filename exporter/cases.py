@@ -1,0 +1,56 @@
+"""Chooses what a certificate tries: lengths from 1 to the limit, and token ids to fill them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from exporter.tasks import TASKS
+
+SEED = 20170612
+PROMPTS_PER_LENGTH = 8
+ALL_LENGTHS_UP_TO = 64
+NUM_LENGTHS = 15  # of a model with a higher limit
+
+BATCH_SIZES = (2, 5, 8)  # and 1: every case alone
+
+Tokens = tuple[int, ...]
+Progress = Callable[[int, int], None]  # done, in all
+Covered = dict[str, list[int] | int]  # as in engine.package.Certificate
+
+
+def prefill_chunk(limit: int) -> int:
+    """Return the chunk size to try: the engine's default, smaller if prompts hardly exceed it."""
+    return min(128, max(3, limit // 4))
+
+
+def spread_lengths(limit: int) -> list[int]:
+    """Return lengths from 1 to `limit`: all of them, or those at every edge and some between."""
+    if limit <= ALL_LENGTHS_UP_TO:
+        return list(range(1, limit + 1))
+    chunk = prefill_chunk(limit)
+    edges = {1, 2, 3, chunk - 1, chunk, chunk + 1, limit - 1, limit}
+    between = np.geomspace(4, limit - 2, NUM_LENGTHS).astype(int).tolist()
+    rng = np.random.default_rng(SEED)
+    free = [length for length in dict.fromkeys(between) if length not in edges]
+    chosen = rng.permutation(free)[: NUM_LENGTHS - len(edges)].tolist()
+    return sorted({*edges, *chosen})
+
+
+def random_tokens(rng: np.random.Generator, vocab_size: int, length: int) -> Tokens:
+    """Return token ids, any of the vocabulary."""
+    return tuple(rng.integers(0, vocab_size, length).tolist())
+
+
+def sample_prompts(task: str, tokenizer: Tokenizer | None, limit: int) -> list[Tokens]:
+    """Return the texts that the task shows as examples, as token ids; none for a task of yours."""
+    if tokenizer is None or task not in TASKS:
+        return []
+    samples: Sequence[tuple[str, str]] = getattr(
+        importlib.import_module(f"exporter.tasks.{task}"), "SAMPLES", ()
+    )
+    prompts = [tuple(tokenizer.encode(text).ids[:limit]) for text, _ in samples]
+    return [prompt for prompt in prompts if prompt]

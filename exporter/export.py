@@ -1,0 +1,201 @@
+"""Exports a checkpoint: graphs, certificate, manifest; a package appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+
+from engine.errors import CertificateError, PackageError
+from engine.package import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Certificate,
+    Manifest,
+    hash_file,
+    load_package,
+)
+from exporter.cases import Progress
+from exporter.certificate import certify
+from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
+from exporter.contracts import (
+    ARCHITECTURES,
+    TASKS,
+    encoding_contract,
+    generation_contract,
+    image_contract,
+)
+from exporter.graphs import Graphs, build_graphs
+from exporter.operators import OPSET
+
+Target = Literal["cpu"]
+
+_TOOLS = ("tokenweir", "torch", "onnx", "onnx-ir", "onnxscript", "tokenizers")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # two distributions of one module
+
+
+def export_package(
+    checkpoint_dir: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str],
+    *,
+    target: Target = "cpu",
+    progress: Progress | None = None,
+) -> Manifest:
+    """Export a checkpoint, prove it equal to the eager model, and write the package.
+
+    `progress(done, total)` follows the certificate. An existing package at `out_dir` is replaced
+    when the new one is whole. Raises CheckpointError, CertificateError or PackageError, and leaves
+    `out_dir` as it was.
+    """
+    out = Path(out_dir)
+    _check_replaceable(out)
+    checkpoint = load_checkpoint(checkpoint_dir)
+    with _staging(out) as directory:
+        write_graphs(build_graphs(checkpoint.model, body=target), directory)
+        _copy_files(checkpoint, directory)
+        certificate = certify(checkpoint, directory, progress or _no_progress)
+        manifest = _describe(checkpoint, directory, target, certificate)
+        (directory / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")
+        _replace(out, directory)
+    return manifest
+
+
+def verify_package(
+    package_dir: str | os.PathLike[str],
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Compare a package with a checkpoint again, and return the certificate of this comparison.
+
+    Raises PackageError if the package is damaged, CertificateError if it is not this checkpoint's.
+    """
+    package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
+    for name in _copied(checkpoint):
+        if package.file(name).read_bytes() != (checkpoint.path / name).read_bytes():
+            raise CertificateError(
+                f"{package.path / name} is not that of {checkpoint.path}; "
+                "give the checkpoint that the package was exported from, or export it again"
+            )
+    expected = _describe(
+        checkpoint, package.path, package.manifest.target, package.manifest.certificate
+    )
+    for field in ("architecture", "task", "generation", "encoding", "image", "labels"):
+        found, wanted = getattr(package.manifest, field), getattr(expected, field)
+        if found != wanted:
+            raise CertificateError(
+                f"{package.path / MANIFEST_NAME}: {field} is {found}, the checkpoint's is {wanted}"
+            )
+    return certify(checkpoint, package.path, progress or _no_progress)
+
+
+def write_graphs(graphs: Graphs, directory: Path) -> None:
+    """Write each graph and, beside it, its weights in one file."""
+    for name, graph in graphs.items():
+        ir.save(graph, directory / name, external_data=f"{name}.data")
+
+
+def _describe(
+    checkpoint: Checkpoint, directory: Path, target: Target, certificate: Certificate
+) -> Manifest:
+    config = checkpoint.config.model
+    generation = generation_contract(config)
+    names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name=_model_name(checkpoint.config.task),
+        architecture=ARCHITECTURES[config.family],
+        task=TASKS[config.family],
+        target=target,
+        layout="slots" if generation else None,
+        weights="fp32",
+        generation=generation,
+        encoding=encoding_contract(config),
+        image=image_contract(config),
+        labels=config.labels,
+        files={name: hash_file(directory / name) for name in names},
+        toolchain=_toolchain(),
+        certificate=certificate,
+    )
+
+
+def _model_name(task: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", task).lstrip("._-")[:64] or "model"
+
+
+def _toolchain() -> dict[str, str]:
+    tools = {"python": platform.python_version(), "opset": str(OPSET)}
+    for name in (*_TOOLS, *_RUNTIMES):
+        try:
+            tools[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return tools
+
+
+def _copied(checkpoint: Checkpoint) -> list[str]:
+    return [CONFIG_NAME, *([TOKENIZER_NAME] if checkpoint.tokenizer else [])]
+
+
+def _copy_files(checkpoint: Checkpoint, directory: Path) -> None:
+    for name in _copied(checkpoint):
+        (directory / name).write_bytes((checkpoint.path / name).read_bytes())
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and not (out / MANIFEST_NAME).is_file()):
+        raise PackageError(
+            f"{out} exists and is no package, so it is not replaced; "
+            "give another directory, or remove it"
+        )
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """Give a directory beside `out`, gone in the end unless it was renamed."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+    try:
+        directory.chmod(0o755)
+        yield directory
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _replace(out: Path, directory: Path) -> None:
+    """Put the finished directory in the place of `out`."""
+    old = directory.with_name(f"{directory.name}.old")
+    if out.exists():
+        out.rename(old)
+    try:
+        directory.rename(out)
+    except OSError:
+        if old.exists():
+            old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _cannot_write(out: Path, error: OSError) -> PackageError:
+    return PackageError(
+        f"cannot write {out}: {error.strerror or error}; "
+        "free space there or give a directory that you may write to"
+    )
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
