@@ -1,0 +1,209 @@
+"""The sampler against transformers' logits processors, and the independence of its streams."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine.batch import Draw
+from engine.request import SamplingParams
+from engine.sampler import RandomStream, Sampler, truncate
+
+VOCAB = 40
+
+
+def random_logits(seed: int, rows: int = 1, vocab: int = VOCAB) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (rows, vocab)).astype(np.float32)
+
+
+def draw(row: int = 0, *, seed: int = 1, index: int = 0, position: int = 5, banned=(), **params):
+    strategy = params.pop("strategy", "sampling")
+    settings = SamplingParams(strategy=strategy, **params)
+    return Draw(row, settings, seed, index, position, tuple(banned))
+
+
+def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """What `transformers` samples from."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    scores = warpers(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits[None].copy()))
+    return scores.softmax(-1)[0].double().numpy()
+
+
+def our_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    scores, ids = truncate(logits / np.float32(params.temperature), params)
+    weights = np.exp(scores.astype(np.float64) - scores.max())
+    found = np.zeros(len(logits))
+    found[slice(None) if ids is None else ids] = weights / weights.sum()
+    return found
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    vocab=st.sampled_from([3, 40, 700, 3000]),
+    temperature=st.floats(0.2, 3.0),
+    top_k=st.sampled_from([0, 1, 2, 7, 300]),
+    top_p=st.sampled_from([0.01, 0.3, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3, 0.99]),
+)
+def test_what_may_be_drawn_and_how_often_is_what_transformers_draws_from(
+    seed: int, vocab: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = random_logits(seed, vocab=vocab)[0]
+    params = SamplingParams(
+        "sampling", temperature=temperature, top_k=min(top_k, vocab), top_p=top_p, min_p=min_p
+    )
+
+    ours, theirs = our_probabilities(logits, params), reference_probabilities(logits, params)
+
+    # A token at the very edge of top_p may fall on either side of a rounding error.
+    assert np.abs(ours - theirs).sum() < (0.02 if top_p < 1 else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    ],
+)
+def test_frequencies_of_many_draws_are_those_of_transformers(params: dict) -> None:
+    logits = random_logits(3) * np.float32(0.4)
+    wanted = reference_probabilities(logits[0], SamplingParams("sampling", **params))
+    draws = [draw(position=n, **params) for n in range(20_000)]
+
+    found = np.bincount([s.token_id for s in Sampler().sample(logits, draws)], minlength=VOCAB)
+
+    counted = wanted * len(draws) > 5  # rarer ones make chi-square unreliable
+    expected = wanted[counted] * len(draws)
+    chi_square = ((found[counted] - expected) ** 2 / expected).sum()
+    freedom = counted.sum()
+    assert found[wanted == 0].sum() == 0
+    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_greedy_takes_the_likeliest_and_the_lowest_id_among_equals() -> None:
+    logits = np.zeros((2, VOCAB), np.float32)
+    logits[0, [30, 7]] = 4.0
+
+    sampled = Sampler().sample(logits, [draw(0, strategy="greedy"), draw(1, strategy="greedy")])
+
+    assert [token.token_id for token in sampled] == [7, 0]
+
+
+def test_logprobs_are_those_of_the_model_whatever_the_sampling() -> None:
+    logits = random_logits(5, rows=3)
+    draws = [
+        draw(0, strategy="greedy"),
+        draw(1, temperature=0.3, top_k=3),
+        draw(2, strategy="greedy", banned=[int(logits[2].argmax())]),
+    ]
+
+    sampled = Sampler().sample(logits, draws)
+
+    wanted = torch.from_numpy(logits).log_softmax(-1).numpy()
+    for row, token in enumerate(sampled):
+        assert token.logprob == pytest.approx(wanted[row, token.token_id], abs=1e-5)
+
+
+def test_banned_tokens_are_never_chosen() -> None:
+    logits = np.zeros((1, 4), np.float32)
+    logits[0, 2] = 50.0
+
+    drawn = Sampler().sample(logits, [draw(position=n, banned=[2, 0]) for n in range(200)])
+    greedy = Sampler().sample(logits, [draw(strategy="greedy", banned=[2, 0])])
+
+    assert {token.token_id for token in drawn} == {1, 3}
+    assert greedy[0].token_id == 1
+    assert logits[0, 2] == 50.0
+
+
+def test_a_draw_can_be_replayed_and_does_not_depend_on_its_batch_mates() -> None:
+    logits = random_logits(9, rows=6, vocab=1000)
+    draws = [draw(row, seed=row, position=row + 3, temperature=1.3, top_p=0.95) for row in range(6)]
+
+    together = Sampler().sample(logits, draws)
+    backwards = Sampler().sample(
+        logits[::-1].copy(), [d._replace(logits_row=5 - d.logits_row) for d in draws[::-1]]
+    )
+    alone = [
+        Sampler().sample(logits[row : row + 1].copy(), [draws[row]._replace(logits_row=0)])[0]
+        for row in range(6)
+    ]
+
+    assert together == alone == backwards[::-1]
+
+
+def test_sequences_positions_and_seeds_have_streams_of_their_own() -> None:
+    stream = RandomStream()
+    numbers = [
+        stream.uniform(seed, index, position)
+        for seed in (0, 1, 2**64 - 1)
+        for index in range(8)
+        for position in range(500)
+    ]
+
+    assert len(set(numbers)) == len(numbers)
+    assert abs(np.mean(numbers) - 0.5) < 0.01
+    assert all(0 <= number < 1 for number in numbers)
+    assert stream.uniform(1, 0, 3) == RandomStream().uniform(1, 0, 3)
+
+
+def test_the_stream_is_philox_with_key_seed_and_counter_position_and_index() -> None:
+    raw = np.random.Philox(key=[123, 0], counter=[0, 7, 2, 0]).random_raw()
+
+    assert RandomStream().uniform(123, 2, 7) == (int(raw) >> 11) / 2**53
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_gives_nothing_and_its_neighbours_do(bad: float) -> None:
+    logits = random_logits(1, rows=3)
+    logits[1, 17] = bad
+
+    sampled = Sampler().sample(logits, [draw(0), draw(1), draw(2, strategy="greedy")])
+
+    assert [token is None for token in sampled] == [False, True, False]
+
+
+def test_minus_infinity_is_a_token_that_the_model_rules_out() -> None:
+    logits = np.full((2, 4), -np.inf, np.float32)
+    logits[0, 3] = 1.0
+
+    sampled = Sampler().sample(logits, [draw(0), draw(1)])
+
+    assert sampled[0].token_id == 3
+    assert sampled[1] is None
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-6, 1e6])
+def test_extreme_temperatures_draw_without_overflow(temperature: float) -> None:
+    logits = random_logits(2) * 100
+
+    sampled = Sampler().sample(logits, [draw(temperature=temperature)])
+
+    if temperature < 1:
+        assert sampled[0].token_id == logits[0].argmax()
+
+
+def test_no_draws_need_no_logits() -> None:
+    assert Sampler().sample(np.zeros((0, 4), np.float32), []) == []
