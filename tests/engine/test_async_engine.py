@@ -1,0 +1,587 @@
+"""AsyncEngine on a scripted model: text streams, stops, cancels, deadlines, failures, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.errors import (
+    Draining,
+    EngineFailure,
+    ExpiredInDecode,
+    ExpiredInQueue,
+    InvalidRequest,
+    QueueFull,
+    Starting,
+)
+from engine.request import (
+    Admitted,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    RequestFinished,
+    SamplingParams,
+    SequenceFinished,
+    TextDelta,
+)
+
+EOS = 257
+MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]
+
+
+def request(prompt: str | tuple[int, ...] = "say>", **options) -> GenerationRequest:
+    deadline = options.pop("deadline", None)
+    request_id = options.pop("request_id", "r-1")
+    return GenerationRequest(request_id, prompt, SamplingParams(**options), deadline)
+
+
+async def collect(engine: AsyncEngine, asked: GenerationRequest) -> list[GenerationEvent]:
+    return [event async for event in engine.generate(asked)]
+
+
+def ended(events: list[GenerationEvent]) -> list[SequenceFinished]:
+    return [event for event in events if isinstance(event, SequenceFinished)]
+
+
+def streamed(events: list[GenerationEvent], index: int = 0) -> tuple[str, tuple[int, ...]]:
+    deltas = [e for e in events if isinstance(e, TextDelta) and e.index == index]
+    ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
+    return "".join(delta.text for delta in deltas), ids
+
+
+class Gate:
+    """Lets a scripted model make one step at a time, or as many as it likes."""
+
+    def __init__(self, runner: object) -> None:
+        self._steps = threading.Semaphore(0)
+        self.reached = threading.Semaphore(0)
+        self.is_open = False
+        runner.before_step = self._wait
+
+    def _wait(self) -> None:
+        self.reached.release()
+        if not self.is_open:
+            assert self._steps.acquire(timeout=20)
+
+    async def step(self, count: int = 1) -> None:
+        """Let steps begin; return when they have, the last one perhaps still running."""
+        for _ in range(count):
+            await asyncio.to_thread(self.reached.acquire, timeout=20)
+            self._steps.release()
+
+    def open(self) -> None:
+        self.is_open = True
+        self._steps.release()
+
+
+# Events
+
+
+async def test_events_come_in_order_and_tell_everything(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("a date"))
+
+    events = await collect(engine, request())
+
+    assert events[0] == Admitted("r-1")
+    assert all(isinstance(event, TextDelta) for event in events[1:-2])
+    (end,) = ended(events)
+    assert (end.reason, end.text, end.matched_stop) == (FinishReason.EOS, "a date", None)
+    assert end.token_ids == (*b"a date", EOS)
+    assert streamed(events) == (end.text, end.token_ids)
+    assert end.sum_logprob < 0
+    last = events[-1]
+    assert isinstance(last, RequestFinished)
+    assert (last.usage.input_tokens, last.usage.output_tokens) == (4, 7)
+    assert last.timing.steps == 7
+    assert last.seed == 0
+
+
+async def test_the_first_event_comes_before_the_first_token(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("x"))
+    gate = Gate(runner)
+    stream = engine.generate(request())
+
+    first = await anext(stream)
+    gate.open()
+
+    assert first == Admitted("r-1")
+    await stream.aclose()
+
+
+async def test_token_ids_in_are_used_as_they_are(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("ok"))
+
+    events = await collect(engine, request(tuple(b"as is>")))
+
+    assert ended(events)[0].text == "ok"
+    assert runner.batches[0].chunks[0].token_ids == tuple(b"as is>")
+
+
+async def test_an_encoder_decoder_reads_the_source_and_writes_the_target(
+    make_engine: MakeEngine,
+) -> None:
+    def shout(source: list[int], tokens: list[int]) -> int:
+        return [*bytes(source).upper(), EOS][len(tokens) - 1]
+
+    engine, _ = await make_engine(shout, max_source_len=32)
+
+    answers = await asyncio.gather(*(collect(engine, request(f"source {n}")) for n in range(9)))
+
+    assert [ended(events)[0].text for events in answers] == [f"SOURCE {n}" for n in range(9)]
+
+
+async def test_text_is_streamed_in_whole_characters(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("né 日本 😀"))
+    gate = Gate(runner)
+    stream = engine.generate(request())
+    texts = []
+
+    async def read() -> None:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                texts.append(event.text)
+
+    reader = asyncio.create_task(read())
+    for _ in range(16):
+        await gate.step()
+        await asyncio.sleep(0.005)
+    gate.open()
+    await reader
+
+    assert "".join(texts) == "né 日本 😀"
+    assert all("\ufffd" not in text for text in texts)
+    assert len(texts) >= 4
+
+
+async def test_a_character_cut_off_by_the_limit_ends_as_a_replacement(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, _ = await make_engine(spell("日本"))
+
+    events = await collect(engine, request(max_new_tokens=4))
+
+    (end,) = ended(events)
+    assert (end.text, end.reason) == ("日\ufffd", FinishReason.LENGTH)
+    assert streamed(events) == (end.text, end.token_ids)
+
+
+async def test_a_slow_reader_gets_more_text_at_a_time(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("twenty characters.."))
+    stream = engine.generate(request())
+    await anext(stream)
+    while engine.load().running or engine.load().waiting:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+
+    events = [event async for event in stream]
+
+    assert [type(event) for event in events] == [TextDelta, SequenceFinished, RequestFinished]
+
+
+# Stops
+
+
+async def test_a_stop_string_over_token_borders_ends_the_text_before_it(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, _ = await make_engine(spell("one STtwo STOP three"))
+
+    events = await collect(engine, request(stop_strings=("STOP", "zzz")))
+
+    (end,) = ended(events)
+    assert (end.reason, end.matched_stop, end.text) == (FinishReason.STOP, "STOP", "one STtwo ")
+    assert streamed(events) == (end.text, end.token_ids)
+    assert end.token_ids == tuple(b"one STtwo STOP")
+
+
+async def test_a_stop_string_ends_the_work_and_counts_what_was_computed_meanwhile(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, runner = await make_engine(spell("ab" + "x" * 50))
+
+    events = await collect(engine, request(stop_strings=("ab",)))
+
+    usage = events[-1].usage
+    made = sum(len(batch.draws) for batch in runner.batches)
+    assert usage.output_tokens == 2
+    assert usage.output_tokens + usage.discarded_tokens == made < 40
+
+
+async def test_a_stop_can_be_kept(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("one, two"))
+
+    by_text = await collect(engine, request(stop_strings=(",",), include_stop=True))
+    by_token = await collect(engine, request(stop_token_ids=(ord(","),), include_stop=True))
+    without = await collect(engine, request(stop_token_ids=(ord(","),)))
+
+    assert [ended(events)[0].text for events in (by_text, by_token, without)] == [
+        "one,",
+        "one,",
+        "one",
+    ]
+    assert ended(without)[0].matched_stop == ord(",")
+
+
+async def test_a_stop_string_on_one_sequence_leaves_the_others(make_engine: MakeEngine) -> None:
+    def script(source: list[int], tokens: list[int]) -> np.ndarray:
+        """The first token is a or b by chance; then it is repeated."""
+        logits = np.full(258, -20.0, np.float32)
+        if tokens[-1] == ord(">"):
+            logits[[ord("a"), ord("b")]] = 5.0
+        else:
+            logits[tokens[-1]] = 5.0
+        return logits
+
+    engine, _ = await make_engine(script)
+
+    events = await collect(
+        engine,
+        request(
+            strategy="sampling",
+            seed=1,
+            num_outputs=4,
+            stop_strings=("aaa",),
+            max_new_tokens=10,
+        ),
+    )
+
+    ends = {(end.text, end.reason) for end in ended(events)}
+    assert ends == {("", FinishReason.STOP), ("b" * 10, FinishReason.LENGTH)}
+    assert len(ended(events)) == 4
+    assert isinstance(events[-1], RequestFinished)
+
+
+async def test_stops_wait_for_min_new_tokens(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("a,b,c,d"))
+
+    events = await collect(engine, request(stop_strings=(",",), min_new_tokens=4))
+
+    assert ended(events)[0].text == "a,b"
+
+
+# Sampling
+
+
+async def test_a_seed_replays_a_request_whatever_runs_with_it(make_engine: MakeEngine) -> None:
+    def script(source: list[int], tokens: list[int]) -> np.ndarray:
+        seed = sum(tokens) * 31 + len(tokens)
+        return np.random.default_rng(seed).normal(0, 1, 258).astype(np.float32)
+
+    engine, _ = await make_engine(script)
+    asked = request(strategy="sampling", seed=42, num_outputs=2, max_new_tokens=12)
+
+    alone = await collect(engine, asked)
+    others = [request(f"other {n}", strategy="sampling", max_new_tokens=20) for n in range(6)]
+    crowd = await asyncio.gather(*(collect(engine, one) for one in [*others, asked]))
+
+    assert sorted(ended(crowd[-1]), key=lambda end: end.index) == sorted(
+        ended(alone), key=lambda end: end.index
+    )
+    assert ended(alone)[0].token_ids != ended(alone)[1].token_ids
+
+
+async def test_a_seed_that_the_engine_drew_is_reported(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(lambda source, tokens: np.zeros(258, np.float32))
+    options = {"strategy": "sampling", "max_new_tokens": 8, "ignore_eos": True}
+
+    first = await collect(engine, request(**options))
+    again = await collect(engine, request(**options, seed=first[-1].seed))
+    other = await collect(engine, request(**options))
+
+    assert ended(again)[0].token_ids == ended(first)[0].token_ids
+    assert ended(other)[0].token_ids != ended(first)[0].token_ids
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field", "words"),
+    [
+        ("", {}, "inputs[0].text", "empty"),
+        ((), {}, "inputs[0].tokens", "empty"),
+        ("x" * 64, {}, "inputs[0].text", "64 tokens are more than 63"),
+        ("x" * 9000, {}, "inputs[0].text", "9000 tokens are more than 63"),
+        ((1, 300, 2), {}, "inputs[0].tokens.ids[1]", "300 is outside the vocabulary, 0 to 257"),
+        ((1, -1), {}, "inputs[0].tokens.ids[1]", "-1 is outside"),
+        ("x", {"temperature": 0.0}, "decoding.sampling.temperature", "above 0"),
+        ("x", {"strategy": "sampling", "num_outputs": 5}, "decoding.num_outputs", "4 sequences"),
+        ("x", {"stop_token_ids": (258,)}, "stopping.token_ids[0]", "outside the vocabulary"),
+    ],
+)
+async def test_what_is_wrong_is_named_before_anything_is_queued(
+    make_engine: MakeEngine, spell, prompt, options: dict, field: str, words: str
+) -> None:
+    engine, runner = await make_engine(spell("x"))
+
+    with pytest.raises(InvalidRequest) as refusal:
+        await collect(engine, request(prompt, **options))
+
+    (violation,) = refusal.value.violations
+    assert violation.field == field
+    assert words in violation.description
+    assert runner.batches == []
+
+
+async def test_all_wrong_fields_are_named_at_once(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("x"))
+
+    with pytest.raises(InvalidRequest) as refusal:
+        await collect(engine, request("", top_p=2.0, min_p=-1.0))
+
+    assert len(refusal.value.violations) == 3
+
+
+# Load, deadlines, cancels
+
+
+async def test_a_full_queue_refuses_at_once_and_the_rest_goes_on(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, runner = await make_engine(
+        spell("answer"), config=EngineConfig(max_num_seqs=2, max_queue_size=3)
+    )
+    gate = Gate(runner)
+    tasks = [asyncio.create_task(collect(engine, request(request_id=f"{n}"))) for n in range(8)]
+    await asyncio.sleep(0.05)
+    gate.open()
+
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    refused = [result for result in results if isinstance(result, QueueFull)]
+    answers = [ended(result)[0].text for result in results if isinstance(result, list)]
+    assert len(refused) >= 1 and all(error.retry_after > 0 for error in refused)
+    assert answers == ["answer"] * (8 - len(refused))
+
+
+async def test_closing_the_stream_frees_the_slot_by_the_end_of_the_step_in_flight(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, runner = await make_engine(spell("x" * 60), config=EngineConfig(max_num_seqs=1))
+    gate = Gate(runner)
+    stream = engine.generate(request(request_id="first"))
+    await anext(stream)
+    await gate.step(2)
+    waiting = asyncio.create_task(collect(engine, request("other>", max_new_tokens=1)))
+    await asyncio.to_thread(gate.reached.acquire)  # a step is in flight
+
+    await stream.aclose()
+    before = len(runner.batches)
+    gate.open()
+    await waiting
+
+    assert runner.batches[before].decode_ids != ()  # the step in flight
+    assert runner.batches[before + 1].chunks[0].token_ids == tuple(b"other>")
+
+
+async def test_a_cancelled_reader_aborts_its_request(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("x" * 60))
+    gate = Gate(runner)
+    task = asyncio.create_task(collect(engine, request()))
+    await gate.step(2)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.open()
+    while engine.load().running:
+        await asyncio.sleep(0.001)
+
+    assert len(runner.batches) < 10
+
+
+async def test_a_deadline_ends_a_running_request(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("x" * 60))
+    runner.before_step = lambda: time.sleep(0.01)
+
+    with pytest.raises(ExpiredInDecode, match="tokens generated"):
+        await collect(engine, request(deadline=time.monotonic() + 0.1))
+
+    assert 1 < len(runner.batches) < 40
+
+
+async def test_a_deadline_that_has_passed_is_refused_before_the_queue(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, runner = await make_engine(spell("x"))
+
+    with pytest.raises(ExpiredInQueue):
+        await collect(engine, request(deadline=time.monotonic() - 1))
+
+    assert runner.batches == []
+
+
+async def test_an_idle_engine_sleeps(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("x"))
+    await collect(engine, request())
+    while engine.load().running:
+        await asyncio.sleep(0.001)
+    steps = len(runner.batches)
+
+    await asyncio.sleep(0.05)
+
+    assert len(runner.batches) <= steps + 1  # one to clear the slot
+    assert runner.rows == [[]] * 4
+
+
+async def test_load_counts_what_runs_and_what_waits(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("x" * 30), config=EngineConfig(max_num_seqs=2))
+    gate = Gate(runner)
+    tasks = [asyncio.create_task(collect(engine, request())) for _ in range(5)]
+    await gate.step(3)
+
+    load = engine.load()
+    gate.open()
+    await asyncio.gather(*tasks)
+
+    assert (load.running, load.waiting, load.cache_used) == (2, 3, 1.0)
+    assert engine.load().tokens_per_second > 0
+
+
+# Failures
+
+
+async def test_an_exception_in_a_step_reaches_every_stream_and_the_engine_goes_on(
+    make_engine: MakeEngine, spell, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, runner = await make_engine(spell("fine"), config=EngineConfig(max_num_seqs=2))
+    gate = Gate(runner)
+    names = [f"id-{n}" for n in range(4)]
+    tasks = [asyncio.create_task(collect(engine, request(request_id=name))) for name in names]
+    await gate.step(2)
+
+    def fail() -> None:
+        runner.before_step = lambda: None
+        raise RuntimeError("secret detail")
+
+    runner.before_step = fail
+    gate.open()
+    with caplog.at_level(logging.ERROR):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(result, EngineFailure) for result in results)
+    assert all(name in str(result) for name, result in zip(names, results, strict=True))
+    assert all("secret detail" not in str(result) for result in results)
+    assert "secret detail" in caplog.text
+    assert ended(await collect(engine, request()))[0].text == "fine"
+    assert engine.healthy
+
+
+async def test_after_three_failures_in_a_row_the_engine_is_unhealthy_until_a_step_works(
+    make_engine: MakeEngine, spell, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, runner = await make_engine(spell("fine"))
+
+    def fail() -> None:
+        raise RuntimeError
+
+    runner.before_step = fail
+    health = []
+    for _ in range(3):
+        with pytest.raises(EngineFailure):
+            await collect(engine, request())
+        health.append(engine.healthy)
+    runner.before_step = lambda: None
+    await collect(engine, request())
+
+    assert health == [True, True, False]
+    assert engine.healthy
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_engine_whose_thread_has_died_fails_streams_and_refuses_new_ones(
+    make_engine: MakeEngine, spell, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, runner = await make_engine(spell("fine"))
+
+    def fail() -> None:
+        raise RuntimeError
+
+    runner.before_step = runner.reset = fail
+
+    with pytest.raises(EngineFailure, match="r-1"):
+        await collect(engine, request())
+    with pytest.raises(EngineFailure, match="restart"):
+        await collect(engine, request())
+
+    assert not engine.healthy
+
+
+async def test_logits_that_are_not_finite_end_that_request_only(make_engine: MakeEngine) -> None:
+    def script(source: list[int], tokens: list[int]) -> np.ndarray:
+        logits = np.zeros(258, np.float32)
+        logits[ord("y")] = np.nan if tokens[0] == ord("!") and len(tokens) > 3 else 1.0
+        return logits
+
+    engine, _ = await make_engine(script)
+
+    bad, good = await asyncio.gather(
+        collect(engine, request("!>", request_id="bad")),
+        collect(engine, request(".>", max_new_tokens=9)),
+        return_exceptions=True,
+    )
+
+    assert isinstance(bad, EngineFailure) and "bad: the model's logits are not finite" in str(bad)
+    assert ended(good)[0].text == "y" * 9
+
+
+# Start and stop
+
+
+async def test_before_start_requests_are_told_to_come_back(
+    make_package, make_core, byte_tokenizer, spell
+) -> None:
+    core, _ = make_core(spell("x"))
+    engine = AsyncEngine(make_package(), core, byte_tokenizer, EngineConfig(max_num_seqs=4))
+
+    with pytest.raises(Starting):
+        await collect(engine, request())
+
+    assert not engine.healthy
+    await engine.stop()
+
+
+async def test_stop_lets_open_requests_end_and_refuses_new_ones(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, runner = await make_engine(spell("to the end"))
+    gate = Gate(runner)
+    open_request = asyncio.create_task(collect(engine, request()))
+    await gate.step(2)
+
+    stopping = asyncio.create_task(engine.stop(grace=20))
+    await asyncio.sleep(0.01)
+    with pytest.raises(Draining):
+        await collect(engine, request())
+    gate.open()
+    await stopping
+
+    assert ended(await open_request)[0].text == "to the end"
+    assert not engine.healthy
+
+
+async def test_stop_ends_what_is_open_after_the_grace(make_engine: MakeEngine, spell) -> None:
+    engine, runner = await make_engine(spell("x" * 60), config=EngineConfig(max_num_seqs=1))
+    runner.before_step = lambda: time.sleep(0.02)
+    tasks = [asyncio.create_task(collect(engine, request())) for _ in range(3)]
+    await asyncio.sleep(0.05)
+
+    await engine.stop(grace=0.05)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(result, Draining) for result in results)
+
+
+async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("x"))
+
+    assert {"generate", "stream", "sampling", "stop", "num_outputs"} < set(engine.capabilities)
+    assert engine.package.manifest.name == "scripted"

@@ -1,0 +1,150 @@
+"""Whole steps on a scripted model: rows, groups and chunks put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineFailure
+from engine.output import EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.request import SamplingParams
+from engine.sequence import TokenRequest
+
+VOCAB_SIZE = 258
+
+
+def continuation(source: list[int], tokens: list[int]) -> np.ndarray:
+    """Logits that depend on everything in the row, so that a mixed-up row shows."""
+    seed = hash((tuple(source), tuple(tokens))) % 2**32
+    return np.random.default_rng(seed).normal(0, 2, VOCAB_SIZE).astype(np.float32)
+
+
+def request(key: int, length: int, **params) -> TokenRequest:
+    ids = tuple((key * 31 + n) % 256 for n in range(length))
+    return TokenRequest(key, f"request-{key}", ids, SamplingParams(**params), key, 0.0)
+
+
+def run(core: EngineCore, max_steps: int = 1000) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    for _ in range(max_steps):
+        if not core.scheduler.has_work:
+            return outputs
+        outputs += core.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def sequences_of(outputs: list[EngineOutput]) -> dict[tuple[int, int], list[tuple[int, float]]]:
+    found: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for output in outputs:
+        if isinstance(output, TokenOutput):
+            found.setdefault((output.key, output.index), []).append(
+                (output.token_id, output.logprob)
+            )
+    return found
+
+
+requests_strategy = st.lists(
+    st.builds(
+        lambda length, new, outputs, greedy, minimum: {
+            "length": length,
+            "max_new_tokens": new,
+            "min_new_tokens": min(new, minimum),
+            "num_outputs": 1 if greedy else outputs,
+            "strategy": "greedy" if greedy else "sampling",
+        },
+        st.integers(1, 17),
+        st.integers(1, 9),
+        st.integers(1, 3),
+        st.booleans(),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("shape", [{}, {"max_source_len": 20}], ids=["decoder", "encoder-decoder"])
+def test_every_request_gets_what_it_gets_alone_whatever_runs_with_it(
+    make_core: Callable, shape: dict[str, int]
+) -> None:
+    config = EngineConfig(max_num_seqs=4, prefill_chunk_size=4, max_num_batched_tokens=9)
+
+    @settings(max_examples=60, deadline=None)
+    @given(requests_strategy, st.data())
+    def check(described: list[dict], data: st.DataObject) -> None:
+        sources = [request(key, **options) for key, options in enumerate(described)]
+        alone = {}
+        for source in sources:
+            core, _ = make_core(continuation, config=config, **shape)
+            core.scheduler.add(source)
+            alone |= sequences_of(run(core))
+
+        core, runner = make_core(continuation, config=config, **shape)
+        outputs = []
+        for source in sources:
+            core.scheduler.add(source)
+            for _ in range(data.draw(st.integers(0, 4))):
+                outputs += core.step()
+        outputs += run(core)
+
+        assert sequences_of(outputs) == alone
+        assert {o.key for o in outputs if isinstance(o, FinishedOutput)} == set(range(len(sources)))
+        assert runner.rows == [[]] * 4 and runner.sources == [[]] * 4
+
+    check()
+
+
+def test_aborts_and_ended_sequences_leave_the_others_as_they_are(make_core: Callable) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(requests_strategy, st.data())
+    def check(described: list[dict], data: st.DataObject) -> None:
+        core, runner = make_core(continuation)
+        expected, outputs = {}, []
+        for key, options in enumerate(described):
+            core.scheduler.add(request(key, **options))
+            lonely, _ = make_core(continuation)
+            lonely.scheduler.add(request(key, **options))
+            expected |= sequences_of(run(lonely))
+
+        while core.scheduler.has_work:
+            outputs += core.step()
+            key = data.draw(st.integers(0, len(described) - 1))
+            if data.draw(st.booleans()):
+                core.scheduler.abort(key)
+            elif (key, 0) in sequences_of(outputs):
+                core.scheduler.finish_sequence(key, 0)
+
+        for name, tokens in sequences_of(outputs).items():
+            assert tokens == expected[name][: len(tokens)]
+        assert runner.rows == [[]] * 4
+        assert core.scheduler.load().running == 0
+
+    check()
+
+
+def test_after_a_failed_step_every_request_has_failed_and_the_next_one_runs(
+    make_core: Callable,
+) -> None:
+    core, runner = make_core(continuation)
+    for key in (1, 2):
+        core.scheduler.add(request(key, 3, max_new_tokens=5))
+    core.step()
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    runner.before_step = fail
+    with pytest.raises(RuntimeError):
+        core.step()
+    outputs = core.recover(lambda request_id: EngineFailure(request_id))
+    runner.before_step = lambda: None
+    core.scheduler.add(request(3, 3, max_new_tokens=5))
+
+    assert [o.key for o in outputs if isinstance(o, FailedOutput)] == [1, 2]
+    assert len(sequences_of(run(core))[3, 0]) == 5
