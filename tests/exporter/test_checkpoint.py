@@ -1,0 +1,211 @@
+"""A checkpoint comes back as it was saved, and whatever is wrong with one is said at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from tokenizers import Tokenizer, models
+
+from engine.errors import CheckpointError
+from exporter.checkpoint import load_checkpoint, save_checkpoint, unique_weights
+from exporter.models import build_model
+from exporter.models.config import ImageConfig, TransformerConfig
+
+SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16}
+TEXT = {**SIZES, "vocab_size": 11, "max_source_len": 12}
+CONFIGS = {
+    "encoder-decoder": TransformerConfig(
+        family="encoder-decoder",
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_target_len=12,
+        bos_token_id=1,
+        **TEXT,
+    ),
+    "gpt": TransformerConfig(family="gpt", num_decoder_layers=1, max_target_len=12, **TEXT),
+    "bert": TransformerConfig(family="bert", num_encoder_layers=1, labels=("no", "yes"), **TEXT),
+    "labeller": TransformerConfig(family="labeller", num_encoder_layers=1, labels=("x",), **TEXT),
+    "vit": TransformerConfig(
+        family="vit",
+        num_encoder_layers=1,
+        labels=("a", "b", "c"),
+        image=ImageConfig(size=4, patch_size=2),
+        **SIZES,
+    ),
+}
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    save_checkpoint(tmp_path / "ck", "mine", build_model(CONFIGS["encoder-decoder"]), tokenizer)
+    return tmp_path / "ck"
+
+
+def change_weights(directory: Path, **changes: torch.Tensor | None) -> None:
+    path = directory / "model.safetensors"
+    weights = safetensors.torch.load_file(path) | changes
+    safetensors.torch.save_file({k: v for k, v in weights.items() if v is not None}, path)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_comes_back_as_it_was_saved(
+    tmp_path: Path, tokenizer: Tokenizer, family: str
+) -> None:
+    model = build_model(CONFIGS[family])
+
+    save_checkpoint(tmp_path / "ck", "mine", model, None if family == "vit" else tokenizer)
+    found = load_checkpoint(tmp_path / "ck")
+
+    assert found.config.task == "mine"
+    assert found.config.model == CONFIGS[family]
+    assert not found.model.training
+    assert (found.tokenizer is None) == (family == "vit")
+    expected = model.state_dict()
+    assert found.model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(v, expected[k]) for k, v in found.model.state_dict().items())
+
+
+def test_shared_weights_are_stored_once_and_shared_again_when_loaded(saved: Path) -> None:
+    stored = safetensors.torch.load_file(saved / "model.safetensors")
+    found = load_checkpoint(saved).model
+
+    assert stored.keys() == unique_weights(found).keys()
+    assert sum(v.shape == (11, 8) for v in stored.values()) == 1
+    assert len(found.state_dict()) > len(stored)
+
+
+def test_a_directory_holds_three_files_and_nothing_beside_it(saved: Path) -> None:
+    assert {p.name for p in saved.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert [p.name for p in saved.parent.iterdir()] == ["ck"]
+
+
+def test_saving_again_replaces_the_weights(saved: Path, tokenizer: Tokenizer) -> None:
+    other = build_model(CONFIGS["encoder-decoder"])
+
+    save_checkpoint(saved, "mine", other, tokenizer)
+
+    found = load_checkpoint(saved).model.state_dict()
+    assert all(torch.equal(v, found[k]) for k, v in other.state_dict().items())
+    assert len(list(saved.iterdir())) == 3
+
+
+def test_missing_extra_and_misshapen_weights_are_all_named_at_once(saved: Path) -> None:
+    names = list(safetensors.torch.load_file(saved / "model.safetensors"))
+    change_weights(
+        saved,
+        **{names[1]: None, names[2]: None, names[3]: torch.zeros(3, 5), "stray": torch.zeros(1)},
+    )
+
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved)
+
+    message = str(caught.value)
+    assert f"missing weights: {names[1]}, {names[2]}" in message
+    assert "unexpected weights: stray" in message
+    assert f"wrong shapes: {names[3]} is [3, 5], the configuration asks for" in message
+
+
+def test_a_shared_weight_may_be_stored_under_both_names(saved: Path) -> None:
+    model = load_checkpoint(saved).model
+
+    everything = {k: v.clone() for k, v in model.state_dict().items()}
+    safetensors.torch.save_file(everything, saved / "model.safetensors")
+
+    assert load_checkpoint(saved).model.state_dict().keys() == everything.keys()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+
+    with pytest.raises(CheckpointError, match=f"has no {name}"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_is_named(saved: Path, name: str) -> None:
+    path = saved / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(saved)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere is no directory; give"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_newer_format_is_refused_with_advice(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | {"format_version": 2, "new": 1}))
+
+    with pytest.raises(CheckpointError, match="format 2 is newer than 1.*upgrade tokenweir"):
+        load_checkpoint(saved)
+
+
+def test_an_impossible_configuration_is_refused_by_field(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    config["model"]["d_model"] = -8
+    (saved / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(CheckpointError, match=r"model\.d_model"):
+        load_checkpoint(saved)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(saved: Path) -> None:
+    large = Tokenizer(models.WordLevel({str(i): i for i in range(20)}, unk_token="0"))
+    (saved / "tokenizer.json").write_text(large.to_str())
+
+    with pytest.raises(CheckpointError, match="has 20 tokens, the model's vocab_size is 11"):
+        load_checkpoint(saved)
+
+
+def test_no_permission_to_write_is_a_clear_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(CheckpointError, match="cannot write .*/file/ck: File exists; free space"):
+        save_checkpoint(tmp_path / "file" / "ck", "mine", build_model(CONFIGS["gpt"]), tokenizer)
+
+
+def test_no_space_is_a_clear_error_and_leaves_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save_checkpoint(tmp_path / "ck", "mine", build_model(CONFIGS["gpt"]), tokenizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_as_it_was(
+    saved: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(CheckpointError):
+        save_checkpoint(saved, "mine", build_model(CONFIGS["encoder-decoder"]), tokenizer)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
