@@ -1,0 +1,199 @@
+"""Text like the files given: a GPT on a byte-level BPE that is trained on them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
+
+from engine.errors import ConfigError
+from exporter.models.config import TransformerConfig
+from exporter.tasks.ngram import AddOneTrigram
+from exporter.tasks.task import Outcome, Recipe, Task
+from exporter.training.data import Example
+from exporter.training.evaluation import Evaluation
+
+END_OF_TEXT = "<|endoftext|>"  # between passages; the model ends its output with it
+MIN_BYTES = 20_000
+PASSAGE_BYTES = 4096  # the unit of the split into training and held-out text
+VOCAB_SIZE = 1024
+CONTEXT = 256  # tokens the served model can hold
+WINDOW = 128  # tokens of a training example
+
+
+def text_task(seed: int, files: Sequence[Path]) -> Task:
+    """Return the task for some UTF-8 files; `seed` decides the order of the training windows.
+
+    Raises ConfigError for files that are missing, not UTF-8, or too small together.
+    """
+    text = read_files(files)
+    parts = split(passages(text))
+    tokenizer = make_tokenizer(parts["training"])
+    ids = {part: encode_passages(tokenizer, found) for part, found in parts.items()}
+    trigram = AddOneTrigram(ids["training"], tokenizer.get_vocab_size())
+    end: int = tokenizer.token_to_id(END_OF_TEXT)
+
+    def chunk(number: int) -> list[Example]:
+        rng = random.Random(f"text/{seed}/{number}")
+        return windows(ids["training"], start=rng.randrange(WINDOW))
+
+    return Task(
+        name="text",
+        config=TransformerConfig(
+            family="gpt",
+            d_model=128,
+            num_heads=4,
+            d_ff=512,
+            num_decoder_layers=4,
+            activation="gelu",
+            norm_position="first",
+            dropout=0.1,
+            vocab_size=tokenizer.get_vocab_size(),
+            max_target_len=CONTEXT,
+            pad_token_id=end,
+            eos_token_id=end,
+        ),
+        tokenizer=tokenizer,
+        recipe=Recipe(
+            steps=700,
+            batch_tokens=2048,
+            peak_learning_rate=2e-3,
+            warmup_steps=100,
+            weight_decay=0.01,
+            validate_every=100,
+        ),
+        chunks=chunk,
+        validation=windows(ids["validation"]),
+        held_out=windows(ids["held out"]),
+        selection="loss",
+        judge=_judge(trigram, ids["held out"], parts["held out"]),
+        samples=((parts["held out"][0][:40], ""),),
+        data_fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def read_files(files: Sequence[Path]) -> str:
+    """Return the text of all files, one after the other."""
+    if not files:
+        raise ConfigError("text needs one or more UTF-8 files to learn from; give their names")
+    text = "\n".join(_read_file(path) for path in files)
+    size = len(text.encode())
+    if size < MIN_BYTES:
+        raise ConfigError(
+            f"the files hold {size:,} bytes of text, at least {MIN_BYTES:,} are needed; give more"
+        )
+    return text
+
+
+def passages(text: str) -> list[str]:
+    """Cut a text at ends of lines into passages of about PASSAGE_BYTES."""
+    found: list[str] = []
+    lines: list[str] = []
+    size = 0
+    for line in text.splitlines(keepends=True):
+        for piece in _pieces(line):
+            lines.append(piece)
+            size += len(piece.encode())
+            if size >= PASSAGE_BYTES:
+                found.append("".join(lines))
+                lines, size = [], 0
+    return [*found, "".join(lines)] if lines else found
+
+
+def split(found: Sequence[str]) -> dict[str, list[str]]:
+    """Return a tenth of the passages as held out, a twentieth for validation, and the rest.
+
+    A passage that occurs twice stays in one part.
+    """
+    unique = list(dict.fromkeys(found))
+    order = list(range(len(unique)))
+    random.Random("text/split").shuffle(order)
+    num_held_out, num_validation = max(1, len(order) // 10), max(1, len(order) // 20)
+    held_out = sorted(order[:num_held_out])
+    validation = sorted(order[num_held_out : num_held_out + num_validation])
+    training = sorted(order[num_held_out + num_validation :])
+    return {
+        "held out": [unique[i] for i in held_out],
+        "validation": [unique[i] for i in validation],
+        "training": [unique[i] for i in training],
+    }
+
+
+def make_tokenizer(texts: Sequence[str]) -> Tokenizer:
+    """Return a byte-level BPE; it can encode any text and gives it back unchanged."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encode_passages(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """Return the ids of all passages, each with END_OF_TEXT before it, and one at the end."""
+    end: int = tokenizer.token_to_id(END_OF_TEXT)
+    ids: list[int] = []
+    for encoding in tokenizer.encode_batch_fast(list(texts)):
+        ids += [end, *encoding.ids]
+    return [*ids, end]
+
+
+def windows(ids: Sequence[int], start: int = 0) -> list[Example]:
+    """Return windows side by side; every token after the first `start` + 1 is a target once."""
+    array = np.array(ids)
+    starts = range(start, len(array) - 1, WINDOW)
+    return [
+        Example(array[i : i + WINDOW][: len(array) - 1 - i], array[i + 1 : i + 1 + WINDOW])
+        for i in starts
+    ]
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
+            f"{error.start}; convert it to UTF-8, or leave it out"
+        ) from error
+
+
+def _pieces(line: str) -> list[str]:
+    """Cut a line that alone is longer than a passage."""
+    return [line[i : i + PASSAGE_BYTES] for i in range(0, len(line), PASSAGE_BYTES)]
+
+
+def _judge(
+    trigram: AddOneTrigram, ids: Sequence[int], texts: Sequence[str]
+) -> Callable[[Evaluation], Outcome]:
+    """Return a judge that compares model and trigram on the same tokens of the held-out text."""
+    num_bytes = sum(len(text.encode()) for text in texts)
+
+    def judge(evaluation: Evaluation) -> Outcome:
+        ours = math.exp(evaluation.negative_log_likelihood / num_bytes)
+        theirs = math.exp(trigram.negative_log_likelihood(ids) / num_bytes)
+        metrics = {
+            "perplexity_per_byte": ours,
+            "trigram_perplexity_per_byte": theirs,
+            "loss": evaluation.loss,
+        }
+        summary = (
+            f"perplexity per byte {ours:.3f} on {num_bytes:,} held-out bytes; add-one trigram "
+            f"model over the same tokens {theirs:.3f} (target: below it)"
+        )
+        return Outcome(metrics, summary, ours < theirs)
+
+    return judge
