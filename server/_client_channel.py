@@ -17,6 +17,7 @@ def channel_options(max_attempts: int) -> list[tuple[str, str | int]]:
         ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.max_metadata_size", 64 * 2**10),  # details of an error travel in metadata
         # Only while a call runs: notices a peer that is gone without a word.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
