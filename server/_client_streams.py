@@ -140,7 +140,7 @@ class AsyncTextStream(AsyncIterator[str]):
     def _cancel(self) -> None:
         """Cancel the call between two reads, or _CANCEL_GRACE later if the read does not end.
 
-        grpcio 1.85 leaks some hundred bytes of a call that is cancelled in mid-read (grpc/grpc#43360).
+        grpcio 1.85 leaks some hundred bytes for a call cancelled in mid-read (grpc/grpc#43360).
         """
         self._closed = True
         if self._read is None or self._read.done():
