@@ -10,22 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
-from engine.errors import ReplicaLost
+from engine.errors import Draining, ReplicaLost
 from server.backend import Backend
 from server.config import GatewayConfig
+from server.health import Health
 from server.pool import Attempts, CallFailed, Pool
 from server.status import DETAILS_KEY, CallStatus, call_status
-from server.worker import HEALTH, SERVICES, listen, server_options
+from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, server_options
 
 Context = aio.ServicerContext[Any, Any]
 Behavior = Callable[[bytes, Context], Awaitable[bytes | None]]
@@ -43,9 +44,6 @@ _UNARY = frozenset(
     if not method.server_streaming
 )
 
-_UP = health_pb2.HealthCheckResponse.SERVING
-_DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
-
 
 class Gateway:
     """One port before many workers."""
@@ -53,7 +51,9 @@ class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._pool = Pool(self._publish_health)
-        self._health = health_aio.HealthServicer()
+        self._health = Health()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._draining = False
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
     async def start(self) -> int:
@@ -77,12 +77,18 @@ class Gateway:
 
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace)
+        await self._health.go_down()
+        self._draining = True
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=grace)
 
     async def close(self) -> None:
         """End everything; an open server or channel would keep the interpreter from exiting."""
-        await self._server.stop(0)
+        await self.drain(0)
+        for call in self._calls:
+            call.cancel()
+        self._health.close()
+        await self._server.stop(LAST_WORDS)
         await self._pool.close()
 
     async def _publish_health(self) -> None:
@@ -90,23 +96,41 @@ class Gateway:
         ready = {name for backend in serving for name in backend.models}
         self._models |= ready
         for name in ("", *SERVICES):
-            await self._health.set(name, _UP if serving else _DOWN)
+            await self._health.publish(name, serving=bool(serving))
         for name in self._models:
-            await self._health.set(name, _UP if name in ready else _DOWN)
+            await self._health.publish(name, serving=name in ready)
 
     def _behavior(self, method: str) -> Behavior:
         relay = self._relay_unary if method in _UNARY else self._relay_stream
 
         async def behavior(request: bytes, context: Context) -> bytes | None:
             try:
-                if method == _GET_LOAD:
-                    return await self._get_load()
-                return await relay(method, request, context)
+                with self._counted():
+                    if method == _GET_LOAD:
+                        return await self._get_load()
+                    return await relay(method, request, context)
             except CallFailed as failure:
                 status = failure.status
                 await context.abort(status.code, status.message, status.trailing_metadata)
 
         return behavior
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Refuse a call once draining; until it ends let `close` end it, with a reason."""
+        if self._draining:
+            raise CallFailed(_draining())
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:  # by `close`; or by the client, who then hears nothing
+            if not self._draining:
+                raise
+            raise CallFailed(_draining()) from None
+        finally:
+            self._calls.discard(task)
 
     async def _relay_unary(self, method: str, request: bytes, context: Context) -> bytes:
         attempts = self._attempts()
@@ -208,6 +232,11 @@ def _status(error: aio.AioRpcError, request_id: str) -> CallStatus:
 
 def _is_workers_own(error: aio.AioRpcError) -> bool:
     return any(key == DETAILS_KEY for key, _ in _pairs(error.trailing_metadata()))
+
+
+def _draining() -> CallStatus:
+    error = Draining("this gateway is stopping; ask again", _RETRY_AFTER)
+    return call_status(error, str(uuid.uuid4()))
 
 
 def _forwarded(context: Context) -> Metadata:

@@ -132,7 +132,7 @@ class ParsingInterceptor(_WrappingInterceptor):
                 request = parse(data)
             except DecodeError as error:
                 raise MalformedMessage(
-                    [FieldViolation("", f"{len(data)} bytes are no request of {method}")]
+                    [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
                 ) from error
             if request_id := _client_request_id(request):
                 _request_id.set(request_id)

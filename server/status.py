@@ -46,7 +46,8 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
 # Clients accept 8 KiB of trailing metadata, in which the message stands twice and details grow
 # by a third in base64; what a request made long must not cost it the whole answer.
 _MAX_MESSAGE_BYTES = 600
-_MAX_DESCRIPTION_BYTES = 200
+_MAX_DESCRIPTION_BYTES = 160
+_MAX_FIELD_BYTES = 100
 _MAX_VIOLATIONS = 12
 
 
@@ -104,7 +105,7 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
     bad_request = error_details_pb2.BadRequest()
     for violation in error.violations[:_MAX_VIOLATIONS]:
         bad_request.field_violations.add(
-            field=_clip(violation.field, _MAX_DESCRIPTION_BYTES),
+            field=_clip(violation.field, _MAX_FIELD_BYTES),
             description=_clip(violation.description, _MAX_DESCRIPTION_BYTES),
         )
     return bad_request

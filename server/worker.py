@@ -12,7 +12,6 @@ from importlib import metadata
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from tokenweir.v1 import (
     admin_service_pb2,
@@ -26,6 +25,7 @@ from tokenweir.v1 import (
 from engine.errors import ConfigError
 from server.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
 from server.config import WorkerConfig
+from server.health import Health
 from server.interceptors import AdmissionInterceptor, ParsingInterceptor, StatusInterceptor
 from server.service import AdminService, GenerationService, PredictionService, ServerFacts
 
@@ -38,8 +38,7 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICES = (GENERATION, PREDICTION, ADMIN)
 FEATURES = (HEALTH, reflection.SERVICE_NAME)
 
-_UP = health_pb2.HealthCheckResponse.SERVING
-_DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
 
 # A gateway notices by pings that a host is gone; without these the server calls them abuse.
 _PING_OPTIONS = (
@@ -59,7 +58,7 @@ class Worker:
         self._config = config
         self._catalog = Catalog(models, self.replica_id)
         self._admission = AdmissionInterceptor(frozenset({GENERATION, PREDICTION}))
-        self._health = health_aio.HealthServicer()
+        self._health = Health()
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -90,13 +89,14 @@ class Worker:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
         if self._watching is not None:
             self._watching.cancel()
-        await self._health.enter_graceful_shutdown()
+        await self._health.go_down()
         self._admission.draining = True
         await self._wait_until_idle(grace)
         # What still runs is ended with DRAINING, not by closing its connection.
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
-        await self._wait_until_idle(_LAST_WORDS)
-        await self._server.stop(0)
+        await self._wait_until_idle(LAST_WORDS)
+        self._health.close()
+        await self._server.stop(LAST_WORDS)
 
     def _make_server(self) -> aio.Server:
         return aio.server(
@@ -156,14 +156,11 @@ class Worker:
             **{name: engine.healthy for name, engine in engines.items()},
         }
         for name, is_healthy in healthy.items():
-            await self._health.set(name, _UP if is_healthy else _DOWN)
+            await self._health.publish(name, serving=is_healthy)
 
     async def _wait_until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._admission.wait_until_idle(), seconds)
-
-
-_LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
 
 
 def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:

@@ -132,8 +132,8 @@ class _Lifecycle:
 class FakeGenerator(_Lifecycle):
     """Echoes the words of the prompt, a word a token; words in capitals are orders.
 
-    HOLD waits until `release` is set, FAIL raises `error`, CRASH raises a bug, LONG makes 2,000
-    tokens without a pause, SLOW takes 10 ms a token. `aborted` holds what was closed too early.
+    HOLD waits until `release` is set, FAIL raises `error`, CRASH raises a bug, SLOW takes 10 ms a
+    token, HUGE makes 2,000 tokens of 1,000 letters. `aborted` holds what was closed too early.
     """
 
     capabilities = ("generate", "stream")
@@ -219,8 +219,7 @@ class FakeGenerator(_Lifecycle):
                 raise self.error
             case "CRASH":
                 raise ZeroDivisionError("secret of the server")
-        if "SLOW" in str(request.prompt):
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01 if "SLOW" in str(request.prompt) else 0)
 
     async def _until(
         self, event: asyncio.Event, request: GenerationRequest, expired: type[TokenweirError]
@@ -241,7 +240,7 @@ class FakeGenerator(_Lifecycle):
 
 
 def _expanded(words: list[str]) -> list[str]:
-    return ["word"] * 2_000 if "LONG" in words else words
+    return ["x" * 1_000] * 2_000 if "HUGE" in words else words
 
 
 class FakePredictor(_Lifecycle):

@@ -1,0 +1,106 @@
+"""What the engines give becomes the protocol's answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tokenweir.v1 import common_pb2
+
+from engine.prediction import ItemPrediction
+from engine.request import FinishReason, RequestLimits, Timing
+from server import answers
+from tests.server.fakes import LABELS, TIMING, generation_package, prediction_package
+
+
+def _item(logits: list[float] | list[list[float]]) -> ItemPrediction:
+    return ItemPrediction(
+        np.array(logits, dtype=np.float32), np.array([3, 4], dtype=np.float32), input_tokens=2
+    )
+
+
+def test_every_finish_reason_of_the_engine_has_the_protocols_name() -> None:
+    names = {
+        reason.name: common_pb2.FinishReason.Name(answers.FINISH_REASONS[reason])
+        for reason in FinishReason
+    }
+
+    assert names == {name: f"FINISH_REASON_{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("top", "labels"),
+    [
+        (None, ["DET"]),
+        (2, ["DET", "NOUN"]),
+        (0, ["DET", "NOUN", "VERB"]),
+        (9, ["DET", "NOUN", "VERB"]),
+    ],
+)
+def test_classes_are_the_best_first(top: int | None, labels: list[str]) -> None:
+    classes = answers.classes(_item([1.0, 0.0, 2.0]), LABELS, top)
+
+    assert [label.label for label in classes.labels] == labels
+    assert classes.labels[0].probability == pytest.approx(0.6652409)
+    assert classes.labels[0].index == 2
+
+
+def test_probabilities_of_large_logits_are_finite() -> None:
+    classes = answers.classes(_item([1e30, 0.0, -1e30]), LABELS, 0)
+
+    assert [label.probability for label in classes.labels] == [1.0, 0.0, 0.0]
+
+
+def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
+    item = replace(_item([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]]), spans=((0, 2), (3, 6)))
+
+    spans = answers.spans(item, LABELS).spans
+
+    assert [(s.start_byte, s.end_byte, s.label.label) for s in spans] == [
+        (0, 2, "NOUN"),
+        (3, 6, "VERB"),
+    ]
+
+
+def test_vectors_are_scaled_to_length_1_only_if_asked_and_zero_stays_zero() -> None:
+    zero = replace(_item([0.0]), embedding=np.zeros(2, dtype=np.float32))
+
+    assert list(answers.vector(_item([0.0]), normalize=False).values) == [3, 4]
+    assert list(answers.vector(_item([0.0]), normalize=True).values) == pytest.approx([0.6, 0.8])
+    assert list(answers.vector(zero, normalize=True).values) == [0, 0]
+
+
+def test_times_of_several_inputs_are_the_longest_and_batch_sizes_their_mean() -> None:
+    other = Timing(
+        queue=1.5, prefill=0.0, decode=0.0, time_to_first_token=1.6, steps=1, mean_batch_size=6.0
+    )
+
+    timing = answers.timing([TIMING, other])
+
+    assert timing.queue.ToTimedelta().total_seconds() == 1.5
+    assert timing.prefill.ToTimedelta().total_seconds() == 0.02
+    assert timing.steps == 3
+    assert timing.mean_batch_size == 3.0
+
+
+def test_limits_of_an_encoder_decoder_are_those_of_its_two_caches() -> None:
+    limits = _limits(generation_package())
+
+    assert (limits.max_input_tokens, limits.max_output_tokens) == (16, 63)
+    assert (limits.max_inputs, limits.max_num_outputs, limits.max_stop_strings) == (64, 8, 16)
+    assert limits.max_request_bytes == 1000
+
+
+def test_limits_of_a_one_pass_model_promise_no_output() -> None:
+    limits = _limits(prediction_package())
+
+    assert (limits.max_input_tokens, limits.max_output_tokens, limits.max_num_outputs) == (32, 0, 0)
+
+
+def _limits(package):  # type: ignore[no-untyped-def]
+    model = answers.ServedModel("m", package, (), "replica")
+    info = answers.model_info(
+        model, state=3, message="", limits=RequestLimits(), max_request_bytes=1000
+    )
+    return info.limits

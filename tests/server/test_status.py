@@ -1,0 +1,90 @@
+"""Every error has its status, and the details that a client needs."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from engine import errors
+from server.status import DETAILS_KEY, PUSHBACK_KEY, STATUS_CODES, call_status
+
+
+def _classes(root: type[errors.TokenweirError]) -> set[type[errors.TokenweirError]]:
+    below = {c for child in root.__subclasses__() for c in _classes(child)}
+    return below | {root}
+
+
+def _details(status_bytes: object) -> list[Message]:
+    status = status_pb2.Status.FromString(status_bytes)  # type: ignore[arg-type]
+    kinds = {
+        kind.DESCRIPTOR.full_name: kind
+        for kind in (
+            error_details_pb2.ErrorInfo,
+            error_details_pb2.BadRequest,
+            error_details_pb2.RetryInfo,
+        )
+    }
+    return [kinds[d.TypeName()].FromString(d.value) for d in status.details]
+
+
+def test_the_table_has_every_class_of_the_tree() -> None:
+    declared = {c for c in _classes(errors.TokenweirError) if c.__module__ == errors.__name__}
+
+    assert {c for c in declared if not c.__name__.startswith("_")} == set(STATUS_CODES)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (errors.ModelNotFound("x"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+        (errors.QueueFull("x", 0.3), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+        (errors.ExpiredInQueue("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "EXPIRED_IN_QUEUE"),
+        (errors.Draining("x", 0.3), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+        (errors.RequestAborted("x"), grpc.StatusCode.ABORTED, "ABORTED_BY_OPERATOR"),
+        (errors.EngineFailure("x"), grpc.StatusCode.INTERNAL, "INTERNAL"),
+    ],
+)
+def test_an_error_has_its_code_and_exactly_one_error_info(
+    error: errors.TokenweirError, code: grpc.StatusCode, reason: str
+) -> None:
+    status = call_status(error, "call-1")
+
+    infos = [
+        detail
+        for detail in _details(dict(status.trailing_metadata)[DETAILS_KEY])
+        if isinstance(detail, error_details_pb2.ErrorInfo)
+    ]
+    assert status.code is code
+    assert [(i.reason, i.domain, i.metadata["request_id"]) for i in infos] == [
+        (reason, "tokenweir", "call-1")
+    ]
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    status = call_status(errors.TokenBudgetFull("full", 0.25), "call-1")
+
+    trailing = dict(status.trailing_metadata)
+    (retry,) = [
+        d for d in _details(trailing[DETAILS_KEY]) if isinstance(d, error_details_pb2.RetryInfo)
+    ]
+    assert retry.retry_delay.ToMilliseconds() == 250
+    assert trailing[PUSHBACK_KEY] == "250"
+
+
+def test_a_subclass_of_somebody_else_is_answered_as_its_base() -> None:
+    class Stranger(errors.QueueFull):
+        pass
+
+    assert call_status(Stranger("x", 1.0), "id").code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_details_stay_below_the_limit_of_metadata_whatever_a_request_echoes() -> None:
+    violations = [errors.FieldViolation("é" * 500, "😀" * 10_000) for _ in range(1_000)]
+
+    status = call_status(errors.InvalidRequest(violations), "😀" * 10_000)
+
+    sent = sum(len(key) + len(value) * 4 / 3 for key, value in status.trailing_metadata)
+    assert sent + 3 * len(status.message) < 8192
+    assert status.message.isascii()
