@@ -27,6 +27,7 @@ class RequestRecord:
     output_tokens: int = 0
     finish_reason: str = ""
     server_queue: float | None = None  # seconds, as the server measured it
+    server_first_token: float | None = None  # seconds from arrival, as the server measured it
     server_batch_size: float | None = None  # sequences in its steps, mean
 
     @property
@@ -91,6 +92,7 @@ class LoadSummary:
     end_to_end: Distribution | None
     send_delay: Distribution | None  # scheduled to sent, of all: what the client itself adds
     server_queue: Distribution | None
+    server_first_token: Distribution | None
     mean_batch_size: float | None
 
 
@@ -115,6 +117,7 @@ def summarize(records: Sequence[RequestRecord]) -> LoadSummary:
         end_to_end=distribution(r.end_to_end for r in good),
         send_delay=distribution(r.sent - r.scheduled for r in records),
         server_queue=distribution(r.server_queue for r in good),
+        server_first_token=distribution(r.server_first_token for r in good),
         mean_batch_size=float(np.mean(batch_sizes)) if batch_sizes else None,
     )
 

@@ -77,13 +77,14 @@ def _latency_table(summary: LoadSummary) -> Table:
     )
     table.add_column("", style="bold", no_wrap=True)
     for column in ("mean", "p50", "p90", "p95", "p99", "max", "count"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, latency in (
         ("first token (TTFT)", summary.time_to_first_token),
         ("inter-token (ITL)", summary.inter_token_latency),
         ("per token (TPOT)", summary.time_per_output_token),
         ("end to end", summary.end_to_end),
         ("server queue", summary.server_queue),
+        ("server TTFT", summary.server_first_token),
         ("client delay", summary.send_delay),
     ):
         if latency is not None:
@@ -93,7 +94,12 @@ def _latency_table(summary: LoadSummary) -> Table:
 
 def _cells(latency: Distribution) -> list[str]:
     seconds = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.max)
-    return [*(f"{value * 1000:.1f}" for value in seconds), str(latency.count)]
+    return [*(_milliseconds(value) for value in seconds), str(latency.count)]
+
+
+def _milliseconds(seconds: float) -> str:
+    # Three digits at least, and short enough for a terminal of 80 columns.
+    return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f}"
 
 
 def _error_table(report: LoadReport) -> Table:

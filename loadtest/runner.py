@@ -178,6 +178,7 @@ class _Sender:
             output_tokens=summary.usage.output_tokens,
             finish_reason=finish_reason,
             server_queue=summary.timing.queue.ToTimedelta().total_seconds(),
+            server_first_token=summary.timing.time_to_first_token.ToTimedelta().total_seconds(),
             server_batch_size=summary.timing.mean_batch_size,
         )
 

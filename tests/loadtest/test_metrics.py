@@ -18,6 +18,7 @@ STREAMED = RequestRecord(
     input_tokens=7,
     output_tokens=6,
     server_queue=0.125,
+    server_first_token=0.125,
     server_batch_size=3.0,
 )
 LATER = RequestRecord(
@@ -32,6 +33,7 @@ LATER = RequestRecord(
     input_tokens=5,
     output_tokens=1,
     server_queue=0.375,
+    server_first_token=0.375,
     server_batch_size=5.0,
 )
 REFUSED = RequestRecord(
@@ -84,6 +86,7 @@ def test_summary_of_good_and_bad_requests():
     assert summary.end_to_end.mean == 3.0
     assert summary.send_delay.max == 0.25
     assert summary.server_queue.mean == 0.25
+    assert summary.server_first_token.max == 0.375
     assert summary.mean_batch_size == 4.0
 
 

@@ -47,6 +47,7 @@ def good(index: int) -> RequestRecord:
         output_tokens=2,
         finish_reason="eos",
         server_queue=0.002,
+        server_first_token=0.002,
         server_batch_size=1.5,
     )
 
@@ -67,7 +68,10 @@ def refused(index: int) -> RequestRecord:
 MIXED = report_of(*(good(index) for index in range(5)), refused(5))
 FAILED = report_of(refused(0), refused(1))
 ONE_PASS = report_of(
-    *(replace(good(index), token_times=(), server_queue=None) for index in range(3)),
+    *(
+        replace(good(index), token_times=(), server_queue=None, server_first_token=None)
+        for index in range(3)
+    ),
     method="classify",
 )
 
@@ -90,19 +94,28 @@ def test_table_has_throughput_latencies_and_errors():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_latencies_of_a_minute_fit_into_eighty_columns():
+    slow = replace(good(0), finished=59.25, token_times=(0.5, 12.5, 59.25))
+
+    text = table_text(report_of(slow, slow))
+
+    assert "59250" in text
+    assert "…" not in text
+
+
 def test_table_says_so_when_every_request_failed():
     text = table_text(FAILED)
 
     assert "0 of 2" in text
     assert "no request was answered" in text
-    assert "TTFT" not in text
+    assert "first token" not in text
 
 
 def test_table_of_a_one_pass_model_has_no_token_times():
     text = table_text(ONE_PASS)
 
     assert "end to end" in text
-    assert "TTFT" not in text and "output tokens" not in text
+    assert "first token" not in text and "output tokens" not in text
 
 
 @pytest.mark.parametrize("report", [MIXED, FAILED, ONE_PASS])
