@@ -1,0 +1,451 @@
+"""The gateway between clients and workers: choice, retries, losses, and what passes through."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tokenweir.v1 import admin_service_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
+
+from engine.errors import EngineFailure, QueueFull
+from server.config import GatewayConfig
+from server.gateway import Gateway
+from tests.server.calls import (
+    DOWN,
+    UP,
+    Stubs,
+    failure,
+    failure_of,
+    generate,
+    stream,
+    stubs_for,
+    until,
+)
+from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
+
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def running_gateway(
+    *workers: str, config: GatewayConfig | None = None
+) -> AsyncIterator[tuple[Gateway, Stubs]]:
+    gateway = Gateway(config or GatewayConfig(worker_wait=5))
+    port = await gateway.start()
+    await gateway.sync(workers)
+    try:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
+            yield gateway, stubs
+    finally:
+        await gateway.close()
+
+
+@dataclass
+class Cell:
+    """A gateway before two workers."""
+
+    gateway: Gateway
+    stubs: Stubs
+    engines: tuple[FakeGenerator, FakeGenerator]
+    addresses: tuple[str, str]
+
+    def requests(self) -> list[int]:
+        return [len(engine.requests) for engine in self.engines]
+
+
+@pytest.fixture
+async def cell() -> AsyncIterator[Cell]:
+    engines = (FakeGenerator(), FakeGenerator())
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(running_worker(e)) for e in engines]
+        addresses = (workers[0][1], workers[1][1])
+        gateway, stubs = await stack.enter_async_context(running_gateway(*addresses))
+        await until(lambda: len(gateway._pool.serving) == 2)
+        yield Cell(gateway, stubs, engines, addresses)
+
+
+async def test_calls_go_to_the_worker_with_the_least_under_way(cell: Cell) -> None:
+    calls = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(8)]
+    await until(lambda: sum(cell.requests()) == 8)
+
+    assert cell.requests() == [4, 4]
+    for engine in cell.engines:
+        engine.release.set()
+    for call in calls:
+        assert len([message async for message in call]) == 3
+
+
+async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:
+    output = pb.Output(token_ids=True)
+    response = await cell.stubs.generation.Generate(generate("a b", request_id="r", output=output))
+    call = cell.stubs.generation.GenerateStream(stream("SLOW b"))
+    messages = [message async for message in call]
+
+    assert response.results[0].sequences[0].text == "a b "
+    assert response.request_id == "r"
+    assert [m.sequence_number for m in messages] == [1, 2, 3, 4]
+    assert "".join(m.delta.text for m in messages) == "SLOW b "
+
+
+async def test_initial_metadata_comes_on_admission(cell: Cell) -> None:
+    for engine in cell.engines:
+        engine.admit.clear()
+    call = cell.stubs.generation.GenerateStream(stream("HOLD"))
+    metadata = asyncio.create_task(call.initial_metadata())
+    await until(lambda: sum(cell.requests()) == 1)
+    assert not metadata.done()
+
+    for engine in cell.engines:
+        engine.admit.set()
+
+    assert dict(await metadata)["tokenweir-replica"]
+    call.cancel()
+
+
+async def test_errors_of_a_worker_pass_with_their_details(cell: Cell) -> None:
+    for engine in cell.engines:
+        engine.error = EngineFailure("a step failed")
+
+    unary = await failure_of(cell.stubs.generation.Generate(generate("FAIL", request_id="r")))
+    streamed = await failure_of(cell.stubs.generation.GenerateStream(stream("a FAIL")))
+
+    assert (unary.code, unary.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert unary.metadata["request_id"] == "r"
+    assert (streamed.code, streamed.message) == (grpc.StatusCode.INTERNAL, "a step failed")
+    assert sum(cell.requests()) == 2  # such an error is not retried
+
+
+async def test_a_refusal_for_want_of_room_is_taken_to_the_other_worker(cell: Cell) -> None:
+    refusals = iter([QueueFull("full", 0.3)])
+
+    async def refuse_once(word: str, request: object) -> None:
+        for refusal in refusals:
+            raise refusal
+
+    for engine in cell.engines:
+        engine._obey = refuse_once  # type: ignore[method-assign, assignment]
+
+    response = await cell.stubs.generation.Generate(generate("FAIL"))
+
+    assert response.results[0].sequences[0].text == "FAIL "
+    assert cell.requests() == [1, 1]
+
+
+async def test_when_all_workers_are_full_the_refusal_comes_at_once(cell: Cell) -> None:
+    for engine in cell.engines:
+        engine.error = QueueFull("full", 0.3)
+    started = time.monotonic()
+
+    refused = await failure_of(cell.stubs.generation.Generate(generate("FAIL")))
+
+    assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert (refused.retry_after, refused.pushback) == (0.3, "300")
+    assert cell.requests() == [1, 1]
+    assert time.monotonic() - started < 2
+
+
+async def test_metadata_of_the_client_reaches_the_worker_and_back() -> None:
+    seen: dict[str, str | bytes] = {}
+
+    async def echo(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        seen.update(context.invocation_metadata() or ())
+        await context.send_initial_metadata((("first", "1"),))
+        context.set_trailing_metadata((("last-bin", b"\x00\xff"),))
+        return request
+
+    async with _scripted_worker(echo) as address, running_gateway(address) as (_, stubs):
+        call = stubs.channel.unary_unary("/tokenweir.v1.GenerationService/Generate")(
+            b"bytes", metadata=(("x-trace", "t"), ("x-bin", b"\x00\x01"))
+        )
+        assert await call == b"bytes"
+
+        assert (seen["x-trace"], seen["x-bin"]) == ("t", b"\x00\x01")
+        assert dict(await call.initial_metadata())["first"] == "1"
+        assert dict(await call.trailing_metadata())["last-bin"] == b"\x00\xff"
+
+
+async def test_the_deadline_of_the_client_reaches_the_worker() -> None:
+    remaining: list[float | None] = []
+
+    async def note(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        remaining.append(context.time_remaining())
+        return request
+
+    async with _scripted_worker(note) as address, running_gateway(address) as (_, stubs):
+        method = stubs.channel.unary_unary("/tokenweir.v1.GenerationService/Generate")
+        await method(b"", timeout=30)
+        await method(b"")
+
+    assert remaining[0] is not None
+    assert 25 < remaining[0] <= 30
+    assert remaining[1] is None
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_worker(cell: Cell) -> None:
+    call = cell.stubs.generation.GenerateStream(stream("HOLD"))
+    unary = asyncio.ensure_future(cell.stubs.generation.Generate(generate("HOLD")))
+    await until(lambda: cell.requests() == [1, 1])
+
+    call.cancel()
+    unary.cancel()
+
+    await until(lambda: all(len(engine.aborted) == 1 for engine in cell.engines))
+
+
+async def test_a_call_waits_for_a_worker_to_come() -> None:
+    async with (
+        running_gateway() as (gateway, stubs),
+        running_worker(FakeGenerator()) as (_, address),
+    ):
+        call = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
+        await until(lambda: bool(gateway._calls))
+
+        await gateway.sync([address])
+
+        assert (await call).results[0].sequences[0].text == "a "
+
+
+async def test_without_a_worker_a_call_is_refused_in_the_end() -> None:
+    async with running_gateway(config=GatewayConfig(worker_wait=0.05)) as (_, stubs):
+        failures = [
+            await failure_of(stubs.generation.Generate(generate("a"))),
+            await failure_of(stubs.generation.GenerateStream(stream("a"))),
+        ]
+
+    for refused in failures:
+        assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "STARTING")
+        assert (refused.retry_after, refused.pushback) == (0.5, "500")
+
+
+async def test_health_follows_the_workers() -> None:
+    async with running_gateway() as (gateway, stubs):
+        assert await stubs.health_of("") == DOWN
+        async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
+            await gateway.sync([address])
+            await stubs.wait_for_health("", UP)
+            for name in ("dates", "tags", "tokenweir.v1.GenerationService"):
+                assert await stubs.health_of(name) == UP
+
+        await stubs.wait_for_health("", DOWN)
+        assert await stubs.health_of("dates") == DOWN
+
+
+async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> None:
+    old, new = FakeGenerator(), FakeGenerator()
+    async with (
+        running_worker(old) as (old_worker, old_address),
+        running_worker(new) as (_, new_address),
+        running_gateway(old_address) as (gateway, stubs),
+    ):
+        running = stubs.generation.GenerateStream(stream("HOLD"))
+        await old.seen.wait()
+        await gateway.sync([old_address, new_address])
+        draining = asyncio.create_task(old_worker.drain(grace=10))
+
+        for _ in range(10):
+            await stubs.generation.Generate(generate("a"))
+        await gateway.sync([new_address])
+        old.release.set()
+
+        assert len([message async for message in running]) == 3
+        assert len(new.requests) == 10
+        await draining
+
+
+async def test_load_is_that_of_all_workers(cell: Cell) -> None:
+    load = await cell.stubs.admin.GetLoad(admin_service_pb2.GetLoadRequest())
+
+    assert [(r.model, r.running) for r in load.replicas] == [("dates", 3)] * 2
+    assert len({r.replica_id for r in load.replicas}) == 2
+
+
+async def test_reflection_describes_the_services(cell: Cell) -> None:
+    reflection = reflection_pb2_grpc.ServerReflectionStub(cell.stubs.channel)
+    asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+
+    (answer,) = [answer async for answer in reflection.ServerReflectionInfo(iter(asked))]
+
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"tokenweir.v1.GenerationService", "grpc.health.v1.Health"} <= names
+
+
+async def test_draining_refuses_new_calls_and_lets_running_ones_end(cell: Cell) -> None:
+    running = cell.stubs.generation.GenerateStream(stream("HOLD"))
+    await until(lambda: sum(cell.requests()) == 1)
+    draining = asyncio.create_task(cell.gateway.drain(grace=10))
+    await cell.stubs.wait_for_health("", DOWN)
+
+    refused = await failure_of(cell.stubs.generation.Generate(generate("a")))
+    for engine in cell.engines:
+        engine.release.set()
+
+    assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert len([message async for message in running]) == 3
+    await asyncio.wait_for(draining, 5)
+
+
+async def test_closing_ends_running_calls_with_a_reason(cell: Cell) -> None:
+    call = asyncio.ensure_future(failure_of(cell.stubs.generation.GenerateStream(stream("a HOLD"))))
+    await until(lambda: sum(cell.requests()) == 1)
+
+    await cell.gateway.close()
+
+    ended = await call
+    assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
+    calls = Counter[str]()
+
+    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        calls["n"] += 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async with _scripted_worker(die) as address, running_gateway(address) as (_, stubs):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stubs.generation.Generate(generate("poison"))
+
+    assert failure(caught.value).reason == "REPLICA_LOST"
+    assert calls["n"] == 3
+
+
+# A worker in a process of its own, killed.
+
+
+@dataclass
+class Process:
+    """A worker in a process of its own."""
+
+    process: asyncio.subprocess.Process
+    address: str
+
+    async def next_prompt(self) -> str:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), 10)
+        return line.decode().strip()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def worker_process() -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.server.worker_process",
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None
+        address = (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
+        yield Process(process, address)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_killed_worker_loses_nothing_but_the_streams_it_had_started() -> None:
+    survivor = FakeGenerator()
+    survivor.release.set()
+    async with (
+        worker_process() as doomed,
+        running_worker(survivor) as (_, address),
+        running_gateway(doomed.address) as (gateway, stubs),
+    ):
+        started = stubs.generation.GenerateStream(stream("HOLD"))
+        await started.initial_metadata()
+        unary = asyncio.ensure_future(stubs.generation.Generate(generate("HOLD unary")))
+        assert {await doomed.next_prompt(), await doomed.next_prompt()} == {"HOLD", "HOLD unary"}
+        await gateway.sync([doomed.address, address])
+        await until(lambda: len(gateway._pool.serving) == 2)
+
+        doomed.kill()
+        killed = time.monotonic()
+        lost = await failure_of(started)
+        lost_after = time.monotonic() - killed
+        answer = await unary
+        more = await asyncio.gather(
+            *(stubs.generation.Generate(generate(f"n{i}")) for i in range(20))
+        )
+
+    assert (lost.code, lost.reason) == (grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST")
+    assert lost.retry_after is not None
+    assert lost_after < 1
+    assert answer.results[0].sequences[0].text == "HOLD unary "
+    assert [r.results[0].sequences[0].text for r in more] == [f"n{i} " for i in range(20)]
+
+
+async def test_a_stream_that_was_not_started_moves_to_another_worker_unseen() -> None:
+    survivor = FakeGenerator()
+    async with (
+        worker_process() as doomed,
+        running_worker(survivor) as (_, address),
+        running_gateway(doomed.address) as (gateway, stubs),
+    ):
+        call = stubs.generation.GenerateStream(stream("WAIT then go"))  # is not admitted there
+        assert await doomed.next_prompt() == "WAIT then go"
+        await gateway.sync([doomed.address, address])
+        await until(lambda: len(gateway._pool.serving) == 2)
+
+        doomed.kill()
+
+        text = "".join([message.delta.text async for message in call])
+
+    assert text == "WAIT then go "
+    assert len(survivor.requests) == 1
+
+
+async def test_a_worker_that_comes_back_is_used_again() -> None:
+    async with running_gateway() as (gateway, stubs):
+        async with running_worker(FakeGenerator()) as (_, first):
+            await gateway.sync([first])
+            await stubs.generation.Generate(generate("a"))
+        waiting = asyncio.ensure_future(stubs.generation.Generate(generate("b")))
+        async with running_worker(FakeGenerator()) as (_, second):
+            await gateway.sync([second])
+
+            assert (await waiting).results[0].sequences[0].text == "b "
+
+
+@asynccontextmanager
+async def _scripted_worker(behavior: object) -> AsyncIterator[str]:
+    """A server that answers every unary call by `behavior`, and says that it is healthy."""
+
+    class Anything(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> object:
+            if details.method.endswith("/ListModels"):
+                return grpc.unary_unary_rpc_method_handler(_no_models)
+            if details.method.startswith("/tokenweir.v1."):
+                return grpc.unary_unary_rpc_method_handler(behavior)
+            return None
+
+    server = aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
+    server.add_generic_rpc_handlers((Anything(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def _no_models(request: bytes, context: object) -> bytes:
+    return b""

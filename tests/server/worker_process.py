@@ -1,0 +1,32 @@
+"""A worker on an obedient engine in a process of its own, to be killed by a test.
+
+Prints its address, then the prompt of every request. One that says WAIT is never admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from engine.request import GenerationEvent, GenerationRequest
+from server.config import WorkerConfig
+from server.worker import Worker
+from tests.server.fakes import FakeGenerator
+
+
+class _Telling(FakeGenerator):
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        print(request.prompt, flush=True)
+        if "WAIT" in request.prompt:
+            await asyncio.Event().wait()
+        async for event in super().generate(request):
+            yield event
+
+
+async def _main() -> None:
+    worker = Worker({"dates": _Telling()}, WorkerConfig())
+    print(await worker.start(), flush=True)
+    await asyncio.Event().wait()
+
+
+asyncio.run(_main())
