@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 
 _MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
 _MAX_ANSWER_BYTES = 16 * 2**20
 
 
-def channel_options(max_attempts: int) -> list[tuple[str, str | int]]:
+def channel_options(address: str, max_attempts: int) -> list[tuple[str, str | int]]:
     """Return the options of a channel; how many retries are made is its service config's."""
     if not 1 <= max_attempts <= _MAX_ATTEMPTS:
         raise ValueError(f"max_attempts ({max_attempts}) must be 1, no retry, to {_MAX_ATTEMPTS}")
@@ -21,6 +22,8 @@ def channel_options(max_attempts: int) -> list[tuple[str, str | int]]:
         # Only while a call runs: notices a peer that is gone without a word.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # gRPC obeys http_proxy even for this machine, which no proxy can reach.
+        ("grpc.enable_http_proxy", 0 if _is_loopback(address) else 1),
     ]
 
 
@@ -35,3 +38,11 @@ def _service_config(max_attempts: int) -> dict[str, object]:
         "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
     }
     return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name, or an address in one of gRPC's own forms
+        return False

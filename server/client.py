@@ -135,7 +135,9 @@ class Client:
         number of times that a call is tried in all, 1 for no retry.
         """
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(address, options=channel_options(max_attempts))
+        self._channel = grpc.insecure_channel(
+            address, options=channel_options(address, max_attempts)
+        )
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
         self._prediction = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
@@ -250,7 +252,7 @@ class AsyncClient:
         """Take the arguments of Client."""
         self._address = address
         self._timeout = timeout
-        self._options = channel_options(max_attempts)
+        self._options = channel_options(address, max_attempts)
         self._stubs: _AsyncStubs | None = None
 
     async def generate(

@@ -443,6 +443,14 @@ def test_nobody_at_the_address():
     assert caught.value.retry_after is None
 
 
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_proxy_is_not_asked_for_this_machine(server, monkeypatch, variable):
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+
+    with Client(server.address, timeout=5) as client:
+        assert len(client.models()) == 1
+
+
 def test_stream_gives_the_pieces_in_order_then_the_result(server, client):
     server.answers["GenerateStream"] = lambda request, context: stream_messages(["14", "", " O"])
     stream = client.stream("m", "p", tokens_per_message=2)
