@@ -43,6 +43,15 @@ LABELS = ("a", "b", "c")
 WORDS = ("[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(VOCAB - 4)), "é")
 
 
+class FakeClock:
+    """A clock that stands still until it is told."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class FakeGraph:
     """Answers with sums of the rows; may be held up or broken."""
 
@@ -149,9 +158,12 @@ async def running(
     graph: Any,
     tokenizer: Tokenizer | None = None,
     package: Package | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
     **config: Any,
 ) -> AsyncIterator[EncoderEngine]:
-    engine = EncoderEngine(package or make_package(), graph, tokenizer, EngineConfig(**config))
+    settings = EngineConfig(**config)
+    engine = EncoderEngine(package or make_package(), graph, tokenizer, settings, clock=clock)
     await engine.start()
     try:
         yield engine
@@ -236,18 +248,20 @@ async def test_answers_stand_in_the_order_of_the_items(tokenizer: Tokenizer) -> 
 
 
 async def test_timing_tells_queue_run_and_batch_size(tokenizer: Tokenizer) -> None:
-    graph = FakeGraph()
-    async with running(graph, tokenizer) as engine:
+    graph, clock = FakeGraph(), FakeClock()
+    async with running(graph, tokenizer, clock=clock) as engine:
         held = await hold(engine, graph)
         tasks = [ask(engine, ids(3)), ask(engine, ids(3, 2))]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
+        clock.now += 2
         graph.gate.set()
-        _, _, answer = await asyncio.gather(held, *tasks)
+        first, _, answer = await asyncio.gather(held, *tasks)
 
     timing = answer.timing
-    assert timing.queue >= 0.04 and timing.prefill > 0 and timing.decode == 0
-    assert timing.time_to_first_token == pytest.approx(timing.queue + timing.prefill)
+    assert (timing.queue, timing.prefill, timing.decode) == (2, 0, 0)
+    assert timing.time_to_first_token == 2
     assert (timing.steps, timing.mean_batch_size) == (2, 1.5)
+    assert (first.timing.queue, first.timing.prefill) == (0, 2)
 
 
 async def test_many_requests_at_once_each_get_their_own_answer(tokenizer: Tokenizer) -> None:
@@ -479,29 +493,30 @@ async def test_too_many_waiting_tokens_are_refused_but_a_large_request_alone_is_
 
 
 async def test_request_that_expires_while_it_waits_is_told_so(tokenizer: Tokenizer) -> None:
-    graph = FakeGraph()
-    async with running(graph, tokenizer) as engine:
+    graph, clock = FakeGraph(), FakeClock()
+    async with running(graph, tokenizer, clock=clock) as engine:
         held = await hold(engine, graph)
-        late = ask(engine, ids(2), "late", deadline=time.monotonic() + 0.02)
-        good = ask(engine, ids(2), deadline=time.monotonic() + 60)
-        await asyncio.sleep(0.05)
+        late, good = ask(engine, ids(2), "late", deadline=101), ask(engine, ids(2), deadline=102)
+        await asyncio.sleep(0)
+        clock.now = 101
         graph.gate.set()
 
         with pytest.raises(ExpiredInQueue, match="late"):
             await late
         with pytest.raises(ExpiredInQueue):
-            await ask(engine, ids(2), deadline=time.monotonic() - 1)
+            await ask(engine, ids(2), deadline=101)
         assert (await good).timing.mean_batch_size == 1
         await held
 
 
 async def test_request_that_expires_between_its_batches_is_told_so(tokenizer: Tokenizer) -> None:
-    graph = FakeGraph()
-    async with running(graph, tokenizer) as engine:
+    graph, clock = FakeGraph(), FakeClock()
+    async with running(graph, tokenizer, clock=clock) as engine:
         graph.gate.clear()
-        task = ask(engine, ids(2, 3), deadline=time.monotonic() + 0.2)
+        task = ask(engine, ids(2, 3), deadline=101)
+        await asyncio.sleep(0)
         assert await asyncio.to_thread(graph.entered.wait, 20)
-        await asyncio.sleep(0.25)
+        clock.now = 101
         graph.gate.set()
 
         with pytest.raises(ExpiredInDecode):
