@@ -31,6 +31,7 @@ from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import load_engine
 from engine.package import load_package
+from server.catalog import Engine
 from server.config import ServeConfig
 from server.gateway import Gateway
 from server.registry import HEARTBEAT, Registry, WorkerInfo
@@ -57,12 +58,17 @@ _LOCAL_RAY = {
 class WorkerReplica:
     """A Ray Serve replica: engines, the worker that serves them, and its place in the registry."""
 
-    async def __init__(self, config: ServeConfig, registry: Any) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, config: ServeConfig, registry: Any
+    ) -> None:
         host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
         self._registry = registry
-        self._worker = Worker(engines, dataclasses.replace(config.worker, host=host, port=0))
+        self._worker = Worker(
+            engines,
+            dataclasses.replace(config.worker, host=host, port=0, limits=config.engine.limits),
+        )
         self._info = WorkerInfo(address=await self._worker.start(), pid=os.getpid())
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
@@ -122,6 +128,11 @@ class Service:
         """Return the workers that are alive now."""
         workers: tuple[WorkerInfo, ...] = (await self._registry.changed.remote(-1))[1]
         return workers
+
+    async def wait_for_workers(self, count: int) -> None:
+        """Return once so many workers are alive."""
+        while len(await self.workers()) < count:
+            await asyncio.sleep(0.1)
 
 
 def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> None:
@@ -193,7 +204,7 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _load_engines(config: ServeConfig) -> Mapping[str, Any]:
+def _load_engines(config: ServeConfig) -> Mapping[str, Engine]:
     engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
     return {
         name: load_engine(load_package(path), engine_config)

@@ -116,7 +116,8 @@ def classify(
 ) -> None:
     """Print the most likely labels of each TEXT or image, with their probabilities."""
     with _client(server) as client:
-        for item in (*texts, *images) or _input_lines():
+        items: list[str | Path] = [*texts, *images]
+        for item in items or _input_lines():
             for found in client.classify(model, item, top=top, timeout=timeout).labels:
                 click.echo(f"{found.label}\t{found.probability:.4f}")
 

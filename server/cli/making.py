@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from exporter.tasks import TASKS
 from server.cli.options import any_path, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
     from exporter.training.trainer import TrainingReport
-
-TASKS = ("dates", "tagging", "digits", "sentiment", "text")
 
 
 @click.command(
@@ -23,7 +22,7 @@ TASKS = ("dates", "tagging", "digits", "sentiment", "text")
         "tokenweir train text --file book.txt --file letters.txt --out checkpoints/text",
     ),
 )
-@click.argument("task", type=click.Choice(TASKS))
+@click.argument("task", type=click.Choice(list(TASKS)))
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run in --out stopped.")
 @click.option("--seed", type=int, help="The same seed, the same run.  [default: 0]")
@@ -74,14 +73,19 @@ def print_report(report: TrainingReport) -> None:
 )
 @click.argument("checkpoint", type=existing_directory)
 @click.argument("text")
+@click.option("--target", help="Output to explain.  [default: what the model writes]")
 @click.option(
     "--out", type=any_path, default=Path("attention.png"), show_default=True, help="PNG to write."
 )
-def explain(checkpoint: Path, text: str, out: Path) -> None:
-    """Draw what every attention head of CHECKPOINT looks at in TEXT: layers x heads."""
-    from exporter.explain import explain_checkpoint
+def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
+    """Draw what every attention head of CHECKPOINT looks at in TEXT: layers x heads.
 
-    explain_checkpoint(checkpoint, text, out)
+    For a model of images TEXT is the path of one.
+    """
+    from exporter.checkpoint import load_checkpoint
+    from exporter.explain import explain as draw_attention
+
+    draw_attention(load_checkpoint(checkpoint), text, out, target=target)
     click.echo(out)
 
 
@@ -94,7 +98,7 @@ def explain(checkpoint: Path, text: str, out: Path) -> None:
 @click.option(
     "--target", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Runs on."
 )
-def export(checkpoint: Path, out: Path, target: str) -> None:
+def export(checkpoint: Path, out: Path, target: Literal["cpu"]) -> None:
     """Export CHECKPOINT to a package that `tokenweir serve` can run.
 
     Compares the exported model with the eager one over prompts, lengths, batches, paddings and
@@ -104,12 +108,13 @@ def export(checkpoint: Path, out: Path, target: str) -> None:
     click.echo(f"package: {out}")
 
 
-def export_with_progress(checkpoint: Path, out: Path, *, target: str = "cpu") -> None:
+def export_with_progress(checkpoint: Path, out: Path, *, target: Literal["cpu"] = "cpu") -> None:
     """Export, show the progress, print the certificate."""
     from exporter.export import export_package
-    from server.cli.tables import certificate_table, print_table
+    from server.cli.tables import certificate_table, print_table, progress_bar
 
-    manifest = export_package(checkpoint, out, target=target)
+    with progress_bar("Comparing with PyTorch") as progress:
+        manifest = export_package(checkpoint, out, target=target, progress=progress)
     print_table(certificate_table(manifest, manifest.certificate))
 
 
@@ -123,8 +128,9 @@ def verify(package: Path, checkpoint: Path) -> None:
     """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does."""
     from engine.package import load_package
     from exporter.export import verify_package
-    from server.cli.tables import certificate_table, print_table
+    from server.cli.tables import certificate_table, print_table, progress_bar
 
     manifest = load_package(package).manifest
-    certificate = verify_package(package, checkpoint)
+    with progress_bar("Comparing with PyTorch") as progress:
+        certificate = verify_package(package, checkpoint, progress=progress)
     print_table(certificate_table(manifest, certificate))

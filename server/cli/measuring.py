@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,14 +15,18 @@ from server.cli.options import (
     server_option,
     timeout_option,
 )
+from server.cli.typed_dates import TYPED_DATES
+
+if TYPE_CHECKING:
+    from loadtest.workload import Arrival, LoadConfig
 
 
 @click.command(
     short_help="Measure latencies and throughput of a server.",
     epilog=examples(
         "tokenweir loadtest --model dates --concurrency 16 --requests 500",
-        "tokenweir loadtest --model dates --rate 50 --arrival poisson --requests 1000 "
-        "--json run.json --png run.png",
+        "tokenweir loadtest --model dates --prompts dates.txt --rate 50 "
+        "--requests 1000 --json run.json --png run.png",
     ),
 )
 @model_option
@@ -44,17 +49,69 @@ from server.cli.options import (
     show_default=True,
     help="Pattern of the open loop.",
 )
-@click.option("--prompts", type=existing_file, help="UTF-8 text, a prompt a line.")
+@click.option(
+    "--prompts",
+    type=existing_file,
+    help="UTF-8 text, a prompt a line; for a model of images, their paths.  [default: typed dates]",
+)
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Of each request.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and prompts.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 @click.option("--png", "png_file", type=any_path, help="Draw the latency distributions here.")
 @timeout_option
 @server_option
-def loadtest(**options: object) -> None:
+def loadtest(
+    model: str,
+    requests: int,
+    concurrency: int | None,
+    rate: float | None,
+    arrival: Arrival,
+    prompts: Path | None,
+    max_new_tokens: int | None,
+    seed: int,
+    json_file: Path | None,
+    png_file: Path | None,
+    timeout: float,
+    server: str,
+) -> None:
     """Stream many requests and print latencies, throughput and errors.
 
     Latencies count from the time a request was due, so a server that falls behind cannot hide it:
     TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end.
     """
-    raise NotImplementedError
+    if concurrency is not None and rate is not None:
+        raise click.UsageError("give --rate for an open loop, or --concurrency for a closed one")
+    from loadtest.workload import LoadConfig, read_prompts
+
+    config = LoadConfig(
+        address=server,
+        model=model,
+        prompts=tuple(TYPED_DATES) if prompts is None else read_prompts(prompts),
+        num_requests=requests,
+        rate=rate,
+        arrival=arrival,
+        concurrency=concurrency or 8 if rate is None else None,
+        seed=seed,
+        timeout=timeout,
+        options={} if max_new_tokens is None else {"max_new_tokens": max_new_tokens},
+    )
+    report_load_test(config, json_file, png_file)
+    for path in filter(None, (json_file, png_file)):
+        click.echo(f"written: {path}")
+
+
+def report_load_test(config: LoadConfig, json_file: Path | None, png_file: Path | None) -> int:
+    """Run a load test, print its table, write its files; return the number of errors."""
+    from loadtest.plots import write_png
+    from loadtest.report import print_table, write_json
+    from loadtest.runner import run
+    from server.cli.tables import progress_bar
+
+    with progress_bar("Requests") as progress:
+        report = run(config, progress)
+    print_table(report)
+    if json_file is not None:
+        write_json(report, json_file)
+    if png_file is not None:
+        write_png(report, png_file)
+    return sum(not record.ok for record in report.records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ def log_to_stderr() -> None:
     logging.getLogger("server").setLevel(logging.INFO)
 
 
-def announce(service: Service, models: dict[str, Path]) -> None:
+def announce(service: Service, models: Iterable[str]) -> None:
     """Say where the models are served."""
     click.echo(f"serving {', '.join(models)} on {service.address}; Ctrl-C stops")
 
