@@ -1,0 +1,311 @@
+"""Runs repeat, stop and go on to the last bit; nothing of anybody's is overwritten."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from engine.errors import CheckpointError, ConfigError
+from exporter.checkpoint import load_checkpoint
+from exporter.tasks.task import Task
+from exporter.training import trainer
+from exporter.training.state import STATE_NAME, read_state
+from exporter.training.trainer import Run, train, train_task
+
+MakeTask = Callable[..., Task]
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(path)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compare best and last checkpoint, optimizer and random state bit by bit."""
+    for name in ("model.safetensors", "last/model.safetensors", STATE_NAME):
+        expected, found = tensors(one / name), tensors(other / name)
+        assert expected.keys() == found.keys()
+        different = [key for key in expected if not torch.equal(expected[key], found[key])]
+        assert different == [], name
+    states = [read_state(path).model_dump(exclude={"seconds"}) for path in (one, other)]
+    assert states[0] == states[1]
+
+
+def test_a_run_leaves_the_best_and_the_last_checkpoint_and_its_state(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    report = train_task(make_task(), tmp_path / "run", progress=False)
+
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "last",
+        STATE_NAME,
+    }
+    assert load_checkpoint(tmp_path / "run").config.task == "copy"
+    assert load_checkpoint(tmp_path / "run" / "last").config.task == "copy"
+    assert (report.task, report.steps, report.seed) == ("copy", 12, 0)
+    assert report.best_step in {4, 8, 12}
+    assert 0 <= report.metrics["exact_match"] <= 1
+    assert not report.target_reached
+    assert "target 99%" in report.summary
+    assert report.samples == (("3", "3"),)
+
+
+def test_training_lowers_the_loss(tmp_path: Path, make_task: MakeTask) -> None:
+    short = train_task(make_task(), tmp_path / "short", steps=1, progress=False)
+    longer = train_task(make_task(), tmp_path / "long", steps=60, progress=False)
+
+    assert longer.metrics["loss"] < 0.8 * short.metrics["loss"]
+
+
+def test_a_seed_makes_a_run_repeatable(tmp_path: Path, make_task: MakeTask) -> None:
+    for name in ("one", "two"):
+        torch.manual_seed(len(name) + ord(name[0]))  # what was drawn before does not matter
+        train_task(make_task(seed=7), tmp_path / name, seed=7, progress=False)
+    train_task(make_task(seed=8), tmp_path / "other", seed=8, progress=False)
+
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    one, other = (tensors(tmp_path / name / "last/model.safetensors") for name in ("one", "other"))
+    assert not any(torch.equal(one[key], other[key]) for key in one if one[key].ndim > 1)
+
+
+def test_a_run_leaves_the_callers_random_numbers_and_threads_alone(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    torch.set_num_threads(3)
+    before = torch.get_rng_state()
+
+    train_task(make_task(), tmp_path / "run", steps=2, progress=False)
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("stop", [3, 4, 9])
+def test_an_interrupted_run_goes_on_bit_equal(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    train_task(make_task(), tmp_path / "whole", progress=False)
+    with monkeypatch.context() as patch:
+        _interrupt_after(patch, stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_task(make_task(), tmp_path / "parts", progress=False)
+    assert read_state(tmp_path / "parts").step == stop
+
+    report = train_task(make_task(), tmp_path / "parts", resume=True, progress=False)
+
+    assert report.steps == 12
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_that_was_killed_goes_on_bit_equal_from_its_last_validation(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_task(make_task(), tmp_path / "whole", progress=False)
+    update = Run._update
+
+    def killed(run: Run) -> tuple[float, int]:
+        if run._state.step == 6:
+            raise SystemExit
+        return update(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_update", killed)
+        with pytest.raises(SystemExit):
+            train_task(make_task(), tmp_path / "parts", progress=False)
+    assert read_state(tmp_path / "parts").step == 4
+
+    train_task(make_task(), tmp_path / "parts", resume=True, progress=False)
+
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, make_task: MakeTask) -> None:
+    train_task(make_task(), tmp_path / "whole", steps=16, progress=False)
+    train_task(make_task(), tmp_path / "parts", steps=8, progress=False)
+
+    train_task(make_task(), tmp_path / "parts", resume=True, steps=16, progress=False)
+
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_nothing_of_a_run_is_pickled(tmp_path: Path, make_task: MakeTask) -> None:
+    train_task(make_task(), tmp_path / "run", steps=2, progress=False)
+
+    files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
+
+    assert {p.suffix for p in files} == {".json", ".safetensors"}
+
+
+def test_a_finished_run_is_overwritten_by_a_new_one(tmp_path: Path, make_task: MakeTask) -> None:
+    train_task(make_task(seed=1), tmp_path / "run", seed=1, progress=False)
+    train_task(make_task(seed=2), tmp_path / "run", seed=2, progress=False)
+    train_task(make_task(seed=2), tmp_path / "fresh", seed=2, progress=False)
+
+    assert_same_run(tmp_path / "run", tmp_path / "fresh")
+
+
+def test_an_unfinished_run_is_not_overwritten(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _interrupt_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            train_task(make_task(), tmp_path / "run", progress=False)
+
+    with pytest.raises(CheckpointError, match=r"unfinished run of copy \(step 3 of 12\).*--resume"):
+        train_task(make_task(), tmp_path / "run", progress=False)
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(CheckpointError, match="is not empty and holds no training run"):
+        train_task(make_task(), tmp_path, progress=False)
+
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_in_place_of_the_directory_is_left_alone(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    (tmp_path / "run").write_text("mine")
+
+    with pytest.raises(CheckpointError, match="is a file; give a directory"):
+        train_task(make_task(), tmp_path / "run", progress=False)
+
+
+def test_an_empty_directory_is_used(tmp_path: Path, make_task: MakeTask) -> None:
+    train_task(make_task(), tmp_path, steps=1, progress=False)
+
+    assert load_checkpoint(tmp_path).config.task == "copy"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_training(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(CheckpointError, match=r"cannot write .*: Not a directory"):
+        train_task(make_task(), tmp_path / "file" / "run", progress=False)
+
+
+def test_no_space_left_is_a_clear_error(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(CheckpointError, match="No space left on device; free space there"):
+        train_task(make_task(), tmp_path / "run", progress=False)
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path, make_task: MakeTask) -> None:
+    with pytest.raises(CheckpointError, match="there is no run to resume"):
+        train_task(make_task(), tmp_path / "run", resume=True, progress=False)
+
+
+def test_a_run_is_resumed_with_its_own_seed_data_and_steps(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    out = tmp_path / "run"
+    train_task(make_task(), out, progress=False)
+
+    with pytest.raises(ConfigError, match="started with seed 0, it cannot go on with 3"):
+        train_task(make_task(), out, seed=3, resume=True, progress=False)
+    with pytest.raises(CheckpointError, match="other data or another configuration"):
+        train_task(make_task(warmup_steps=5), out, resume=True, progress=False)
+    with pytest.raises(CheckpointError, match="other data or another configuration"):
+        other = replace(make_task(), data_fingerprint="other files")
+        train_task(other, out, resume=True, progress=False)
+    with pytest.raises(ConfigError, match=r"steps \(5\) must be at least 12"):
+        train_task(make_task(), out, steps=5, resume=True, progress=False)
+
+
+def test_a_damaged_state_is_named(tmp_path: Path, make_task: MakeTask) -> None:
+    train_task(make_task(), tmp_path / "run", steps=1, progress=False)
+    path = tmp_path / "run" / STATE_NAME
+    path.write_bytes(path.read_bytes()[:100])
+
+    with pytest.raises(CheckpointError, match=f"{STATE_NAME} is damaged"):
+        train_task(make_task(), tmp_path / "run", resume=True, progress=False)
+
+
+def test_ctrl_c_stops_after_the_step_in_flight_and_keeps_the_handler(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    update = Run._update
+
+    def update_under_ctrl_c(run: Run) -> tuple[float, int]:
+        if run._state.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(run)
+
+    monkeypatch.setattr(Run, "_update", update_under_ctrl_c)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_task(make_task(), tmp_path / "run", progress=False)
+
+    assert read_state(tmp_path / "run").step == 2
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, make_task: MakeTask) -> None:
+    with pytest.raises(ConfigError, match=r"the loss became nan at step \d+"):
+        task = make_task(peak_learning_rate=1e30, warmup_steps=1, weight_decay=0.0)
+        train_task(task, tmp_path / "run", progress=False)
+
+
+def test_steps_must_be_positive(tmp_path: Path, make_task: MakeTask) -> None:
+    with pytest.raises(ConfigError, match="steps must be at least 1, got 0"):
+        train_task(make_task(), tmp_path / "run", steps=0, progress=False)
+
+
+def test_an_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'dreams'.*dates, tagging, digits, sentiment, text"):
+        train("dreams", tmp_path / "run")
+
+
+def test_gradients_are_clipped(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def recorded(parameters: object, max_norm: float) -> torch.Tensor:
+        kept = list(parameters)  # type: ignore[call-overload]
+        before = clip(kept, max_norm)
+        norms.append((float(before), float(clip(kept, float("inf")))))
+        return before
+
+    monkeypatch.setattr(trainer.nn.utils, "clip_grad_norm_", recorded)
+
+    train_task(make_task(max_grad_norm=0.01), tmp_path / "run", steps=3, progress=False)
+
+    assert all(before > 0.01 for before, _ in norms)
+    assert all(after == pytest.approx(0.01, rel=1e-3) for _, after in norms)
+
+
+def _interrupt_after(patch: pytest.MonkeyPatch, stop: int) -> None:
+    update = Run._update
+
+    def interrupted(run: Run) -> tuple[float, int]:
+        if run._state.step == stop - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(run)
+
+    patch.setattr(Run, "_update", interrupted)
