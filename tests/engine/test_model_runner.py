@@ -11,9 +11,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
+from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.errors import PackageError
 from engine.model_runner import SlotModelRunner
+from engine.output import TokenOutput
 from engine.package import CacheShape, GenerationContract
+from engine.request import SamplingParams
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler
+from engine.sequence import TokenRequest
 
 VOCAB, WIDTH, HEADS, DIM, LAYERS, MAX_LEN, MAX_SOURCE = 23, 16, 2, 8, 2, 40, 12
 SELF_CACHE = CacheShape(num_layers=LAYERS, num_kv_heads=HEADS, max_len=MAX_LEN, head_dim=DIM)
@@ -215,6 +222,38 @@ def test_a_file_that_is_no_graph_is_a_package_error(tmp_path: Path) -> None:
 
     with pytest.raises(PackageError, match="export the model again"):
         SlotModelRunner.load(contract, tmp_path / "decoder.onnx", None, num_slots=2)
+
+
+@pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
+def test_an_engine_gives_each_of_many_requests_the_tokens_of_the_eager_model(
+    tmp_path: Path, has_encoder: bool
+) -> None:
+    model = TinyModel(4, has_encoder=has_encoder)
+    _, runner = _load(model, tmp_path)
+    config = EngineConfig(max_num_seqs=5, prefill_chunk_size=4, max_num_batched_tokens=12)
+    core = EngineCore(Scheduler(config, model.contract), runner, Sampler())
+    prompts = [_random_ids(seed=n, length=n % 11 + 1) for n in range(17)]
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    for key, ids in enumerate(prompts):
+        core.scheduler.add(TokenRequest(key, "", tuple(ids), params, seed=0, arrival=0.0))
+
+    tokens: dict[int, list[int]] = {}
+    while core.scheduler.has_work:
+        for output in core.step():
+            if isinstance(output, TokenOutput):
+                tokens.setdefault(output.key, []).append(output.token_id)
+
+    for key, ids in enumerate(prompts):
+        assert tokens[key] == _greedy(model, ids, count=9)
+    assert not runner.cache.lengths.any() and not runner.cache.source_lengths.any()
+
+
+def _greedy(model: TinyModel, prompt: list[int], *, count: int) -> list[int]:
+    ids, source = ([1], prompt) if model.has_encoder else (list(prompt), None)
+    start = len(ids)
+    for _ in range(count):
+        ids.append(int(model.logits(ids, source)[-1].argmax()))
+    return ids[start:]
 
 
 def _load(model: TinyModel, directory: Path) -> Loaded:

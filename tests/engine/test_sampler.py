@@ -46,8 +46,8 @@ def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.nd
 
 
 def our_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    scores, ids = truncate(logits / np.float32(params.temperature), params)
-    weights = np.exp(scores.astype(np.float64) - scores.max())
+    scores, ids = truncate((logits - logits.max()) / np.float32(params.temperature), params)
+    weights = np.exp(scores.astype(np.float64))
     found = np.zeros(len(logits))
     found[slice(None) if ids is None else ids] = weights / weights.sum()
     return found
