@@ -53,7 +53,9 @@ class Gateway:
         self._pool = Pool(self._publish_health)
         self._health = Health()
         self._calls: set[asyncio.Task[Any]] = set()
+        self._upstream_calls: set[aio.Call] = set()
         self._draining = False
+        self._closing = False
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
     async def start(self) -> int:
@@ -85,7 +87,9 @@ class Gateway:
     async def close(self) -> None:
         """End everything; an open server or channel would keep the interpreter from exiting."""
         await self.drain(0)
-        for call in self._calls:
+        self._closing = True
+        await self._pool.refuse_waiting(_draining())
+        for call in tuple(self._upstream_calls):
             call.cancel()
         self._health.close()
         await self._server.stop(LAST_WORDS)
@@ -117,7 +121,7 @@ class Gateway:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Refuse a call once draining; until it ends let `close` end it, with a reason."""
+        """Refuse a call once draining; else count it until it ends."""
         if self._draining:
             raise CallFailed(_draining())
         task = asyncio.current_task()
@@ -125,27 +129,41 @@ class Gateway:
         self._calls.add(task)
         try:
             yield
-        except asyncio.CancelledError:  # by `close`; or by the client, who then hears nothing
-            if not self._draining:
-                raise
-            raise CallFailed(_draining()) from None
         finally:
             self._calls.discard(task)
+
+    @contextmanager
+    def _upstream(self, backend: Backend, call: aio.Call) -> Iterator[None]:
+        """Let `close` end a call that is under way at a worker, with a reason for the client.
+
+        It cancels the call there, not the task here: that could be in the middle of a write, and
+        then gRPC takes no status.
+        """
+        self._upstream_calls.add(call)
+        try:
+            with backend.under_way():
+                yield
+        except asyncio.CancelledError:  # by `close`; else by the client, who hears nothing more
+            if self._closing:
+                raise CallFailed(_draining()) from None
+            raise
+        finally:
+            self._upstream_calls.discard(call)
 
     async def _relay_unary(self, method: str, request: bytes, context: Context) -> bytes:
         attempts = self._attempts()
         while True:
             backend = await self._pool.choose(attempts)
-            with backend.under_way():
-                ask: aio.UnaryUnaryMultiCallable[bytes, bytes]
-                ask = backend.channel.unary_unary(method)
-                call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+            ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = backend.channel.unary_unary(method)
+            call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+            with self._upstream(backend, call):
                 try:
                     response = await call
                 except aio.AioRpcError as error:
                     _retry_or_raise(attempts, backend, error)
                     continue
-                await context.send_initial_metadata(_pairs(await call.initial_metadata()))
+                if initial := _pairs(await call.initial_metadata()):
+                    await context.send_initial_metadata(initial)
                 context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
                 return response
 
@@ -153,11 +171,10 @@ class Gateway:
         attempts = self._attempts()
         while True:
             backend = await self._pool.choose(attempts)
-            with backend.under_way():
-                ask: aio.UnaryStreamMultiCallable[bytes, bytes]
-                ask = backend.channel.unary_stream(method)
-                call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
-                committed = False
+            ask: aio.UnaryStreamMultiCallable[bytes, bytes] = backend.channel.unary_stream(method)
+            call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+            committed = False
+            with self._upstream(backend, call):
                 try:
                     if initial := _pairs(await call.initial_metadata()):
                         committed = True

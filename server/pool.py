@@ -51,6 +51,7 @@ class Pool:
         self._changed = changed
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self._refusal: CallStatus | None = None  # of every call, once the gateway closes
         self._news = asyncio.Condition()  # notified when there may be a worker to ask
 
     @property
@@ -69,6 +70,12 @@ class Pool:
                 self._backends[address] = Backend(address, self._tell)
         await self._tell()
 
+    async def refuse_waiting(self, status: CallStatus) -> None:
+        """End every call that waits for a worker, or will."""
+        self._refusal = status
+        async with self._news:
+            self._news.notify_all()
+
     async def close(self) -> None:
         """Close all connections at once."""
         await self.sync(())
@@ -83,6 +90,8 @@ class Pool:
         Raises CallFailed when all are full, too many were lost, or none comes in time.
         """
         while True:
+            if self._refusal is not None:
+                raise CallFailed(self._refusal)
             serving = self.serving
             fresh = [backend for backend in serving if backend not in attempts.refused]
             if attempts.losses >= _MAX_LOSSES or (serving and not fresh and _is_full(attempts)):
