@@ -69,7 +69,11 @@ class WorkerReplica:
             engines,
             dataclasses.replace(config.worker, host=host, port=0, limits=config.engine.limits),
         )
-        self._info = WorkerInfo(address=await self._worker.start(), pid=os.getpid())
+        self._info = WorkerInfo(
+            address=await self._worker.start(),
+            pid=os.getpid(),
+            replica_id=self._worker.replica_id,
+        )
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
     async def check_health(self) -> None:
@@ -377,9 +381,9 @@ async def _follow(registry: Any, gateway: Gateway) -> None:
             version, workers = await registry.changed.remote(version)
             await gateway.sync([worker.address for worker in workers])
             for worker in set(workers) - known:
-                logger.info("worker %s (process %d) joined", worker.address, worker.pid)
+                logger.info("joined: %s", worker)
             for worker in known - set(workers):
-                logger.info("worker %s (process %d) left", worker.address, worker.pid)
+                logger.info("left: %s", worker)
             known = set(workers)
             continue
         await asyncio.sleep(0.2)

@@ -16,6 +16,10 @@ class WorkerInfo:
 
     address: str  # host:port of its gRPC server
     pid: int
+    replica_id: str  # as in Provenance
+
+    def __str__(self) -> str:
+        return f"worker {self.address}, process {self.pid}, replica {self.replica_id}"
 
 
 class Registry:

@@ -181,8 +181,15 @@ def models(server: str) -> None:
 @server_option
 def health(service: str, server: str) -> int:
     """Print the health of the server, or of one SERVICE or model; exit with 1 if not SERVING."""
+    from server.client import NotFound
+
     with _client(server) as client:
-        status = client.health(service)
+        try:
+            status = client.health(service)
+        except NotFound as error:
+            raise click.ClickException(
+                f"{server} has no service or model {service!r}; `tokenweir models` lists the models"
+            ) from error
     click.echo(status)
     return 0 if status == "SERVING" else 1
 

@@ -84,7 +84,7 @@ async def _show(package: Path, out: Path) -> int:
             async with serving(_config(package, port=0)) as service:
                 await service.wait_for_workers(NUM_REPLICAS)
                 for worker in await service.workers():
-                    click.echo(f"worker {worker.address}, process {worker.pid}")
+                    click.echo(str(worker))
                 announce(service, [MODEL])
                 # As a client would, and not on the loop that the gateway runs on.
                 problems = await asyncio.to_thread(_use, service.address, out)

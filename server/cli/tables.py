@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 def print_table(table: Table) -> None:
     """Print a table to the standard output, as wide as the terminal allows."""
-    console = Console()
     # Into a pipe or a file there is no width to keep to.
-    console.print(table, width=None if console.is_terminal else 160)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 @contextlib.contextmanager

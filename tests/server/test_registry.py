@@ -6,8 +6,8 @@ import asyncio
 
 from server.registry import Registry, WorkerInfo
 
-FIRST = WorkerInfo("127.0.0.1:1", pid=1)
-SECOND = WorkerInfo("127.0.0.1:2", pid=2)
+FIRST = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
+SECOND = WorkerInfo("127.0.0.1:2", pid=2, replica_id="b")
 
 
 async def test_new_worker_is_told_at_once_to_who_waits() -> None:

@@ -1,0 +1,336 @@
+"""The whole way: export, `tokenweir serve` with Ray and two replicas, calls through the gateway.
+
+The models are tiny and random, so their texts are noise; what counts is that every text is the one
+that the eager model gives alone, whatever else runs, dies or stops at the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
+
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.export import export_package
+from exporter.models import TransformerConfig, build_model
+from server.client import AsyncClient
+from server.service import REPLICA_KEY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+VOCAB_SIZE = 128
+SHAPE = {"d_model": 32, "num_heads": 4, "d_ff": 64, "vocab_size": VOCAB_SIZE, "eos_token_id": 2}
+CONTINUE, TRANSLATE = "continue", "translate"
+CONFIGS = {
+    CONTINUE: TransformerConfig(family="gpt", num_decoder_layers=2, max_target_len=192, **SHAPE),
+    TRANSLATE: TransformerConfig(
+        family="encoder-decoder",
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        max_source_len=12,
+        max_target_len=48,
+        bos_token_id=1,
+        **SHAPE,
+    ),
+}
+SLOTS = 8  # of each model in each replica: 64 streams do not all fit
+
+
+@dataclass
+class Server:
+    """A running `tokenweir serve`."""
+
+    process: subprocess.Popen[str]
+    address: str
+    log: Path
+
+    def pids(self) -> dict[str, int]:
+        """Return the process of every replica that has ever joined."""
+        found = re.findall(r"joined: .* process (\d+), replica (\w+)", self.log.read_text())
+        return {replica: int(pid) for pid, replica in found}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stream came to."""
+
+    replica: str | None  # that admitted it
+    text: str
+    code: grpc.StatusCode
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of random models, by the name under which they are served."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    for name, config in CONFIGS.items():
+        model = build_model(config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.3 * torch.randn(weight.shape))
+        save_checkpoint(directory / name, name, model, _tokenizer())
+    return {name: directory / name for name in CONFIGS}
+
+
+@pytest.fixture(scope="session")
+def packages(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("packages")
+    for name, checkpoint in checkpoints.items():
+        export_package(checkpoint, directory / name)
+    return {name: directory / name for name in checkpoints}
+
+
+@pytest.fixture(scope="session")
+def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The one server of this file; the last test stops it."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [Path(sys.executable).with_name("tokenweir"), "serve", *packages.values()]
+    options = ["--replicas", "2", "--port", "0", "--max-num-seqs", str(SLOTS), "--grace", "60"]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, *options], stdout=file, stderr=subprocess.STDOUT, text=True
+        )
+    try:
+        yield Server(process, _wait_for_address(process, log), log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+@pytest.fixture(scope="session")
+def eager(checkpoints: dict[str, Path]) -> Callable[[str, str, int], str]:
+    """Return what the eager model answers to a prompt alone, by greedy search."""
+    loaded = {name: load_checkpoint(path) for name, path in checkpoints.items()}
+
+    @functools.cache
+    @torch.no_grad()
+    def answer(name: str, prompt: str, max_new_tokens: int) -> str:
+        model, tokenizer = loaded[name].model, loaded[name].tokenizer
+        assert tokenizer is not None
+        ids = tokenizer.encode(prompt).ids
+        if name == TRANSLATE:
+            memory = model.encode(torch.tensor([ids]), None)
+            ids = [1]
+        output: list[int] = []
+        while len(output) < max_new_tokens:
+            inputs = torch.tensor([ids + output])
+            logits = model.decode(inputs, memory, None) if name == TRANSLATE else model(inputs)
+            token = int(logits[0, -1].argmax())
+            if token == 2:  # end of sequence
+                break
+            output.append(token)
+        return tokenizer.decode(output, skip_special_tokens=True)
+
+    return answer
+
+
+async def test_64_concurrent_streams_give_exactly_the_texts_of_the_eager_model(
+    server: Server, eager: Callable[[str, str, int], str]
+) -> None:
+    asked = _mixed_requests(64)
+
+    async with AsyncClient(server.address, timeout=120) as client:
+
+        async def ask(name: str, prompt: str, max_new_tokens: int) -> str:
+            stream = client.stream(name, prompt, max_new_tokens=max_new_tokens)
+            return "".join([piece async for piece in stream])
+
+        answers = await asyncio.gather(*(ask(*request) for request in asked))
+
+    assert answers == [eager(*request) for request in asked]
+    assert len({len(answer) for answer in answers}) > 10, "the lengths are hardly mixed"
+
+
+async def test_server_listens_on_the_loopback_interface_only(server: Server) -> None:
+    for pid in (server.process.pid, *_descendants(server.process.pid)):
+        for address in _listening_addresses(pid):
+            assert address in LOOPBACK, f"process {pid} listens on {address}"
+
+
+async def test_replicas_run_without_torch(server: Server) -> None:
+    assert len(server.pids()) == 2
+    for pid in server.pids().values():
+        assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_killed_replica_loses_nothing_that_had_not_started_and_is_replaced(
+    server: Server, eager: Callable[[str, str, int], str]
+) -> None:
+    before = server.pids()
+    asked = [(CONTINUE, f"w{10 + i % 8}", 160) for i in range(64)]
+    admitted: asyncio.Queue[str] = asyncio.Queue()
+
+    async with aio.insecure_channel(server.address) as channel:
+        streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
+        victim = await admitted.get()
+        os.kill(before[victim], signal.SIGKILL)
+        outcomes = await asyncio.gather(*streams)
+
+    lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
+    assert lost, "the replica was killed too late"
+    assert {(o.replica, o.code) for o in lost} == {(victim, grpc.StatusCode.UNAVAILABLE)}
+    assert len(lost) <= SLOTS, "more streams were lost than can have started"
+    for request, outcome in zip(asked, outcomes, strict=True):
+        whole = eager(*request)
+        assert whole == outcome.text if outcome not in lost else whole.startswith(outcome.text)
+
+    deadline = time.monotonic() + 30
+    while len(server.pids()) < len(before) + 1:
+        assert time.monotonic() < deadline, server.log.read_text()
+        await asyncio.sleep(0.1)
+    assert await _replicas_in_use(server.address) == set(server.pids()) - {victim}
+
+
+async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
+    server: Server, eager: Callable[[str, str, int], str]
+) -> None:
+    asked = [(CONTINUE, f"w{10 + i % 8}", 160) for i in range(2 * SLOTS)]
+    admitted: asyncio.Queue[str] = asyncio.Queue()
+    processes = [server.process.pid, *_descendants(server.process.pid)]
+
+    async with aio.insecure_channel(server.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
+        for _ in asked:
+            await admitted.get()
+        server.process.send_signal(signal.SIGTERM)
+        health = (await watch.read()).status
+        running = [stream for stream in streams if not stream.done()]
+        watch.cancel()
+        outcomes = await asyncio.gather(*streams)
+
+    assert health == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert running, "all streams had ended before the signal"
+    assert [(o.code, o.text) for o in outcomes] == [
+        (grpc.StatusCode.OK, eager(*request)) for request in asked
+    ]
+    assert await asyncio.to_thread(server.process.wait, 30) == 0
+    await asyncio.sleep(0.5)
+    assert [pid for pid in processes if _is_alive(pid)] == []
+
+
+def _mixed_requests(count: int) -> list[tuple[str, str, int]]:
+    rng = random.Random(0)
+    requests = []
+    for i in range(count):
+        name, longest, most = ((CONTINUE, 60, 70), (TRANSLATE, 12, 40))[i % 2]
+        words = rng.choices(range(3, VOCAB_SIZE), k=rng.randint(1, longest))
+        requests.append((name, " ".join(f"w{word}" for word in words), rng.randint(1, most)))
+    return requests
+
+
+async def _stream(
+    channel: aio.Channel,
+    name: str,
+    prompt: str,
+    max_new_tokens: int,
+    admitted: asyncio.Queue[str],
+) -> Outcome:
+    """Stream without any retry of the client's, and note who admits."""
+    stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+    request = generation_service_pb2.GenerateRequest(
+        model=name,
+        inputs=[generation_service_pb2.Input(text=prompt)],
+        stopping=generation_service_pb2.Stopping(max_new_tokens=max_new_tokens),
+    )
+    call = stub.GenerateStream(generation_service_pb2.GenerateStreamRequest(request=request))
+    replica, text = None, ""
+    try:
+        metadata = dict(await call.initial_metadata() or ())
+        if replica := metadata.get(REPLICA_KEY):
+            admitted.put_nowait(replica)
+        async for message in call:
+            text += message.delta.text
+    except aio.AioRpcError as error:
+        return Outcome(replica, text, error.code())
+    return Outcome(replica, text, grpc.StatusCode.OK)
+
+
+async def _replicas_in_use(address: str) -> set[str]:
+    async with AsyncClient(address) as client:
+        answers = await asyncio.gather(
+            *(client.generate(CONTINUE, "w3", max_new_tokens=20) for _ in range(16))
+        )
+    return {answer.provenance.replica_id for answer in answers}
+
+
+def _tokenizer() -> Tokenizer:
+    vocabulary = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def _wait_for_address(process: subprocess.Popen[str], log: Path) -> str:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := re.search(r"^serving .* on (\S+);", log.read_text(), re.MULTILINE):
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(f"the server does not start:\n{log.read_text()}")
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found[1:]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# As /proc/net/tcp and tcp6 write 127.0.0.1, ::1 and ::ffff:127.0.0.1.
+LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF0000" + "0100007F"}
+
+
+def _listening_addresses(pid: int) -> set[str]:
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            sockets |= set(re.findall(r"^socket:\[(\d+)\]$", str(descriptor.readlink())))
+        except OSError:  # it has just been closed
+            continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and rest[5] in sockets:
+                found.add(local.split(":")[0])
+    return found
