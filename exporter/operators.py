@@ -1,13 +1,13 @@
 """The operator domain `tokenweir`: attention with a cache as one node, with a body per target.
 
 An eager module emits a node while it is exported; `attach_bodies` then gives the graph the function
-that computes it: the fastest kernel of the target, or standard operators for reference.
+that computes it: the fastest kernel of the target, or standard operators for reference. What the
+standard has an operator for is emitted as that operator.
 
 | operator        | inputs                                                                  |
 |-----------------|-------------------------------------------------------------------------|
 | CachedAttention | packed_qkv, past_key, past_value, seqlens_k, total_seq                  |
 | CrossAttention  | query, cross_key, cross_value, source_lengths                           |
-| WriteRow        | row, update                                                             |
 """
 
 from __future__ import annotations
@@ -144,14 +144,6 @@ CrossAttention <num_heads, scale> (query, cross_key, cross_value, source_lengths
 }
 """
 
-# Writes into the first positions of the row, in place where past and present are one memory.
-_WRITE_ROW = """
-WriteRow (row, update) => (present)
-{
-  present = TensorScatter <axis: int = -2> (row, update)
-}
-"""
-
 _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
     {
         "CachedAttention": {
@@ -162,7 +154,6 @@ _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
             "cpu": _CROSS_ATTENTION_CPU,
             "reference": _CROSS_ATTENTION_REFERENCE,
         },
-        "WriteRow": {"cpu": _WRITE_ROW, "reference": _WRITE_ROW},
     }
 )
 
@@ -223,14 +214,33 @@ def emit_cross_attention(
     )
 
 
-def emit_write_row(row: Tensor, update: Tensor) -> Tensor:
-    """Emit a WriteRow node: row [1, H, L, D] with update [1, H, S, D] as its first positions."""
+def emit_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, num_heads: int, scale: float
+) -> Tensor:
+    """Emit a standard Attention node into the graph being exported.
+
+    query [B, T, num_heads * d_k]; key [B, S, num_heads * d_k]; value [B, S, num_heads * d_v]; mask
+    bool, broadcast to [B, num_heads, T, S]. Returns the output [B, T, num_heads * d_v].
+    """
+    if mask is not None:  # the kernel broadcasts over heads only
+        mask = mask.expand(-1, -1, query.shape[1], key.shape[1])
     return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::WriteRow",
-        (row, update),
-        dtype=row.dtype,
-        shape=row.shape,
-        version=VERSION,
+        "Attention",
+        (query, key, value, mask),
+        {"q_num_heads": num_heads, "kv_num_heads": num_heads, "scale": scale},
+        dtype=query.dtype,
+        shape=(*query.shape[:2], value.shape[2]),
+    )
+
+
+def emit_write_row(row: Tensor, update: Tensor) -> Tensor:
+    """Emit a node that writes update [1, H, S, D] into the first positions of row [1, H, L, D].
+
+    Where the row's memory is bound to the result too, it is written in place.
+    """
+    start = torch.zeros(1, dtype=torch.int64)
+    return torch.onnx.ops.symbolic(
+        "TensorScatter", (row, update, start), {"axis": -2}, dtype=row.dtype, shape=row.shape
     )
 
 

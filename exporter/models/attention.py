@@ -24,6 +24,7 @@ from exporter.models.cache import (
     unpad_heads,
 )
 from exporter.models.config import TransformerConfig
+from exporter.operators import emit_attention
 
 Score = Literal["dot", "additive"]
 Normalizer = Literal["softmax", "relu"]
@@ -170,6 +171,17 @@ class MultiHeadAttention(nn.Module):
         """
         if self.score != "dot" or self.normalizer != "softmax":
             return self.with_probabilities(query, key, value, mask, is_causal=is_causal).output
+        if torch.onnx.is_in_onnx_export() and not is_causal:
+            return self._project_output(
+                emit_attention(
+                    self.q_proj(query),
+                    self.k_proj(key),
+                    self.v_proj(value),
+                    mask,
+                    num_heads=self.num_heads,
+                    scale=self.scale,
+                )
+            )
         q, k, v = self._heads(query, key, value)
         heads = F.scaled_dot_product_attention(
             q,

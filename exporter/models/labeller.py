@@ -32,5 +32,7 @@ class Labeller(nn.Module):
 def _mean(hidden: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return hidden.mean(dim=1)
-    weights = mask.unsqueeze(-1).to(hidden.dtype)  # (B, S, 1)
-    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    # A product, not a sum over the axis: onnxruntime sums in an order that depends on the batch.
+    weights = mask.unsqueeze(1).to(hidden.dtype)  # (B, 1, S)
+    total = (weights @ hidden).squeeze(1)  # (B, d_model)
+    return total / weights.sum(dim=2).clamp(min=1)

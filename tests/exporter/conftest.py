@@ -1,0 +1,99 @@
+"""Tiny checkpoints of every family, with weights so large that any fault shows in the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from exporter.checkpoint import save_checkpoint
+from exporter.models import ImageConfig, TransformerConfig, build_model
+
+VOCAB_SIZE = 31
+TEXT = {"d_model": 16, "num_heads": 2, "d_ff": 24, "vocab_size": VOCAB_SIZE, "norm_eps": 1e-2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {
+        **TEXT,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "key_dim": 6,
+        "value_dim": 5,
+        "max_source_len": 9,
+        "max_target_len": 7,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "activation": "gelu",
+        "norm_position": "first",
+        "output_bias": True,
+    },
+    "gpt": {
+        **TEXT,
+        "num_decoder_layers": 2,
+        "max_target_len": 12,
+        "positions": "learned",
+        "eos_token_id": 2,
+        "activation": "gelu_tanh",
+        "norm_position": "first",
+        "scale_embeddings": False,
+    },
+    "bert": {
+        **TEXT,
+        "num_encoder_layers": 2,
+        "max_source_len": 9,
+        "positions": "learned",
+        "activation": "gelu",
+        "embedding_norm": True,
+        "num_token_types": 2,
+        "labels": ("bad", "fair", "good"),
+    },
+    "labeller": {
+        **TEXT,
+        "num_encoder_layers": 2,
+        "max_source_len": 9,
+        "attention_score": "additive",
+        "attention_normalizer": "relu",
+        "labels": ("NOUN", "VERB"),
+    },
+    "vit": {
+        "d_model": 16,
+        "num_heads": 2,
+        "d_ff": 24,
+        "num_encoder_layers": 2,
+        "norm_position": "first",
+        "positions": "learned",
+        "image": ImageConfig(size=4, patch_size=2, channels=1, mean=(0.5,), std=(0.5,)),
+        "labels": ("0", "1", "2"),
+    },
+}
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
+    """Write the tiny checkpoint of a family, with options of its configuration changed."""
+
+    def make(family: str, **options: Any) -> Path:
+        config = TransformerConfig.model_validate({"family": family, **OPTIONS[family], **options})
+        model = build_model(config)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                spread = weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3
+                centre = 1.0 if "norm.weight" in name else 0.0
+                weight.copy_(centre + spread * torch.randn(weight.shape))
+        path = tmp_path_factory.mktemp("checkpoint") / "tiny"
+        save_checkpoint(path, "tiny", model, None if family == "vit" else _tokenizer())
+        return path
+
+    return make
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
