@@ -1,0 +1,96 @@
+"""What the deployment decides and refuses before, and without, any Ray; test_end_to_end has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, PackageError
+from server.config import ServeConfig
+from server.deployment import LiveRequestsPolicy, check_port_is_free, num_threads, serve_models
+
+CONFIG = ServeConfig(packages={"model": Path("nowhere")})
+
+
+def test_port_in_use_is_refused_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(
+            ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use.*--port"
+        ):
+            check_port_is_free("127.0.0.1", port)
+
+
+def test_free_port_and_any_port_are_accepted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    check_port_is_free("127.0.0.1", port)
+    check_port_is_free("127.0.0.1", 0)
+
+
+def test_host_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1:0"):
+        check_port_is_free("203.0.113.1", 0)
+
+
+def test_missing_package_is_refused_before_ray_starts() -> None:
+    with pytest.raises(PackageError, match="nowhere is no directory"):
+        serve_models(CONFIG, announce=lambda service: None)
+
+
+def test_replicas_share_the_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+
+    assert num_threads(CONFIG) == cores
+    assert num_threads(_replicas(1, cores)) == 1
+    assert num_threads(_replicas(1, 100 * cores)) == 1
+    assert num_threads(dataclasses.replace(CONFIG, engine=EngineConfig(num_threads=7))) == 7
+
+
+@pytest.mark.parametrize(
+    ("loads", "wanted"),
+    [({}, 1), ({"a": 3}, 1), ({"a": 8}, 1), ({"a": 9}, 2), ({"a": 9, "b": 8}, 3), ({"a": 99}, 4)],
+)
+def test_number_of_replicas_follows_the_live_requests(loads: dict[str, float], wanted: int) -> None:
+    context = SimpleNamespace(
+        aggregated_metrics={"live_requests": loads},
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=4,
+    )
+
+    assert LiveRequestsPolicy(target=8)(context) == (wanted, {})
+
+
+def test_policy_keeps_to_the_minimum_before_any_metric() -> None:
+    context = SimpleNamespace(
+        aggregated_metrics=None, capacity_adjusted_min_replicas=2, capacity_adjusted_max_replicas=4
+    )
+
+    assert LiveRequestsPolicy(target=8)(context) == (2, {})
+
+
+def test_a_worker_can_be_imported_without_torch_and_without_ray() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['ray'] = None\n"
+        "import server.deployment, server.worker, engine.factory\n"
+        "import engine.async_engine, engine.encoder_engine, engine.session, engine.image\n"
+        "print('fine')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == "fine\n", done.stderr
+
+
+def _replicas(low: int, high: int) -> ServeConfig:
+    return dataclasses.replace(CONFIG, min_replicas=low, max_replicas=high)
