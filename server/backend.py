@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE = 0.2  # seconds between two attempts to watch a worker that does not answer
 _LIST_TIMEOUT = 5.0  # seconds
@@ -99,4 +102,6 @@ class Backend:
     async def _set(self, models: frozenset[str] | None) -> None:
         if (models is not None, models or frozenset()) != (self.serving, self.models):
             self.serving, self.models = models is not None, models or frozenset()
+            what = f"serves {', '.join(sorted(self.models))}" if self.serving else "does not serve"
+            logger.info("worker %s %s", self.address, what)
             await self._changed()

@@ -8,6 +8,7 @@ another worker when one is lost, stops or is full. Afterwards a lost worker ends
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, server_options
 Context = aio.ServicerContext[Any, Any]
 Behavior = Callable[[bytes, Context], Awaitable[bytes | None]]
 Metadata = tuple[tuple[str, str | bytes], ...]
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = "/tokenweir.v1."
 _GET_LOAD = f"{_PACKAGE}AdminService/GetLoad"
@@ -233,6 +236,7 @@ def _retry_or_raise(attempts: Attempts, backend: Backend, error: aio.AioRpcError
     if status.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
         raise CallFailed(status) from error
     lost = status.code is grpc.StatusCode.UNAVAILABLE and not _is_workers_own(error)
+    logger.info("worker %s did not take a call: %s", backend.address, error.details())
     attempts.failed(backend, status, lost=lost)
 
 

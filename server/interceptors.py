@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 import uuid
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -57,8 +58,9 @@ class _WrappingInterceptor(aio.ServerInterceptor):
             return handler
         return self.wrap(handler_call_details.method, handler)
 
+    @abstractmethod
     def wrap(self, method: str, handler: Handler) -> Handler:
-        raise NotImplementedError
+        """Return a handler that does something around the one given."""
 
 
 class StatusInterceptor(_WrappingInterceptor):

@@ -40,12 +40,6 @@ FEATURES = (HEALTH, reflection.SERVICE_NAME)
 
 LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
 
-# A gateway notices by pings that a host is gone; without these the server calls them abuse.
-_PING_OPTIONS = (
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-)
-
 
 class Worker:
     """Serves models by name; owns their engines from `start` to the end of `drain`."""
@@ -101,7 +95,7 @@ class Worker:
     def _make_server(self) -> aio.Server:
         return aio.server(
             interceptors=(StatusInterceptor(), self._admission, ParsingInterceptor()),
-            options=(*server_options(self._config.max_request_bytes), *_PING_OPTIONS),
+            options=server_options(self._config.max_request_bytes),
             maximum_concurrent_rpcs=self._config.max_concurrent_calls,
         )
 
@@ -168,6 +162,9 @@ def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
         ("grpc.max_receive_message_length", max_request_bytes),
+        # Gateways and clients notice by pings that a host is gone; by default that is abuse.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     )
 
 
