@@ -76,8 +76,9 @@ class Worker:
         await self._publish_health()
         await self._server.start()
         self._watching = asyncio.create_task(self._watch_engines())
-        logger.info("worker %s serves on %s:%d", self.replica_id, self._config.host, port)
-        return f"{self._config.host}:{port}"
+        address = address_of(self._config.host, port)
+        logger.info("worker %s serves on %s", self.replica_id, address)
+        return address
 
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
@@ -171,9 +172,14 @@ def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
 def listen(server: aio.Server, host: str, port: int) -> int:
     """Bind a server, return its port; ConfigError if it cannot be had."""
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(address_of(host, port))
     except RuntimeError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: it is in use, or not allowed to this user; "
-            "stop what uses it, or choose another port (0: any that is free)"
+            f"cannot listen on {address_of(host, port)}: it is in use, or not allowed to this "
+            "user; stop what uses it, or choose another port (0: any that is free)"
         ) from error
+
+
+def address_of(host: str, port: int) -> str:
+    """Return "host:port" as gRPC reads it, also for the numbers of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,7 +13,7 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import ConfigError, PackageError
 from server.config import WorkerConfig
-from server.worker import Worker
+from server.worker import Worker, address_of
 from tests.server.calls import DOWN, UP, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
 
@@ -182,3 +182,8 @@ def test_a_model_cannot_take_the_name_of_a_service() -> None:
 def test_impossible_settings_are_refused(fields: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WorkerConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_addresses_of_ipv6_are_bracketed() -> None:
+    assert address_of("127.0.0.1", 80) == "127.0.0.1:80"
+    assert address_of("::1", 80) == "[::1]:80"
