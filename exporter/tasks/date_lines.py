@@ -39,7 +39,7 @@ def write_date(rng: random.Random, date: datetime.date) -> str:
 def draw_date(rng: random.Random) -> datetime.date:
     """Return a date, most often of a year that people write about."""
     first, last = rng.choices(
-        ((1930, 2049), (1800, 2199), (1000, 2999)), weights=(0.70, 0.22, 0.08)
+        ((1930, 2049), (1800, 2199), (1000, 2999)), weights=(0.58, 0.26, 0.16)
     )[0]
     year = rng.randint(first, last)
     month = rng.randint(1, 12)
@@ -57,7 +57,7 @@ def _numeric(rng: random.Random, date: datetime.date) -> str:
     if style < 0.30:
         separator = rng.choice(("-", "-", "-", "/", ".", " "))
         text = f"{date.year:04}{separator}{month}{separator}{day}"
-    elif style < 0.34:
+    elif style < 0.39:
         text = f"{date:%Y%m%d}"
     else:
         separator = rng.choice(("/", "/", ".", ".", "-", " ", ". ", " / "))

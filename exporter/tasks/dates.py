@@ -22,6 +22,7 @@ CHUNK_LINES = 8192
 HELD_OUT_LINES = 1000
 VALIDATION_LINES = 500
 TOKENIZER_LINES = 20_000
+PAIR_REPETITIONS = 200  # so that every pair of digits becomes a token, the rare ones too
 VOCAB_SIZE = 1024
 
 SAMPLES = (
@@ -47,12 +48,12 @@ def dates_task(seed: int) -> Task:
         config=_config(tokenizer),
         tokenizer=tokenizer,
         recipe=Recipe(
-            steps=1500,
-            batch_tokens=4096,
-            peak_learning_rate=2e-3,
-            warmup_steps=150,
+            steps=3000,
+            batch_tokens=1024,
+            peak_learning_rate=2.5e-3,
+            warmup_steps=200,
             label_smoothing=0.05,
-            validate_every=250,
+            validate_every=300,
         ),
         chunks=chunk,
         validation=_fixed_lines(tokenizer, VALIDATION_LINES, part="validation"),
@@ -108,7 +109,9 @@ def make_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     lines = draw_lines(random.Random("dates/tokenizer"), TOKENIZER_LINES, part="training")
-    tokenizer.train_from_iterator((text for pair in lines for text in pair), trainer)
+    texts = [text for pair in lines for text in pair]
+    texts += [f"{number:02} {number:02}" for number in range(100)] * PAIR_REPETITIONS
+    tokenizer.train_from_iterator(texts, trainer)
     eos = tokenizer.token_to_id(EOS)
     tokenizer.post_processor = processors.TemplateProcessing(
         f"$A {EOS}", special_tokens=[(EOS, eos)]

@@ -80,7 +80,7 @@ def split(count: int) -> dict[str, list[int]]:
 
 def pixel_values(pixels: Pixels) -> NDArray[np.float32]:
     """Return what the model sees of an image, [1, 8, 8], as the server computes it."""
-    values: NDArray[np.float32] = (pixels.astype(np.float32) / 255 - IMAGE.mean[0]) / IMAGE.std[0]
+    values = (pixels.astype(np.float32) / 255 - IMAGE.mean[0]) / IMAGE.std[0]
     return values.astype(np.float32)[None]
 
 
@@ -93,9 +93,10 @@ def _distorted(rng: np.random.Generator, pixels: Pixels) -> Pixels:
     if rng.random() < 0.5:
         pixels = _moved(pixels, int(rng.integers(-1, 2)), int(rng.integers(-1, 2)))
     ink = rng.uniform(0.8, 1.2) if rng.random() < 0.5 else 1.0
-    return np.clip(pixels * ink, 0, 255).astype(np.uint8)
+    inked: Pixels = np.clip(pixels * ink, 0, 255).astype(np.uint8)
+    return inked
 
 
 def _moved(pixels: Pixels, down: int, right: int) -> Pixels:
-    padded = np.pad(pixels, 1)
-    return padded[1 - down : 9 - down, 1 - right : 9 - right]
+    moved: Pixels = np.pad(pixels, 1)[1 - down : 9 - down, 1 - right : 9 - right]
+    return moved

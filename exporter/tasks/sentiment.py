@@ -39,7 +39,7 @@ def sentiment_task(seed: int) -> Task:
     def chunk(number: int) -> list[Example]:
         rng = random.Random(f"sentiment/{seed}/{number}")
         texts = draw_texts(rng, CHUNK_TEXTS, part="training")
-        unknown: int = tokenizer.token_to_id(UNKNOWN)
+        unknown = tokenizer.get_vocab()[UNKNOWN]
         return [_with_unknown_word(rng, e, unknown) for e in encode_texts(tokenizer, texts)]
 
     return Task(
@@ -119,7 +119,8 @@ def _with_unknown_word(rng: random.Random, example: Example, unknown: int) -> Ex
     if rng.random() >= UNKNOWN_RATE:
         return example
     place = rng.randrange(1, len(example.source))
-    return Example(np.insert(example.source, place, unknown), example.target)
+    source = [*example.source[:place], unknown, *example.source[place:]]
+    return Example(np.array(source), example.target)
 
 
 def _fixed_texts(tokenizer: Tokenizer, count: int, *, part: str) -> list[Example]:

@@ -37,7 +37,7 @@ def text_task(seed: int, files: Sequence[Path]) -> Task:
     tokenizer = make_tokenizer(parts["training"])
     ids = {part: encode_passages(tokenizer, found) for part, found in parts.items()}
     trigram = AddOneTrigram(ids["training"], tokenizer.get_vocab_size())
-    end: int = tokenizer.token_to_id(END_OF_TEXT)
+    end = tokenizer.get_vocab()[END_OF_TEXT]
 
     def chunk(number: int) -> list[Example]:
         rng = random.Random(f"text/{seed}/{number}")
@@ -73,7 +73,6 @@ def text_task(seed: int, files: Sequence[Path]) -> Task:
         held_out=windows(ids["held out"]),
         selection="loss",
         judge=_judge(trigram, ids["held out"], parts["held out"]),
-        samples=((parts["held out"][0][:40], ""),),
         data_fingerprint=hashlib.sha256(text.encode()).hexdigest(),
     )
 
@@ -142,7 +141,7 @@ def make_tokenizer(texts: Sequence[str]) -> Tokenizer:
 
 def encode_passages(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
     """Return the ids of all passages, each with END_OF_TEXT before it, and one at the end."""
-    end: int = tokenizer.token_to_id(END_OF_TEXT)
+    end = tokenizer.get_vocab()[END_OF_TEXT]
     ids: list[int] = []
     for encoding in tokenizer.encode_batch_fast(list(texts)):
         ids += [end, *encoding.ids]

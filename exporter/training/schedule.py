@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
@@ -29,8 +30,8 @@ class InverseSquareRootSchedule:
         cls, d_model: int, warmup_steps: int, factor: float = 1.0
     ) -> InverseSquareRootSchedule:
         """Return the schedule in the paper's own terms; the paper has 512, 4000 and 1.0."""
-        return cls(factor * (d_model * warmup_steps) ** -0.5, warmup_steps)
+        return cls(factor / math.sqrt(d_model * warmup_steps), warmup_steps)
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of update number `step`; the first is 1."""
-        return self.peak * min(step / self.warmup_steps, (self.warmup_steps / step) ** 0.5)
+        return self.peak * min(step / self.warmup_steps, math.sqrt(self.warmup_steps / step))
