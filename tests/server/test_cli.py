@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -14,6 +16,8 @@ import pytest
 
 from server.cli import app
 from server.cli.app import cli, run
+from server.config import WorkerConfig
+from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
 
 HEAVY = ("torch", "ray", "onnxruntime", "grpc", "numpy", "matplotlib", "transformers")
 
@@ -128,3 +132,148 @@ def test_no_server_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert run(["models", "--server", f"127.0.0.1:{port}"]) == 1
     assert f"error: no server answers at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+async def _tokenweir(address: str, *arguments: str) -> int:
+    return await asyncio.to_thread(run, [*arguments, "--server", address])
+
+
+async def test_generate_prints_the_answer_to_every_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "generate", "--model", "dates", "one two", "three") == 0
+
+    assert capsys.readouterr().out == "one two \nthree \n"
+
+
+async def test_generate_prints_pieces_as_they_come(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = FakeGenerator()
+    async with running_worker(engine) as (_, address):
+        command = asyncio.create_task(
+            _tokenweir(address, "generate", "--model", "dates", "one HOLD two")
+        )
+        seen = ""
+        while not seen:
+            await asyncio.sleep(0.01)
+            seen = capsys.readouterr().out
+        assert not command.done()
+        engine.release.set()
+        assert await command == 0
+
+    assert seen == "one "
+    assert capsys.readouterr().out == "HOLD two \n"
+
+
+async def test_generate_takes_lines_of_the_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo three\n"))
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "generate", "--model", "dates") == 0
+
+    assert capsys.readouterr().out == "one \ntwo three \n"
+
+
+async def test_several_outputs_are_printed_one_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--num-outputs", "3", "--temperature", "0.5", "--seed", "9")
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "generate", "--model", "dates", "one", *options) == 0
+
+    assert capsys.readouterr().out == "one \n" * 3
+
+
+async def test_refusals_name_every_wrong_field(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--top-p", "3", "--max-new-tokens", "0")
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "generate", "--model", "dates", "one", *options) == 1
+
+    err = capsys.readouterr().err
+    assert "top_p: 3 is outside (0, 1]" in err
+    assert "max_new_tokens: 0 is below 1" in err
+
+
+async def test_label_prints_stretches_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_worker(FakePredictor()) as (_, address):
+        assert await _tokenweir(address, "label", "--model", "tags", "ab cd") == 0
+
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["ab", "cd"]
+
+
+async def test_classify_prints_labels_with_probabilities(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = FakePredictor(prediction_package("mood", task="classify"))
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, "classify", "--model", "mood", "ab", "--top", "0") == 0
+
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 3
+    assert sum(float(probability) for _, probability in lines) == pytest.approx(1, abs=1e-3)
+
+
+async def test_embed_prints_a_json_list(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_worker(FakePredictor()) as (_, address):
+        assert await _tokenweir(address, "embed", "--model", "tags", "ab", "--normalize") == 0
+
+    vector = json.loads(capsys.readouterr().out)
+    assert sum(x * x for x in vector) == pytest.approx(1, rel=1e-5)
+
+
+async def test_models_lists_names_and_capabilities(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
+        assert await _tokenweir(address, "models") == 0
+
+    out = capsys.readouterr().out
+    assert "dates" in out and "tags" in out and "generate" in out
+
+
+async def test_health_says_serving_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "health") == 0
+        assert await _tokenweir(address, "health", "dates") == 0
+
+    assert capsys.readouterr().out == "SERVING\nSERVING\n"
+
+
+async def test_health_of_a_broken_model_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeGenerator()
+    async with running_worker(engine, config=WorkerConfig(health_period=0.01)) as (_, address):
+        engine.healthy = False
+        await asyncio.sleep(0.1)
+        assert await _tokenweir(address, "health", "dates") == 1
+
+    assert capsys.readouterr().out == "NOT_SERVING\n"
+
+
+async def test_health_of_an_unknown_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "health", "nonsense") == 1
+
+    assert "has no service or model 'nonsense'" in capsys.readouterr().err
+
+
+async def test_loadtest_prints_a_table_and_writes_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ("--json", str(tmp_path / "run.json"), "--png", str(tmp_path / "run.png"))
+    options = ("--requests", "20", "--concurrency", "4", *files)
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "loadtest", "--model", "dates", *options) == 0
+
+    assert "20 of 20" in capsys.readouterr().out
+    assert (tmp_path / "run.json").stat().st_size > 0
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+async def test_loadtest_of_an_unknown_model_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with running_worker(FakeGenerator()) as (_, address):
+        assert await _tokenweir(address, "loadtest", "--model", "nope") == 1
+
+    assert "has no model 'nope'; it has: dates" in capsys.readouterr().err
