@@ -1,0 +1,504 @@
+"""A fault of the exporter, whatever it is, gets no certificate and leaves no package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+from engine.errors import CertificateError
+from exporter import export, rewrite
+from exporter.checkpoint import load_checkpoint
+from exporter.graphs import Graphs, build_graphs
+
+MakeCheckpoint = Callable[..., Path]
+Mutation = Callable[["Surgery"], None]
+
+FAMILIES = ("encoder-decoder", "gpt", "bert", "labeller", "vit")
+MUTANTS: dict[tuple[str, str], tuple[str, Mutation]] = {}  # (family, name): file, mutation
+
+
+class Surgery:
+    """Changes an exported graph by hand."""
+
+    def __init__(self, graph: ir.Model) -> None:
+        self.model = ir.to_proto(graph)
+        self._fresh = (f"mutant_{i}" for i in range(1000))
+
+    def nodes(self, op_type: str) -> list[onnx.NodeProto]:
+        found = [node for node in self.model.graph.node if node.op_type == op_type]
+        assert found, f"the graph has no {op_type}"
+        return found
+
+    def producer(self, value: str) -> onnx.NodeProto:
+        return next(node for node in self.model.graph.node if value in node.output)
+
+    def set_attribute(self, node: onnx.NodeProto, name: str, value: object) -> None:
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+    def compute(self, op_type: str, *inputs: str | np.ndarray, **attributes: object) -> str:
+        """Add a node that needs only inputs and weights of the graph; return its output."""
+        output = next(self._fresh)
+        names = [self.constant(x) if isinstance(x, np.ndarray) else x for x in inputs]
+        self.model.graph.node.insert(0, helper.make_node(op_type, names, [output], **attributes))
+        return output
+
+    def compute_before(self, node: onnx.NodeProto, op_type: str, *inputs: str | np.ndarray) -> str:
+        """Add a node in front of another; return its output."""
+        output = next(self._fresh)
+        names = [self.constant(x) if isinstance(x, np.ndarray) else x for x in inputs]
+        index = list(self.model.graph.node).index(node)
+        self.model.graph.node.insert(index, helper.make_node(op_type, names, [output]))
+        return output
+
+    def constant(self, array: np.ndarray) -> str:
+        name = next(self._fresh)
+        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def replace_uses(self, old: str, new: str, *, of: str | None = None) -> None:
+        """Give all nodes (of a type) another value in place of one."""
+        for node in self.model.graph.node:
+            if new in node.output or (of and node.op_type != of):
+                continue
+            for i, name in enumerate(node.input):
+                if name == old:
+                    node.input[i] = new
+
+    def bypass(self, node: onnx.NodeProto, input_index: int = 0) -> None:
+        """Take a node's input for its output."""
+        self.replace_uses(node.output[0], node.input[input_index])
+
+    def change_weight(self, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        for tensor in self.model.graph.initializer:
+            if tensor.name == name:
+                array = change(numpy_helper.to_array(tensor).copy())
+                tensor.CopyFrom(numpy_helper.from_array(array, name))
+                return
+        raise AssertionError(f"the graph has no weight {name}")
+
+    def graph(self) -> ir.Model:
+        return ir.from_proto(self.model)
+
+
+def mutant(*families: str, file: str) -> Callable[[Mutation], Mutation]:
+    def add(mutation: Mutation) -> Mutation:
+        for family in families:
+            MUTANTS[family, mutation.__name__] = file, mutation
+        return mutation
+
+    return add
+
+
+DECODERS = ("encoder-decoder", "gpt")
+decoder = mutant(*DECODERS, file="decoder.onnx")
+cross_decoder = mutant("encoder-decoder", file="decoder.onnx")
+encoder = mutant("encoder-decoder", file="encoder.onnx")
+
+
+# Attention
+
+
+@decoder
+def scale_missing(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("CachedAttention")[1], "scale", 1.0)
+
+
+@decoder
+def scale_of_d_model(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("CachedAttention")[0], "scale", 16**-0.5)
+
+
+@cross_decoder
+def scale_of_padded_heads(surgery: Surgery) -> None:
+    for node in (*surgery.nodes("CachedAttention"), *surgery.nodes("CrossAttention")):
+        surgery.set_attribute(node, "scale", 8**-0.5)
+
+
+@cross_decoder
+def cross_scale_missing(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("CrossAttention")[0], "scale", 1.0)
+
+
+@encoder
+def encoder_scale_missing(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("Attention")[0], "scale", 1.0)
+
+
+@decoder
+def causal_flag_lost(surgery: Surgery) -> None:
+    (function,) = (f for f in surgery.model.functions if f.name == "CachedAttention")
+    surgery.set_attribute(function.node[0], "causal", 0)
+
+
+@encoder
+def encoder_made_causal(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("Attention")[1], "is_causal", 1)
+
+
+@decoder
+def query_and_key_swapped(surgery: Surgery) -> None:
+    def swap(packed: np.ndarray) -> np.ndarray:
+        query, key, value = np.split(packed, 3, axis=-1)
+        return np.concatenate([key, query, value], axis=-1)
+
+    product = surgery.producer(surgery.nodes("CachedAttention")[0].input[0])
+    surgery.change_weight(product.input[1], swap)
+    surgery.change_weight(surgery.producer(product.input[0]).input[1], swap)
+
+
+@decoder
+def heads_permuted(surgery: Surgery) -> None:
+    attended = surgery.nodes("CachedAttention")[0].output[0]
+    projection = next(node for node in surgery.nodes("MatMul") if node.input[0] == attended)
+    surgery.change_weight(projection.input[1], lambda w: np.roll(w, len(w) // 2, axis=0))
+
+
+@cross_decoder
+def cross_lengths_ignored(surgery: Surgery) -> None:
+    lengths = surgery.compute("Mul", "source_lengths", np.int64(0).reshape(1))
+    full = surgery.compute_before(
+        surgery.nodes("CrossAttention")[0], "Add", lengths, np.int64(9).reshape(1)
+    )
+    surgery.replace_uses("source_lengths", full, of="CrossAttention")
+
+
+@cross_decoder
+def cross_mask_off_by_one(surgery: Surgery) -> None:
+    longer = surgery.compute("Add", "source_lengths", np.int64(1).reshape(1))
+    capped = surgery.compute_before(
+        surgery.nodes("CrossAttention")[0], "Min", longer, np.int64(9).reshape(1)
+    )
+    surgery.replace_uses("source_lengths", capped, of="CrossAttention")
+
+
+@cross_decoder
+def last_source_position_unseen(surgery: Surgery) -> None:
+    shorter = surgery.compute("Sub", "source_lengths", np.int64(1).reshape(1))
+    capped = surgery.compute_before(
+        surgery.nodes("CrossAttention")[0], "Max", shorter, np.int64(1).reshape(1)
+    )
+    surgery.replace_uses("source_lengths", capped, of="CrossAttention")
+
+
+# The cache
+
+
+@decoder
+def seqlens_off_by_one(surgery: Surgery) -> None:
+    shorter = surgery.compute("Sub", "seqlens_k", np.int32(1).reshape(1))
+    tokens = surgery.compute("Shape", "input_ids", start=1, end=2)
+    least = surgery.compute_before(
+        surgery.nodes("CachedAttention")[0], "Sub", tokens, np.int64(1).reshape(1)
+    )
+    node = surgery.nodes("CachedAttention")[0]
+    cast = surgery.compute_before(node, "CastLike", least, "seqlens_k")
+    capped = surgery.compute_before(node, "Max", shorter, cast)
+    surgery.replace_uses("seqlens_k", capped, of="CachedAttention")
+
+
+def _reversed_rows(surgery: Surgery, name: str) -> str:
+    slice_of = [np.array([value], np.int64) for value in (-1, -100, 0, -1)]
+    return surgery.compute("Slice", name, *slice_of)
+
+
+@decoder
+def lengths_of_rows_swapped(surgery: Surgery) -> None:
+    surgery.replace_uses("seqlens_k", _reversed_rows(surgery, "seqlens_k"), of="CachedAttention")
+
+
+@cross_decoder
+def source_lengths_of_rows_swapped(surgery: Surgery) -> None:
+    surgery.replace_uses("source_lengths", _reversed_rows(surgery, "source_lengths"))
+
+
+@cross_decoder
+def cross_rows_swapped(surgery: Surgery) -> None:
+    name = "cross_key_values.1.value"
+    surgery.replace_uses(name, _reversed_rows(surgery, name))
+
+
+@decoder
+def key_and_value_rows_swapped(surgery: Surgery) -> None:
+    node = surgery.nodes("CachedAttention")[1]
+    node.input[1], node.input[2] = node.input[2], node.input[1]
+
+
+@decoder
+def rows_of_layers_swapped(surgery: Surgery) -> None:
+    first, second = surgery.nodes("CachedAttention")
+    for i in (1, 2):
+        first.input[i], second.input[i] = second.input[i], first.input[i]
+
+
+@encoder
+def source_written_one_position_late(surgery: Surgery) -> None:
+    node = surgery.nodes("TensorScatter")[0]
+    taken = [np.array([value], np.int64) for value in (0, 8, 2)]
+    node.input[1] = surgery.compute_before(node, "Slice", node.input[1], *taken)
+    node.input[2] = surgery.constant(np.ones(1, np.int64))
+
+
+@encoder
+def source_of_one_layer_not_written(surgery: Surgery) -> None:
+    node = surgery.nodes("TensorScatter")[3]
+    node.input[1] = surgery.compute_before(
+        node, "Slice", node.input[0], *[np.array([value], np.int64) for value in (0, 1, 2)]
+    )
+
+
+# Positions and embeddings
+
+
+@decoder
+def position_offset(surgery: Surgery) -> None:
+    later = surgery.compute("Add", "position_ids", np.int64(1).reshape(1, 1))
+    limit = np.int64(6 if len(surgery.nodes("Gather")) and _is_cross(surgery) else 11)
+    capped = surgery.compute_before(surgery.nodes("Gather")[0], "Min", later, limit.reshape(1, 1))
+    surgery.replace_uses("position_ids", capped, of="Gather")
+
+
+def _is_cross(surgery: Surgery) -> bool:
+    return any(value.name == "source_lengths" for value in surgery.model.graph.input)
+
+
+def _position_table(surgery: Surgery) -> str:
+    weights = {tensor.name for tensor in surgery.model.graph.initializer}
+    tables = [n.input[0] for n in surgery.nodes("Gather") if n.input[1] != "input_ids"]
+    return next(name for name in tables if name in weights)
+
+
+@encoder
+def source_positions_shifted(surgery: Surgery) -> None:
+    surgery.change_weight(_position_table(surgery), lambda table: np.roll(table, 1, axis=0))
+
+
+@mutant(*DECODERS, file="decoder.onnx")
+def last_position_wrong(surgery: Surgery) -> None:
+    def spoil(table: np.ndarray) -> np.ndarray:
+        table[-1] = table[-2]
+        return table
+
+    surgery.change_weight(_position_table(surgery), spoil)
+
+
+@mutant("encoder-decoder", file="decoder.onnx")
+def embedding_scale_missing(surgery: Surgery) -> None:
+    surgery.bypass(surgery.nodes("Mul")[0])
+
+
+@mutant(*DECODERS, file="decoder.onnx")
+def last_token_of_the_vocabulary_lost(surgery: Surgery) -> None:
+    def spoil(table: np.ndarray) -> np.ndarray:
+        table[-1] = 0
+        return table
+
+    embedding = next(n for n in surgery.nodes("Gather") if n.input[1] == "input_ids")
+    surgery.change_weight(embedding.input[0], spoil)
+
+
+# Layers
+
+
+@decoder
+def wrong_epsilon(surgery: Surgery) -> None:
+    for node in surgery.nodes("LayerNormalization"):
+        surgery.set_attribute(node, "epsilon", 1e-5)
+
+
+@decoder
+def final_norm_missing(surgery: Surgery) -> None:
+    surgery.bypass(surgery.nodes("LayerNormalization")[-1])
+
+
+@encoder
+def encoder_final_norm_missing(surgery: Surgery) -> None:
+    surgery.bypass(surgery.nodes("LayerNormalization")[-1])
+
+
+@decoder
+def relu_instead_of_gelu(surgery: Surgery) -> None:
+    node = surgery.nodes("Gelu")[0]
+    node.op_type = "Relu"
+    del node.attribute[:]
+
+
+@decoder
+def the_other_gelu(surgery: Surgery) -> None:
+    for node in surgery.nodes("Gelu"):
+        (kind,) = (a.s for a in node.attribute if a.name == "approximate")
+        surgery.set_attribute(node, "approximate", "tanh" if kind == b"none" else "none")
+
+
+@decoder
+def bias_dropped(surgery: Surgery) -> None:
+    node = surgery.nodes("CachedAttention")[0]
+    surgery.bypass(surgery.producer(node.input[0]))
+
+
+@decoder
+def residual_dropped(surgery: Surgery) -> None:
+    normed = surgery.nodes("LayerNormalization")[-1].input[0]
+    surgery.bypass(surgery.producer(normed), 1)
+
+
+@decoder
+def weights_of_layers_swapped(surgery: Surgery) -> None:
+    first, second = (
+        surgery.producer(surgery.producer(node.input[0]).input[0])
+        for node in surgery.nodes("CachedAttention")
+    )
+    first.input[1], second.input[1] = second.input[1], first.input[1]
+
+
+@decoder
+def one_weight_off(surgery: Surgery) -> None:
+    def spoil(weight: np.ndarray) -> np.ndarray:
+        weight[1, 1] += 0.02
+        return weight
+
+    surgery.change_weight(surgery.nodes("MatMul")[0].input[1], spoil)
+
+
+@decoder
+def weights_rounded_to_bf16(surgery: Surgery) -> None:
+    def rounded(weight: np.ndarray) -> np.ndarray:
+        bits = weight.view(np.uint32)
+        return ((bits + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+    for node in surgery.nodes("MatMul"):
+        surgery.change_weight(node.input[1], rounded)
+
+
+# The head
+
+
+@decoder
+def untied_head(surgery: Surgery) -> None:
+    (head,) = surgery.nodes("Gemm")
+    rng = np.random.default_rng(0)
+    shape = next(t.dims for t in surgery.model.graph.initializer if t.name == head.input[1])
+    head.input[1] = surgery.constant(rng.normal(size=tuple(shape)).astype(np.float32) / 4)
+
+
+@mutant("encoder-decoder", file="decoder.onnx")
+def output_bias_dropped(surgery: Surgery) -> None:
+    del surgery.nodes("Gemm")[0].input[2]
+
+
+@decoder
+def logit_idx_ignored(surgery: Surgery) -> None:
+    first = surgery.compute("Mul", "logit_idx", np.int64(0).reshape(1))
+    surgery.replace_uses("logit_idx", first, of="Gather")
+
+
+@decoder
+def vocabulary_shifted(surgery: Surgery) -> None:
+    (head,) = surgery.nodes("Gemm")
+    weight = next(t for t in surgery.model.graph.initializer if t.name == head.input[1])
+    head.input[1] = surgery.constant(np.roll(numpy_helper.to_array(weight), 1, axis=0))
+
+
+@decoder
+def rows_see_each_other(surgery: Surgery) -> None:
+    """The fault of an activation scale per tensor, too small for any tolerance."""
+    node = surgery.nodes("Gemm")[0]
+    largest = surgery.compute_before(node, "ReduceMax", node.input[0])
+    trace = surgery.compute_before(node, "Mul", largest, np.array([[1e-6]], np.float32))
+    node.input[0] = surgery.compute_before(node, "Add", node.input[0], trace)
+
+
+# One-pass models
+
+
+@mutant("bert", "labeller", file="model.onnx")
+def padding_leaks(surgery: Surgery) -> None:
+    everything = surgery.compute("Mul", "lengths", np.int64(0).reshape(1))
+    node = surgery.nodes("Unsqueeze")[0]
+    full = surgery.compute_before(node, "Add", everything, np.int64(9).reshape(1))
+    surgery.replace_uses("lengths", full, of="Unsqueeze")
+
+
+@mutant("bert", file="model.onnx")
+def pooler_without_tanh(surgery: Surgery) -> None:
+    surgery.nodes("Tanh")[0].op_type = "Identity"
+
+
+@mutant("bert", file="model.onnx")
+def token_types_forgotten(surgery: Surgery) -> None:
+    types = next(n for n in surgery.nodes("Gather") if "token_type" in n.input[0])
+    surgery.change_weight(types.input[0], np.zeros_like)
+
+
+@mutant("bert", "vit", file="model.onnx")
+def labels_permuted(surgery: Surgery) -> None:
+    surgery.change_weight(surgery.nodes("Gemm")[-1].input[1], lambda w: np.roll(w, 1, axis=0))
+
+
+@mutant("labeller", file="model.onnx")
+def normaliser_counts_padding(surgery: Surgery) -> None:
+    node = surgery.nodes("Clip")[0]
+    node.op_type = "Mul"
+    node.input[1] = surgery.constant(np.int64(2))
+
+
+@mutant("vit", file="model.onnx")
+def class_token_last(surgery: Surgery) -> None:
+    node = surgery.nodes("Concat")[-1]
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
+@pytest.fixture(scope="module")
+def exported(make_checkpoint: MakeCheckpoint) -> dict[str, tuple[Path, Graphs]]:
+    """Give a checkpoint of each family, and its graphs as they should be."""
+    checkpoints = {family: make_checkpoint(family) for family in FAMILIES}
+    return {
+        family: (path, build_graphs(load_checkpoint(path).model))
+        for family, path in checkpoints.items()
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graphs_as_they_are_get_a_certificate(
+    family: str,
+    exported: Mapping[str, tuple[Path, Graphs]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint, graphs = exported[family]
+    again = {name: Surgery(graph).graph() for name, graph in graphs.items()}
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: again)
+
+    export.export_package(checkpoint, tmp_path / "package")
+
+    assert (tmp_path / "package" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(("family", "name"), MUTANTS)
+def test_a_faulty_graph_is_refused_and_leaves_nothing(
+    family: str,
+    name: str,
+    exported: Mapping[str, tuple[Path, Graphs]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint, graphs = exported[family]
+    file, mutate = MUTANTS[family, name]
+    surgery = Surgery(graphs[file])
+    mutate(surgery)
+    monkeypatch.setattr(
+        export, "build_graphs", lambda model, body: {**graphs, file: surgery.graph()}
+    )
+
+    with pytest.raises(CertificateError) as refusal:
+        export.export_package(checkpoint, tmp_path / "package")
+
+    print(refusal.value)
+    assert list(tmp_path.iterdir()) == []
