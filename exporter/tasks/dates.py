@@ -53,6 +53,7 @@ def dates_task(seed: int) -> Task:
             peak_learning_rate=2.5e-3,
             warmup_steps=200,
             label_smoothing=0.05,
+            average_decay=0.995,
             validate_every=300,
         ),
         chunks=chunk,

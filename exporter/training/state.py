@@ -14,11 +14,12 @@ from torch import nn
 
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_weights, replace_file, unique_weights, writing_to
+from exporter.training.averaging import WeightAverage
 
 STATE_NAME = "training_state.safetensors"
 STATE_FORMAT_VERSION = 1
 _METADATA_KEY = "training_state"
-_MODEL, _OPTIMIZER, _RNG = "model.", "optimizer.", "rng"
+_MODEL, _AVERAGE, _OPTIMIZER, _RNG = "model.", "average.", "optimizer.", "rng"
 
 
 class RunState(BaseModel):
@@ -41,10 +42,15 @@ class RunState(BaseModel):
 
 
 def save_state(
-    directory: Path, state: RunState, model: nn.Module, optimizer: torch.optim.Optimizer
+    directory: Path,
+    state: RunState,
+    model: nn.Module,
+    average: WeightAverage,
+    optimizer: torch.optim.Optimizer,
 ) -> None:
     """Write the state by one rename: a run that is killed at any moment can be resumed."""
     tensors = {_MODEL + name: tensor for name, tensor in unique_weights(model).items()}
+    tensors |= {_AVERAGE + name: tensor for name, tensor in average.tensors().items()}
     tensors |= {_OPTIMIZER + name: t for name, t in _optimizer_tensors(model, optimizer).items()}
     tensors[_RNG] = torch.get_rng_state()
     metadata = {_METADATA_KEY: state.model_dump_json()}
@@ -65,14 +71,17 @@ def read_state(directory: Path) -> RunState:
         raise _damaged(path, error) from error
 
 
-def restore_state(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load weights, optimizer and random numbers of the run in `directory`."""
+def restore_state(
+    directory: Path, model: nn.Module, average: WeightAverage, optimizer: torch.optim.Optimizer
+) -> None:
+    """Load weights, their average, optimizer and random numbers of the run in `directory`."""
     path = directory / STATE_NAME
     try:
         tensors = safetensors.torch.load_file(path)
     except SafetensorError as error:
         raise _damaged(path, error) from error
     load_weights(model, _below(tensors, _MODEL), source=path)
+    average.restore(_below(tensors, _AVERAGE))
     _restore_optimizer(model, optimizer, _below(tensors, _OPTIMIZER))
     torch.set_rng_state(tensors[_RNG])
 

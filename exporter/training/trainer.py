@@ -6,6 +6,7 @@ A run's directory OUT is itself the checkpoint that did best on the validation e
     OUT/last/                                             the checkpoint of the last validation
     OUT/training_state.safetensors                        what `resume` needs
 
+Checkpoints hold the moving average of the weights if the recipe asks for one, the state both.
 Runs of one seed are bit-equal on one machine, and so is a run that was interrupted and resumed.
 """
 
@@ -38,6 +39,7 @@ from exporter.checkpoint import (
 from exporter.models import build_model
 from exporter.tasks import build_task
 from exporter.tasks.task import Recipe, Task
+from exporter.training.averaging import WeightAverage
 from exporter.training.data import BatchStream, Position
 from exporter.training.evaluation import Evaluation, evaluate
 from exporter.training.losses import batch_logits, cross_entropy
@@ -133,8 +135,9 @@ class Run:
             eps=ADAM_EPS,
             fused=True,
         )
+        self._average = WeightAverage(self._model, recipe.average_decay)
         if restore:
-            restore_state(out, self._model, self._optimizer)
+            restore_state(out, self._model, self._average, self._optimizer)
         else:
             self._save()  # a directory that cannot be written to is found out now
         self._batches = BatchStream(
@@ -162,7 +165,8 @@ class Run:
             )
             display.step(self._state.step, loss, num_tokens)
             if self._is_due():
-                self._validate(display)
+                with self._average.applied():
+                    self._validate(display)
                 self._state = self._state.model_copy(
                     update={"seconds": before + time.monotonic() - started}
                 )
@@ -204,6 +208,7 @@ class Run:
         nn.utils.clip_grad_norm_(self._model.parameters(), recipe.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self._average.update(step)
         value = loss.item()
         if not math.isfinite(value):
             raise ConfigError(
@@ -233,7 +238,7 @@ class Run:
         )
 
     def _save(self) -> None:
-        save_state(self._out, self._state, self._model, self._optimizer)
+        save_state(self._out, self._state, self._model, self._average, self._optimizer)
 
 
 def _score(task: Task, result: Evaluation) -> tuple[float, float]:

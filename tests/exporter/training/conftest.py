@@ -63,6 +63,7 @@ def make_task() -> MakeTask:
                     warmup_steps=4,
                     label_smoothing=0.1,
                     weight_decay=0.01,
+                    average_decay=0.8,
                     validate_every=4,
                 ),
                 **recipe,
