@@ -27,10 +27,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
 
+from engine.config import EngineConfig
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.client import AsyncClient
+from server.config import ServeConfig
+from server.deployment import serving
 from server.service import REPLICA_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -221,17 +224,50 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
         server.process.send_signal(signal.SIGTERM)
         health = (await watch.read()).status
         running = [stream for stream in streams if not stream.done()]
-        watch.cancel()
         outcomes = await asyncio.gather(*streams)
+        exit_code = await asyncio.to_thread(server.process.wait, 30)
 
     assert health == health_pb2.HealthCheckResponse.NOT_SERVING
     assert running, "all streams had ended before the signal"
     assert [(o.code, o.text) for o in outcomes] == [
         (grpc.StatusCode.OK, eager(*request)) for request in asked
     ]
-    assert await asyncio.to_thread(server.process.wait, 30) == 0
+    assert exit_code == 0
     await asyncio.sleep(0.5)
     assert [pid for pid in processes if _is_alive(pid)] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
+async def test_replicas_follow_the_load_and_return_to_the_minimum(
+    packages: dict[str, Path],
+) -> None:
+    config = ServeConfig(
+        packages={CONTINUE: packages[CONTINUE]},
+        port=0,
+        min_replicas=1,
+        max_replicas=2,
+        target_live_requests=2,
+        downscale_delay=1,
+        engine=EngineConfig(num_threads=1),
+    )
+    async with serving(config) as service, AsyncClient(service.address, timeout=120) as client:
+
+        async def keep_busy() -> None:
+            while True:
+                await client.generate(CONTINUE, "w3", max_new_tokens=180)
+
+        users = [asyncio.create_task(keep_busy()) for _ in range(6)]
+        async with asyncio.timeout(30):
+            await service.wait_for_workers(2)
+        for user in users:
+            user.cancel()
+        await asyncio.wait(users)
+        async with asyncio.timeout(30):
+            while len(await service.workers()) > 1:
+                await asyncio.sleep(0.1)
+
+        assert [user for user in users if not user.cancelled()] == []
+        assert (await client.generate(CONTINUE, "w3", max_new_tokens=3)).usage.output_tokens == 3
 
 
 def _mixed_requests(count: int) -> list[tuple[str, str, int]]:

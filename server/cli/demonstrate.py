@@ -53,11 +53,13 @@ def demo(out: Path, keep_serving: bool) -> int:
 
 
 def _make_package(out: Path, package: Path) -> None:
+    from exporter.training.state import STATE_NAME
     from exporter.training.trainer import train
 
     checkpoint = out / "checkpoint"
     _headline("Train")
-    shutil.rmtree(checkpoint, ignore_errors=True)  # also what an interrupted demo has left
+    if (checkpoint / STATE_NAME).is_file():  # of an earlier demo, perhaps an interrupted one
+        shutil.rmtree(checkpoint)
     report = train(MODEL, checkpoint)
     print_report(report)
     if not report.target_reached:

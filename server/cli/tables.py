@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def print_table(table: Table) -> None:
     """Print a table to the standard output, as wide as the terminal allows."""
     # Into a pipe or a file there is no width to keep to.
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @contextlib.contextmanager
@@ -58,14 +58,16 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     )
     table.add_row("rows bit-equal alone and in a batch", "yes" if c.batch_invariant else "no")
     for name, covered in c.covered.items():
-        table.add_row(name.replace("_", " "), _covered(covered))
+        table.add_row(name.replace("_", " "), _covered(name, covered))
     table.add_row("made with", ", ".join(f"{k} {v}" for k, v in manifest.toolchain.items()))
     return table
 
 
-def _covered(covered: list[int] | int) -> str:
+def _covered(name: str, covered: list[int] | int) -> str:
     if isinstance(covered, int):
         return f"{covered:,}"
+    if name == "prefill_chunks":
+        return ", ".join(str(size or "whole prompt") for size in covered)
     if len(covered) > 12:
         return f"{len(covered)} values, {min(covered)} to {max(covered)}"
     return ", ".join(map(str, covered))
