@@ -106,7 +106,8 @@ class AsyncEngine:
     @property
     def healthy(self) -> bool:
         """False if the engine's thread is not running or the last steps all failed."""
-        return self._thread.is_alive() and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+        runs = self._state in ("running", "draining") and self._thread.is_alive()
+        return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""

@@ -34,18 +34,26 @@ class PromptReader:
             request.params, limits=self._config.limits, vocab_size=self._contract.vocab_size
         )
         violations += self._check_against_engine(request.params)
-        prompt, path = request.prompt, request.input_path
-        if isinstance(prompt, str):
-            path = f"{path}.text"
-            ids = await self._encode(prompt)
-        else:
-            path = f"{path}.tokens"
-            ids = prompt
-        violations += self._check_ids(ids, path, f"{path}.ids" if ids is prompt else None)
-        raise_if_any(violations)
+        ids, found = await self._read_prompt(request)
+        raise_if_any(violations + found)
         return ids
 
+    async def _read_prompt(
+        self, request: GenerationRequest
+    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+        if not isinstance(request.prompt, str):
+            path = f"{request.input_path}.tokens"
+            return request.prompt, self._check_ids(request.prompt, path, f"{path}.ids")
+        path = f"{request.input_path}.text"
+        try:
+            ids = await self._encode(request.prompt)
+        except UnicodeEncodeError as error:
+            what = f"is no Unicode text: half a surrogate pair at character {error.start + 1}"
+            return (), [FieldViolation(path, what)]
+        return ids, self._check_ids(ids, path, None)
+
     async def _encode(self, text: str) -> tuple[int, ...]:
+        text.encode()  # the tokenizer's own error for a lone surrogate says nothing of it
         if not text:
             return ()
         if len(text) <= _MAX_INLINE_CHARS:
