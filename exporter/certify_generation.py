@@ -1,8 +1,8 @@
 """Compares a generating package with its eager model, step by step, through the engine's runner.
 
-Every case runs alone in a clean row, then in batches of mixed lengths whose rows still hold what
-others left in them, with its prompt whole and in chunks. The other side is the eager model's plain
-forward pass over the whole sequence: no code of it knows of a cache.
+Every case runs alone in a clean row on one thread, then on all threads in batches of mixed lengths
+whose rows still hold what others left in them, with its prompt whole and in chunks. The other side
+is the eager model's plain forward pass over the whole sequence: no code of it knows of a cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engine.batch import RowOp
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
-from engine.session import create_session
+from engine.session import Session, create_session
 from exporter.cases import (
     BATCH_SIZES,
     PROMPTS_PER_LENGTH,
@@ -39,6 +39,7 @@ WHOLE = 0  # in place of a chunk size: the prompt in one piece
 
 _EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
 _LEFT_BEHIND = 1e4  # in every row of a batch, before its first sequence
+_SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,14 @@ class _Certifier:
         self.model = model
         self.chunk = prefill_chunk(contract.cache.max_len)
         self.vocab_size = contract.vocab_size
-        decoder = create_session(directory / "decoder.onnx")
-        encoder = create_session(directory / "encoder.onnx") if contract.cross_cache else None
-        self._alone = SlotModelRunner(contract, decoder, encoder, num_slots=1)
-        self._batch = SlotModelRunner(contract, decoder, encoder, num_slots=max(BATCH_SIZES))
+        # A case alone runs on one thread, a batch on all: a row depends on neither. Where one
+        # thread would take much longer, both share the sessions, and the memory of the weights.
+        names = ["decoder.onnx", *(["encoder.onnx"] if contract.cross_cache else [])]
+        on_all = [create_session(directory / name) for name in names]
+        is_small = (directory / "decoder.onnx.data").stat().st_size < _SMALL
+        on_one = [create_session(s.path, num_threads=1) for s in on_all] if is_small else on_all
+        self._alone = SlotModelRunner(contract, *_with_encoder(on_one), num_slots=1)
+        self._batch = SlotModelRunner(contract, *_with_encoder(on_all), num_slots=max(BATCH_SIZES))
         cache = self._batch.cache
         for layer in (*cache.layers, *cache.cross_layers):
             layer.key.fill(_LEFT_BEHIND)
@@ -214,6 +219,11 @@ class _Certifier:
         """Run cases in rows that hold what was in them before."""
         self._batch.cache.lengths[:] = self._batch.cache.source_lengths[:] = 0
         return generate(self._batch, cases, chunk, tokens)
+
+
+def _with_encoder(sessions: Sequence[Session]) -> tuple[Session, Session | None]:
+    decoder, *encoder = sessions
+    return decoder, encoder[0] if encoder else None
 
 
 class _Block:

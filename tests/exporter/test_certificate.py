@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.errors import CertificateError
-from exporter import export, rewrite
+from exporter import export
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs import Graphs, build_graphs
 
@@ -289,6 +289,12 @@ def last_position_wrong(surgery: Surgery) -> None:
     surgery.change_weight(_position_table(surgery), spoil)
 
 
+@mutant(*DECODERS, file="decoder.onnx")
+def position_table_too_short(surgery: Surgery) -> None:
+    """onnxruntime loads this one, and runs it until the last position is reached."""
+    surgery.change_weight(_position_table(surgery), lambda table: table[:-1])
+
+
 @mutant("encoder-decoder", file="decoder.onnx")
 def embedding_scale_missing(surgery: Surgery) -> None:
     surgery.bypass(surgery.nodes("Mul")[0])
@@ -375,6 +381,12 @@ def weights_rounded_to_bf16(surgery: Surgery) -> None:
 
     for node in surgery.nodes("MatMul"):
         surgery.change_weight(node.input[1], rounded)
+
+
+@decoder
+def head_count_forgotten(surgery: Surgery) -> None:
+    """onnxruntime does not load this one."""
+    surgery.set_attribute(surgery.nodes("CachedAttention")[0], "num_heads", 3)
 
 
 # The head
