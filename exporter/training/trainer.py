@@ -349,6 +349,9 @@ def _deferred_interrupt() -> Iterator[threading.Event]:
         yield interrupted  # signals do not arrive here
         return
     previous = signal.getsignal(signal.SIGINT)
+    if previous is signal.SIG_IGN:
+        yield interrupted  # a job in the background, for which Ctrl-C is not meant
+        return
 
     def remember(_signal: int, _frame: FrameType | None) -> None:
         interrupted.set()

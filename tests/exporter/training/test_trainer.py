@@ -264,6 +264,19 @@ def test_ctrl_c_stops_after_the_step_in_flight_and_keeps_the_handler(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_job_in_the_background_ignores_ctrl_c_as_before(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _interrupt_after(monkeypatch, 3)
+        report = train_task(make_task(), tmp_path / "run", progress=False)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+    assert report.steps == 12
+
+
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, make_task: MakeTask) -> None:
     with pytest.raises(ConfigError, match=r"the loss became nan at step \d+"):
         task = make_task(peak_learning_rate=1e30, warmup_steps=1, weight_decay=0.0)
