@@ -79,7 +79,16 @@ class Outcome:
     code: grpc.StatusCode
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def _single_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other crawl when the server takes the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints of random models, by the name under which they are served."""
     directory = tmp_path_factory.mktemp("checkpoints")
@@ -93,7 +102,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: directory / name for name in CONFIGS}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def packages(
     checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
@@ -103,7 +112,7 @@ def packages(
     return {name: directory / name for name in checkpoints}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The one server of this file; the last test stops it."""
     log = tmp_path_factory.mktemp("server") / "log"
@@ -124,7 +133,7 @@ def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
             raise
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def eager(checkpoints: dict[str, Path]) -> Callable[[str, str, int], str]:
     """Return what the eager model answers to a prompt alone, by greedy search."""
     loaded = {name: load_checkpoint(path) for name, path in checkpoints.items()}
@@ -191,7 +200,8 @@ async def test_killed_replica_loses_nothing_that_had_not_started_and_is_replaced
         streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
         victim = await admitted.get()
         os.kill(before[victim], signal.SIGKILL)
-        outcomes = await asyncio.gather(*streams)
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(*streams)
 
     lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
     assert lost, "the replica was killed too late"
@@ -224,7 +234,8 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
         server.process.send_signal(signal.SIGTERM)
         health = (await watch.read()).status
         running = [stream for stream in streams if not stream.done()]
-        outcomes = await asyncio.gather(*streams)
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(*streams)
         exit_code = await asyncio.to_thread(server.process.wait, 30)
 
     assert health == health_pb2.HealthCheckResponse.NOT_SERVING
