@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.errors import CertificateError, PackageError
 from engine.package import Certificate
 from exporter.cases import Progress, sample_prompts
 from exporter.certify_generation import certify_generation
@@ -19,19 +18,6 @@ def certify(checkpoint: Checkpoint, directory: Path, progress: Progress) -> Cert
 
     Raises CertificateError, saying where, at the first difference.
     """
-    try:
-        return _certify(checkpoint, directory, progress)
-    except PackageError as error:
-        raise CertificateError(f"the exported graph cannot be loaded: {error}") from error
-    except Exception as error:
-        # onnxruntime's errors have no class in common but Exception itself.
-        if not type(error).__module__.startswith("onnxruntime."):
-            raise
-        reason = str(error).splitlines()[0]
-        raise CertificateError(f"the exported graph cannot be run: {reason}") from error
-
-
-def _certify(checkpoint: Checkpoint, directory: Path, progress: Progress) -> Certificate:
     config, model = checkpoint.config.model, checkpoint.model.eval()
     generation, image = generation_contract(config), image_contract(config)
     encoding = encoding_contract(config)

@@ -31,7 +31,7 @@ from exporter.cases import (
     random_tokens,
     spread_lengths,
 )
-from exporter.comparison import Comparison, Floats
+from exporter.comparison import Comparison, Floats, exported_graphs
 
 BLOCK_SIZE = 40  # cases compared together: a multiple of every batch size
 MAX_STEPS = 32
@@ -200,11 +200,14 @@ class _Certifier:
         # A case alone runs on one thread, a batch on all: a row depends on neither. Where one
         # thread would take much longer, both share the sessions, and the memory of the weights.
         names = ["decoder.onnx", *(["encoder.onnx"] if contract.cross_cache else [])]
-        on_all = [create_session(directory / name) for name in names]
-        is_small = (directory / "decoder.onnx.data").stat().st_size < _SMALL
-        on_one = [create_session(s.path, num_threads=1) for s in on_all] if is_small else on_all
-        self._alone = SlotModelRunner(contract, *_with_encoder(on_one), num_slots=1)
-        self._batch = SlotModelRunner(contract, *_with_encoder(on_all), num_slots=max(BATCH_SIZES))
+        with exported_graphs():
+            on_all = [create_session(directory / name) for name in names]
+            is_small = (directory / "decoder.onnx.data").stat().st_size < _SMALL
+            on_one = [create_session(s.path, num_threads=1) for s in on_all] if is_small else on_all
+            self._alone = SlotModelRunner(contract, *_with_encoder(on_one), num_slots=1)
+            self._batch = SlotModelRunner(
+                contract, *_with_encoder(on_all), num_slots=max(BATCH_SIZES)
+            )
         cache = self._batch.cache
         for layer in (*cache.layers, *cache.cross_layers):
             layer.key.fill(_LEFT_BEHIND)
@@ -213,12 +216,14 @@ class _Certifier:
     def run_alone(self, case: Case, chunk: int, tokens: Tokens | None) -> Floats:
         """Run a case in a row that holds zeros."""
         self._alone.cache.apply([RowOp("clear", 0, 0)])
-        return generate(self._alone, [case], chunk, [tokens] if tokens else None)[0]
+        with exported_graphs():
+            return generate(self._alone, [case], chunk, [tokens] if tokens else None)[0]
 
     def run_batch(self, cases: Sequence[Case], chunk: int, tokens: list[Tokens]) -> list[Floats]:
         """Run cases in rows that hold what was in them before."""
         self._batch.cache.lengths[:] = self._batch.cache.source_lengths[:] = 0
-        return generate(self._batch, cases, chunk, tokens)
+        with exported_graphs():
+            return generate(self._batch, cases, chunk, tokens)
 
 
 def _with_encoder(sessions: Sequence[Session]) -> tuple[Session, Session | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,16 @@ TOLERANCE = 1e-4  # of a logit, or of a value of an embedding, in float32
 # Where the eager model's two best tokens are nearer than this, it has not decided: the order in
 # which a processor sums decides. Such a position is held to the tolerance, not to the token.
 UNDECIDED = 1e-5
+
+
+@contextmanager
+def exported_graphs() -> Iterator[None]:
+    """Turn whatever goes wrong in loading or running an exported graph into CertificateError."""
+    try:
+        yield
+    except Exception as error:  # onnxruntime's own have no other class in common
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CertificateError(f"the exported graph cannot be run: {reason}") from error
 
 
 class Comparison:

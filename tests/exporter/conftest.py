@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from exporter.checkpoint import save_checkpoint
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.graphs import Graphs, build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 
 VOCAB_SIZE = 31
@@ -91,6 +95,23 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_graphs(make_checkpoint: MakeCheckpoint) -> Callable[[str], tuple[Path, Graphs]]:
+    """Give the tiny checkpoint of a family and its graphs, to be changed at will."""
+
+    @functools.cache
+    def export(family: str) -> tuple[Path, dict[str, onnx.ModelProto]]:
+        path = make_checkpoint(family)
+        graphs = build_graphs(load_checkpoint(path).model)
+        return path, {name: ir.to_proto(graph) for name, graph in graphs.items()}
+
+    def give(family: str) -> tuple[Path, Graphs]:
+        path, graphs = export(family)
+        return path, {name: ir.from_proto(graph) for name, graph in graphs.items()}
+
+    return give
 
 
 def _tokenizer() -> Tokenizer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
+from torch import nn
+from torch.nn import functional
 
 from engine.errors import CertificateError
-from exporter import export
-from exporter.checkpoint import load_checkpoint
-from exporter.graphs import Graphs, build_graphs
+from exporter import export, rewrite
+from exporter import graphs as graphs_module
+from exporter.graphs import Graphs
+from exporter.models.attention import MultiHeadAttention
+from exporter.models.layers import Decoder
 
 MakeCheckpoint = Callable[..., Path]
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 Mutation = Callable[["Surgery"], None]
 
 FAMILIES = ("encoder-decoder", "gpt", "bert", "labeller", "vit")
@@ -467,24 +472,11 @@ def class_token_last(surgery: Surgery) -> None:
     node.input[0], node.input[1] = node.input[1], node.input[0]
 
 
-@pytest.fixture(scope="module")
-def exported(make_checkpoint: MakeCheckpoint) -> dict[str, tuple[Path, Graphs]]:
-    """Give a checkpoint of each family, and its graphs as they should be."""
-    checkpoints = {family: make_checkpoint(family) for family in FAMILIES}
-    return {
-        family: (path, build_graphs(load_checkpoint(path).model))
-        for family, path in checkpoints.items()
-    }
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graphs_as_they_are_get_a_certificate(
-    family: str,
-    exported: Mapping[str, tuple[Path, Graphs]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    family: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    checkpoint, graphs = exported[family]
+    checkpoint, graphs = tiny_graphs(family)
     again = {name: Surgery(graph).graph() for name, graph in graphs.items()}
     monkeypatch.setattr(export, "build_graphs", lambda model, body: again)
 
@@ -497,20 +489,64 @@ def test_the_graphs_as_they_are_get_a_certificate(
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str,
     name: str,
-    exported: Mapping[str, tuple[Path, Graphs]],
+    tiny_graphs: TinyGraphs,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    checkpoint, graphs = exported[family]
+    checkpoint, graphs = tiny_graphs(family)
     file, mutate = MUTANTS[family, name]
     surgery = Surgery(graphs[file])
     mutate(surgery)
-    monkeypatch.setattr(
-        export, "build_graphs", lambda model, body: {**graphs, file: surgery.graph()}
-    )
+    mutated = {**graphs, file: surgery.graph()}
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: mutated)
 
-    with pytest.raises(CertificateError) as refusal:
+    with pytest.raises(CertificateError):
         export.export_package(checkpoint, tmp_path / "package")
 
-    print(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Faults of the exporter's own steps
+
+
+def values_before_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = rewrite._joined
+    monkeypatch.setattr(rewrite, "_joined", lambda op, q, k, v: joined(op, q, v, k))
+
+
+def output_columns_not_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(projection: nn.Linear, num_heads: int, width: int) -> None:
+        missing = num_heads * width - projection.in_features
+        projection.weight = nn.Parameter(functional.pad(projection.weight, (0, missing)))
+
+    monkeypatch.setattr(graphs_module, "_widen_columns", wrong)
+
+
+def scale_follows_the_widened_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    widen = graphs_module.widen_heads
+
+    def wrong(decoder: Decoder) -> None:
+        widen(decoder)
+        for attention in decoder.modules():
+            if isinstance(attention, MultiHeadAttention):
+                attention.scale = attention.key_dim**-0.5
+
+    monkeypatch.setattr(graphs_module, "widen_heads", wrong)
+
+
+@pytest.mark.parametrize(
+    "spoil", [values_before_keys, output_columns_not_widened, scale_follows_the_widened_heads]
+)
+def test_a_fault_of_the_exporter_is_refused_and_leaves_nothing(
+    spoil: Callable[[pytest.MonkeyPatch], None],
+    make_checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint = make_checkpoint("gpt", num_decoder_layers=1, key_dim=6, value_dim=5)
+    spoil(monkeypatch)
+
+    with pytest.raises(CertificateError):
+        export.export_package(checkpoint, tmp_path / "package")
+
     assert list(tmp_path.iterdir()) == []

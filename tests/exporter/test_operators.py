@@ -1,0 +1,175 @@
+"""Each operator's bodies agree with each other and with the eager function they stand for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.session import create_session
+from exporter.certificate import certify
+from exporter.checkpoint import load_checkpoint
+from exporter.export import write_graphs
+from exporter.graphs import Graphs
+from exporter.models.cache import cached_attention, cross_attention_over_row
+from exporter.operators import DOMAIN, Body, attach_bodies
+
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
+BODIES: tuple[Body, ...] = ("cpu", "reference")
+HEADS, KV_HEADS, HEAD_DIM, CAPACITY, SCALE = 4, 2, 8, 12, 0.3
+
+
+class Cached(nn.Module):
+    def forward(self, query, key, value, past_key, past_value, seqlens_k, total_seq):  # type: ignore[no-untyped-def]
+        return cached_attention(
+            query,
+            key,
+            value,
+            past_key,
+            past_value,
+            seqlens_k,
+            total_seq,
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            scale=SCALE,
+        )
+
+
+class Cross(nn.Module):
+    def forward(self, query, cross_key, cross_value, source_lengths):  # type: ignore[no-untyped-def]
+        return cross_attention_over_row(
+            query, cross_key, cross_value, source_lengths, num_heads=KV_HEADS, scale=SCALE
+        )
+
+
+def cached_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
+    batch = len(lengths)
+    row = (batch, KV_HEADS, CAPACITY, HEAD_DIM)
+    return {
+        "query": torch.randn(batch, num_new, HEADS * HEAD_DIM),
+        "key": torch.randn(batch, num_new, KV_HEADS * HEAD_DIM),
+        "value": torch.randn(batch, num_new, KV_HEADS * HEAD_DIM),
+        "past_key": torch.randn(row),
+        "past_value": torch.randn(row),
+        "seqlens_k": torch.tensor(lengths, dtype=torch.int32) - 1,
+        "total_seq": torch.tensor([max(lengths)], dtype=torch.int32),
+    }
+
+
+def cross_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
+    batch = len(lengths)
+    row = (batch, KV_HEADS, CAPACITY, HEAD_DIM)
+    return {
+        "query": torch.randn(batch, num_new, KV_HEADS * HEAD_DIM),
+        "cross_key": torch.randn(row),
+        "cross_value": torch.randn(row),
+        "source_lengths": torch.tensor(lengths),
+    }
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, ir.Model]:
+    """Export each operator alone."""
+    cases = {
+        "CachedAttention": (Cached(), cached_inputs([4, 5], 3)),
+        "CrossAttention": (Cross(), cross_inputs([4, 5], 3)),
+    }
+    return {name: _export(module, inputs) for name, (module, inputs) in cases.items()}
+
+
+def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
+    open_sizes = {
+        name: {0: "batch", 1: "tokens"} if tensor.ndim == 3 else {0: "batch"}
+        for name, tensor in inputs.items()
+        if name != "total_seq"
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells of its own use of deprecated functions
+        program = torch.onnx.export(
+            module,
+            kwargs=inputs,
+            dynamic_shapes={**open_sizes, **({"total_seq": {}} if "total_seq" in inputs else {})},
+            opset_version=24,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    return program.model
+
+
+def run(graph: ir.Model, body: Body, inputs: dict[str, Tensor], path: Path) -> list[np.ndarray]:
+    attach_bodies(graph, body)
+    ir.save(graph, path / f"{body}.onnx")
+    session = create_session(path / f"{body}.onnx", num_threads=1)
+    outputs = session.run({name: tensor.numpy() for name, tensor in inputs.items()})
+    return [outputs[name] for name in session.output_names]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([5], 5), ([9], 4)]
+)
+def test_cached_attention_is_the_eager_function(
+    body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = cached_inputs(lengths, num_new)
+
+    output, present_key, present_value = run(graphs["CachedAttention"], body, inputs, tmp_path)
+
+    expected = [tensor.numpy() for tensor in Cached()(**inputs)]
+    np.testing.assert_allclose(output, expected[0], atol=2e-6)
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(present_key[row, :, :length], expected[1][row, :, :length])
+        np.testing.assert_array_equal(present_value[row, :, :length], expected[2][row, :, :length])
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([2], 5), ([12, 1, 7], 4)]
+)
+def test_cross_attention_is_the_eager_function(
+    body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = cross_inputs(lengths, num_new)
+
+    (output,) = run(graphs["CrossAttention"], body, inputs, tmp_path)
+
+    np.testing.assert_allclose(output, Cross()(**inputs).numpy(), atol=2e-6)
+
+
+def test_cross_attention_does_not_see_a_nan_behind_the_source_when_it_decodes(
+    graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = cross_inputs([3, 7], 1)
+    expected = Cross()(**inputs).numpy()
+    for row, length in enumerate([3, 7]):
+        inputs["cross_key"][row, :, length:] = torch.nan
+        inputs["cross_value"][row, :, length:] = torch.nan
+
+    (output,) = run(graphs["CrossAttention"], "cpu", inputs, tmp_path)
+
+    np.testing.assert_allclose(output, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "gpt"])
+def test_a_model_of_standard_operators_gets_the_certificate_too(
+    family: str, tiny_graphs: TinyGraphs, tmp_path: Path
+) -> None:
+    path, graphs = tiny_graphs(family)
+    checkpoint = load_checkpoint(path)
+    for graph in graphs.values():
+        attach_bodies(graph, "reference")
+    write_graphs(graphs, tmp_path)
+
+    certificate = certify(checkpoint, tmp_path, lambda done, total: None)
+
+    assert certificate.tokens_equal > 0
+    for function in graphs["decoder.onnx"].functions.values():
+        assert function.domain == DOMAIN
+        assert set(function.opset_imports) == {""}
