@@ -1,20 +1,27 @@
-"""Every family is exported and proven, and a package appears whole or not at all."""
+"""A package appears whole, proven and clean, or not at all."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+from engine.errors import CertificateError, CheckpointError, PackageError
 from engine.package import load_package
-from exporter.export import export_package
+from exporter import export
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.export import export_package, verify_package
+from exporter.graphs import Graphs
 
 MakeCheckpoint = Callable[..., Path]
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("encoder-decoder", {}),
+OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
     (
         "encoder-decoder",
         {
@@ -29,24 +36,36 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
             "activation": "relu",
         },
     ),
-    ("gpt", {}),
-    ("gpt", {"norm_position": "last", "positions": "sinusoidal", "final_norm": True}),
-    ("bert", {}),
-    ("labeller", {}),
+    ("gpt", {"norm_position": "last", "positions": "sinusoidal", "scale_embeddings": True}),
     ("labeller", {"attention_score": "dot", "attention_normalizer": "softmax"}),
-    ("vit", {}),
 ]
 
 
-@pytest.mark.parametrize(("family", "options"), VARIANTS)
-def test_every_family_is_exported_with_a_certificate(
+@pytest.fixture
+def export_tiny(
+    tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Path], Path]:
+    """Export a tiny checkpoint without tracing it again; return the checkpoint."""
+
+    def make(family: str, out: Path) -> Path:
+        checkpoint, graphs = tiny_graphs(family)
+        monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+        export_package(checkpoint, out)
+        return checkpoint
+
+    return make
+
+
+@pytest.mark.parametrize(("family", "options"), OTHER_OPTIONS)
+def test_a_checkpoint_is_exported_with_a_certificate(
     family: str, options: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    checkpoint = make_checkpoint(family, **options)
-    seen = []
+    seen: list[tuple[int, int]] = []
 
     manifest = export_package(
-        checkpoint, tmp_path / "package", progress=lambda *at: seen.append(at)
+        make_checkpoint(family, **options),
+        tmp_path / "package",
+        progress=lambda done, total: seen.append((done, total)),
     )
 
     package = load_package(tmp_path / "package")
@@ -56,6 +75,187 @@ def test_every_family_is_exported_with_a_certificate(
     assert certificate.tokens_equal == certificate.tokens_compared > 0
     assert certificate.max_abs_logit_diff < certificate.tolerance
     assert certificate.batch_invariant
-    assert seen[-1][0] == seen[-1][1]
+    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1]
     assert {"torch", "onnx", "onnxruntime"} <= set(manifest.toolchain)
-    assert [path.name for path in tmp_path.iterdir()] == ["package"]
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_a_certificate_covers_every_length_and_batch_size(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    export_tiny("encoder-decoder", tmp_path / "package")
+
+    certificate = load_package(tmp_path / "package").manifest.certificate
+
+    assert certificate.covered["source_lengths"] == list(range(1, 10))
+    assert certificate.covered["prompt_lengths"] == list(range(1, 8))
+    assert certificate.covered["batch_sizes"] == [1, 2, 5, 8]
+    assert certificate.covered["prefill_chunks"] == [0, 3]
+    assert certificate.covered["steps"] == 7  # to the limit, which is below 32
+    assert certificate.cases >= 8 * 9
+
+
+def test_a_decoder_layer_has_the_nodes_it_needs_and_no_more(tiny_graphs: TinyGraphs) -> None:
+    _, graphs = tiny_graphs("gpt")
+
+    ops = [node.op_type for node in graphs["decoder.onnx"].graph]
+
+    layer = ["LayerNormalization", "MatMul", "Add", "CachedAttention", "MatMul", "Add", "Add"]
+    layer += ["LayerNormalization", "MatMul", "Add", "Gelu", "MatMul", "Add", "Add"]
+    head = ["LayerNormalization", "Reshape", "Gather", "Gemm"]
+    assert ops == ["Gather", "Gather", "Add", *layer, *layer, *head]
+
+
+def test_weights_are_stored_once_beside_their_graph(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = export_tiny("gpt", tmp_path / "package")
+
+    model = load_checkpoint(checkpoint).model
+    size = 4 * sum(weight.numel() for weight in model.parameters())
+    graph = onnx.load(tmp_path / "package" / "decoder.onnx", load_external_data=False)
+    files = {
+        entry.value
+        for tensor in graph.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    assert files == {"decoder.onnx.data"}
+    stored = sum((tmp_path / "package" / name).stat().st_size for name in files)
+    assert stored <= size < stored + 2048  # the small ones are in the graph
+
+
+def test_a_graph_tells_nothing_about_the_machine(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    export_tiny("encoder-decoder", tmp_path / "package")
+
+    for path in (tmp_path / "package").iterdir():
+        content = path.read_bytes()
+        assert str(Path(export.__file__).parent).encode() not in content
+        assert b"site-packages" not in content
+        assert str(tmp_path).encode() not in content
+
+
+def test_the_eager_model_is_left_as_it_was(
+    export_tiny: Callable[[str, Path], Path], make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = load_checkpoint(make_checkpoint("gpt", key_dim=6, value_dim=5))
+    before = {name: weight.clone() for name, weight in checkpoint.model.state_dict().items()}
+
+    export.build_graphs(checkpoint.model, body="cpu")
+
+    after = checkpoint.model.state_dict()
+    assert all(after[name].equal(weight) for name, weight in before.items())
+
+
+def test_verify_repeats_the_certificate(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = export_tiny("gpt", tmp_path / "package")
+
+    certificate = verify_package(tmp_path / "package", checkpoint)
+
+    assert certificate == load_package(tmp_path / "package").manifest.certificate
+
+
+def test_verify_refuses_other_weights(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    path = export_tiny("gpt", tmp_path / "package")
+    checkpoint = load_checkpoint(path)
+    checkpoint.model.get_parameter("decoder.layers.1.feed_forward.up_proj.bias").data[3] += 0.1
+    shutil.copytree(path, tmp_path / "other")
+    save_checkpoint(tmp_path / "other", "tiny", checkpoint.model, checkpoint.tokenizer)
+
+    with pytest.raises(CertificateError, match="largest logit difference"):
+        verify_package(tmp_path / "package", tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_verify_refuses_another_config_or_tokenizer(
+    name: str, export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = export_tiny("gpt", tmp_path / "package")
+    shutil.copytree(checkpoint, tmp_path / "other")
+    text = (checkpoint / name).read_text()
+    (tmp_path / "other" / name).write_text(text.replace("w3", "x3").replace("tiny", "tinier"))
+
+    with pytest.raises(CertificateError, match=name):
+        verify_package(tmp_path / "package", tmp_path / "other")
+
+
+def test_verify_refuses_a_flipped_bit(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = export_tiny("gpt", tmp_path / "package")
+    data = tmp_path / "package" / "decoder.onnx.data"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+    with pytest.raises(PackageError, match="damaged"):
+        verify_package(tmp_path / "package", checkpoint)
+
+
+def test_an_existing_package_is_replaced_when_the_new_one_is_proven(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    export_tiny("vit", tmp_path / "package")
+
+    export_tiny("gpt", tmp_path / "package")
+
+    assert load_package(tmp_path / "package").manifest.task == "generate"
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_an_existing_package_stays_when_the_new_one_is_refused(
+    export_tiny: Callable[[str, Path], Path],
+    tiny_graphs: TinyGraphs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint = export_tiny("gpt", tmp_path / "package")
+    before = load_package(tmp_path / "package").manifest
+    _, graphs = tiny_graphs("gpt")
+    for node in graphs["decoder.onnx"].graph:
+        if node.op_type == "Gelu":
+            node.op_type = "Identity"
+            node.attributes.clear()
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+
+    with pytest.raises(CertificateError):
+        export_package(checkpoint, tmp_path / "package")
+
+    assert load_package(tmp_path / "package").manifest == before
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_what_is_no_package_is_not_replaced(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("vit")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").write_text("keep me")
+
+    with pytest.raises(PackageError, match="is no package"):
+        export_package(checkpoint, tmp_path / "notes")
+
+    assert (tmp_path / "notes" / "todo.txt").read_text() == "keep me"
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        export_package(tmp_path / "nowhere", tmp_path / "package")
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_made_is_named(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("vit")
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(PackageError, match="cannot write"):
+        export_package(checkpoint, tmp_path / "file" / "package")
