@@ -48,7 +48,7 @@ def dates_task(seed: int) -> Task:
         config=_config(tokenizer),
         tokenizer=tokenizer,
         recipe=Recipe(
-            steps=3000,
+            steps=2400,
             batch_tokens=1024,
             peak_learning_rate=2.5e-3,
             warmup_steps=200,

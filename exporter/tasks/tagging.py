@@ -58,9 +58,8 @@ def tagging_task(seed: int) -> Task:
         recipe=Recipe(
             steps=900,
             batch_tokens=1024,
-            peak_learning_rate=3e-3,
+            peak_learning_rate=5e-3,
             warmup_steps=100,
-            label_smoothing=0.05,
             validate_every=150,
         ),
         chunks=chunk,

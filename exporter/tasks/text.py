@@ -61,7 +61,7 @@ def text_task(seed: int, files: Sequence[Path]) -> Task:
         ),
         tokenizer=tokenizer,
         recipe=Recipe(
-            steps=700,
+            steps=1000,
             batch_tokens=2048,
             peak_learning_rate=2e-3,
             warmup_steps=100,
