@@ -124,8 +124,9 @@ class LiveRequestsPolicy:
 class Service:
     """What `serving` has started."""
 
-    def __init__(self, config: ServeConfig, port: int, registry: Any) -> None:
-        self.address = f"{config.host}:{port}"
+    def __init__(self, address: str, gateway: Gateway, registry: Any) -> None:
+        self.address = address
+        self._gateway = gateway
         self._registry = registry
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
@@ -133,10 +134,15 @@ class Service:
         workers: tuple[WorkerInfo, ...] = (await self._registry.changed.remote(-1))[1]
         return workers
 
+    @property
+    def num_serving(self) -> int:
+        """The number of workers that the gateway sends calls to."""
+        return self._gateway.num_serving
+
     async def wait_for_workers(self, count: int) -> None:
-        """Return once so many workers are alive."""
-        while len(await self.workers()) < count:
-            await asyncio.sleep(0.1)
+        """Return once the gateway sends calls to so many workers."""
+        while self.num_serving < count:
+            await asyncio.sleep(0.05)
 
 
 def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> None:
@@ -177,7 +183,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         stack.push_async_callback(_cancel, asyncio.create_task(_follow(registry, gateway)))
-        service = Service(config, port, registry)
+        service = Service(f"{config.host}:{port}", gateway, registry)
         await _wait_until_served(config, service, thread)
         stack.push_async_callback(gateway.drain, config.grace)
         yield service
@@ -352,7 +358,7 @@ def _undeploy(config: ServeConfig, registry: Any) -> None:
 
 
 async def _wait_until_served(config: ServeConfig, service: Service, thread: _RayThread) -> None:
-    while len(await service.workers()) < config.min_replicas:
+    while service.num_serving < config.min_replicas:
         problem = await thread.run(_deployment_problem, config.name)
         if problem:
             raise EngineFailure(f"the workers do not start: {problem}")

@@ -80,6 +80,11 @@ class Gateway:
         """Send new calls to these workers only, "host:port" each; running calls go on."""
         await self._pool.sync(workers)
 
+    @property
+    def num_serving(self) -> int:
+        """The number of workers that take calls now."""
+        return len(self._pool.serving)
+
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
         await self._health.go_down()

@@ -84,7 +84,6 @@ async def _show(package: Path, out: Path) -> int:
     with cancelled_by_signals() as signals:
         try:
             async with serving(_config(package, port=0)) as service:
-                await service.wait_for_workers(NUM_REPLICAS)
                 for worker in await service.workers():
                     click.echo(str(worker))
                 announce(service, [MODEL])
