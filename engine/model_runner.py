@@ -55,7 +55,7 @@ class SlotModelRunner:
         self._position_ids = np.zeros((num_slots, 1), np.int64)
         self._logit_idx = np.arange(num_slots, dtype=np.int64)
         self._total_seq = np.zeros(1, np.int32)
-        # One row more than sequences: a chunk in the middle of a prompt writes there.
+        # One row more than there are: for a chunk whose logits nobody wants.
         self._logits = np.zeros((num_slots + 1, contract.vocab_size), np.float32)
         self.reset()
 
@@ -87,8 +87,7 @@ class SlotModelRunner:
             self.encode(encode.row, encode.source_ids)
         num_logits = len(batch.decode_ids)
         for chunk in batch.chunks:
-            into = num_logits if chunk.wants_logits else self.num_slots
-            self.prefill(chunk.row, chunk.token_ids, into=into)
+            self.prefill(chunk.row, chunk.token_ids, into=num_logits)
             num_logits += chunk.wants_logits
         if batch.decode_ids:
             self.decode(batch.decode_ids)

@@ -186,8 +186,7 @@ class Scheduler:
             return 0
         if request.needs_encoding:
             return len(request.source.prompt_ids)
-        leader, chunk_size = request.leader, self._config.prefill_chunk_size
-        return min(leader.num_left, chunk_size - leader.num_computed % chunk_size)
+        return min(request.leader.num_left, self._config.prefill_chunk_size)
 
     def _plan_piece(self, request: Request, size: int, plan: _PrefillPlan) -> None:
         leader = request.leader

@@ -72,8 +72,21 @@ def test_what_may_be_drawn_and_how_often_is_what_transformers_draws_from(
 
     ours, theirs = our_probabilities(logits, params), reference_probabilities(logits, params)
 
-    # A token at the very edge of top_p may fall on either side of a rounding error.
-    assert np.abs(ours - theirs).sum() < (0.02 if top_p < 1 else 1e-5)
+    # At the very edge of top_p one token, or several of hardly any probability in all, may fall
+    # on either side of a rounding error.
+    differs = (ours > 0) != (theirs > 0)
+    assert differs.sum() <= 1 or (ours + theirs)[differs].sum() < 1e-4
+    if not differs.any():
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_of_equals_at_the_border_of_top_p_the_lower_ids_stay() -> None:
+    scores = np.full(10, np.log(0.1), np.float32)
+    scores[[4, 9]] = 0.0, -5.0
+
+    _, ids = truncate(scores, SamplingParams("sampling", top_p=0.7))
+
+    assert ids.tolist() == [0, 1, 2, 4]
 
 
 @pytest.mark.parametrize(

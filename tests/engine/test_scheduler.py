@@ -152,7 +152,7 @@ def test_a_prompt_is_cut_at_multiples_of_the_chunk_size(make_scheduler) -> None:
 
 
 def test_decoding_comes_first_and_chunks_share_what_is_left_of_the_budget(make_scheduler) -> None:
-    scheduler = make_scheduler(small_config(max_num_batched_tokens=7, max_num_seqs=3))
+    scheduler = make_scheduler(small_config(max_num_batched_tokens=8, max_num_seqs=3))
     scheduler.add(request(1, length=2))
     step(scheduler)
     scheduler.add(request(2, length=8))

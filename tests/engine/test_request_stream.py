@@ -1,0 +1,165 @@
+"""RequestStream alone: token by token, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.errors import EngineFailure
+from engine.output import AdmittedOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.request import (
+    Admitted,
+    FinishReason,
+    RequestFinished,
+    SamplingParams,
+    SequenceFinished,
+    TextDelta,
+    Timing,
+)
+from engine.request_stream import RequestStream
+from engine.tokenizer import Tokenizer
+
+EOS = 257
+TIMING = Timing(0.1, 0.2, 0.3, 0.3, 4, 1.0)
+
+
+class Watched:
+    """A stream and the sequences that it asked the engine to end."""
+
+    def __init__(self, tokenizer: Tokenizer, **params) -> None:
+        self.ended: list[int] = []
+        self.stream = RequestStream(
+            "r-1",
+            SamplingParams(**params),
+            tokenizer,
+            seed=5,
+            num_input_tokens=3,
+            finish_sequence=self.ended.append,
+        )
+
+    def give(self, text: str, index: int = 0) -> None:
+        for token_id in text.encode():
+            self.stream.take(TokenOutput(0, index, token_id, -0.25, None, None))
+
+    def end(self, token_id: int = EOS, reason=FinishReason.EOS, stop: int | None = None) -> None:
+        self.stream.take(TokenOutput(0, 0, token_id, -0.25, reason, stop))
+
+
+@pytest.fixture
+def watched(byte_tokenizer: Tokenizer) -> Watched:
+    return Watched(byte_tokenizer)
+
+
+async def test_each_reading_gives_what_is_new(watched: Watched) -> None:
+    watched.stream.take(AdmittedOutput(0))
+    first = await watched.stream.events()
+    watched.give("ab")
+    second = await watched.stream.events()
+    watched.give("c")
+    third = await watched.stream.events()
+
+    assert first == [Admitted("r-1")]
+    assert second == [TextDelta(0, "ab", (97, 98))]
+    assert third == [TextDelta(0, "c", (99,))]
+
+
+async def test_the_last_delta_brings_the_tokens_that_have_no_text(watched: Watched) -> None:
+    watched.give("a")
+    await watched.stream.events()
+    watched.end()
+    watched.stream.take(FinishedOutput(0, TIMING))
+
+    events = await watched.stream.events()
+
+    assert events[0] == TextDelta(0, "", (EOS,))
+    assert events[1] == SequenceFinished(0, FinishReason.EOS, "a", (97, EOS), None, -0.5)
+    assert isinstance(events[2], RequestFinished)
+    assert (events[2].usage.input_tokens, events[2].usage.output_tokens) == (3, 2)
+    assert watched.stream.is_read and events[2].seed == 5
+
+
+async def test_tokens_wait_for_the_character_that_they_begin(watched: Watched) -> None:
+    watched.give("é"[:1])
+    await watched.stream.events()
+    for token_id in "日".encode()[:2]:
+        watched.stream.take(TokenOutput(0, 0, token_id, 0.0, None, None))
+
+    waiting = await watched.stream.events()
+    watched.stream.take(TokenOutput(0, 0, "日".encode()[2], 0.0, None, None))
+    whole = await watched.stream.events()
+
+    assert waiting == []
+    assert whole == [TextDelta(0, "日", tuple("日".encode()))]
+
+
+async def test_a_reader_waits_while_nothing_is_new(watched: Watched) -> None:
+    watched.give("a")
+    await watched.stream.events()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(watched.stream.events(), 0.01)
+
+
+async def test_an_error_is_raised_behind_the_text_that_came_before_it(watched: Watched) -> None:
+    watched.give("half")
+    watched.stream.take(FailedOutput(0, EngineFailure("r-1 failed")))
+
+    events = await watched.stream.events()
+
+    assert events == [TextDelta(0, "half", tuple(b"half"))]
+    with pytest.raises(EngineFailure, match="r-1 failed"):
+        await watched.stream.events()
+
+
+async def test_a_stop_string_ends_the_sequence_once_and_later_tokens_are_discarded(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, stop_strings=("STOP",))
+    watched.give("go STOP and on")
+    watched.stream.take(FinishedOutput(0, TIMING))
+
+    delta, end, last = await watched.stream.events()
+
+    assert delta.text == end.text == "go "
+    assert (end.reason, end.matched_stop) == (FinishReason.STOP, "STOP")
+    assert watched.ended == [0]
+    assert (last.usage.output_tokens, last.usage.discarded_tokens) == (7, 7)
+
+
+async def test_a_stop_string_completed_by_the_last_token_is_a_stop(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, stop_strings=("ab",))
+    watched.give("a")
+    watched.end(ord("b"), FinishReason.LENGTH)
+
+    _, end = await watched.stream.events()
+
+    assert (end.reason, end.matched_stop, end.text) == (FinishReason.STOP, "ab", "")
+    assert watched.ended == []  # the engine has ended it already
+
+
+async def test_held_back_text_is_sent_when_the_sequence_ends_otherwise(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, stop_strings=("abc",))
+    watched.give("xab")
+    before = await watched.stream.events()
+    watched.end()
+    after = await watched.stream.events()
+
+    assert before == [TextDelta(0, "x", tuple(b"xab"))]
+    assert after[0] == TextDelta(0, "ab", (EOS,))
+
+
+async def test_sequences_have_texts_of_their_own(byte_tokenizer: Tokenizer) -> None:
+    watched = Watched(byte_tokenizer, strategy="sampling", num_outputs=2)
+    watched.give("a", index=0)
+    watched.give("b", index=1)
+    watched.give("c", index=0)
+
+    assert await watched.stream.events() == [
+        TextDelta(0, "ac", (97, 99)),
+        TextDelta(1, "b", (98,)),
+    ]
