@@ -1,0 +1,152 @@
+"""What the engine answers under load is what the eager model answers to each request alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.encoder_engine import EncoderEngine
+from engine.factory import load_engine
+from engine.package import load_package
+from engine.prediction import PredictionItem
+from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from exporter.export import export_package
+from exporter.models import TransformerConfig, build_model
+
+VOCAB_SIZE = 61
+SHAPE = {"d_model": 24, "num_heads": 3, "d_ff": 32, "vocab_size": VOCAB_SIZE}
+CONFIGS = [
+    TransformerConfig(
+        family="gpt", num_decoder_layers=1, max_target_len=40, eos_token_id=2, **SHAPE
+    ),
+    TransformerConfig(
+        family="encoder-decoder",
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_source_len=20,
+        max_target_len=16,
+        bos_token_id=1,
+        eos_token_id=2,
+        **SHAPE,
+    ),
+    TransformerConfig(
+        family="labeller",
+        num_encoder_layers=1,
+        max_source_len=20,
+        labels=("NOUN", "VERB", "DET"),
+        **SHAPE,
+    ),
+]
+# Three rows for twenty requests, prompts in chunks of four: they wait, join, leave and move.
+ENGINE = EngineConfig(
+    max_num_seqs=3, max_num_batched_tokens=12, prefill_chunk_size=4, num_threads=1
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoint, Path]]:
+    """Export a model of each kind; return checkpoint and package by family."""
+    vocabulary = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    exported = {}
+    for config in CONFIGS:
+        torch.manual_seed(1)
+        model = build_model(config)
+        for weight in model.parameters():
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
+        path = tmp_path_factory.mktemp(config.family)
+        save_checkpoint(path / "checkpoint", "tiny", model, tokenizer)
+        export_package(path / "checkpoint", path / "package")
+        exported[config.family] = load_checkpoint(path / "checkpoint"), path / "package"
+    return exported
+
+
+def prompts(limit: int) -> Iterator[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    for length in [1, limit, *rng.integers(1, limit + 1, 18)]:
+        yield tuple(rng.integers(3, VOCAB_SIZE, length).tolist())
+
+
+def eager_greedy(model: nn.Module, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Choose token after token, each by a pass over all before it."""
+    config = model.config
+    assert isinstance(config, TransformerConfig)
+    has_source = config.family == "encoder-decoder"
+    source = torch.tensor([prompt])
+    tokens = torch.tensor([[config.bos_token_id]]) if has_source else source
+    start = tokens.shape[1]
+    while tokens.shape[1] < config.max_target_len:
+        with torch.inference_mode():
+            logits: Tensor = model(source, tokens) if has_source else model(tokens)
+        token = logits[0, -1].argmax()
+        tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
+        if token == config.eos_token_id:
+            break
+    return tuple(tokens[0, start:].tolist())
+
+
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+async def test_concurrent_requests_get_the_tokens_of_the_eager_model(
+    family: str, checkpoints: dict[str, tuple[Checkpoint, Path]]
+) -> None:
+    checkpoint, path = checkpoints[family]
+    config = checkpoint.config.model
+    requests = list(prompts(config.max_source_len or config.max_target_len - 1))
+    engine = load_engine(load_package(path), ENGINE)
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+
+    async def ask(number: int, prompt: tuple[int, ...]) -> SequenceFinished:
+        await asyncio.sleep(0.002 * number)
+        request = GenerationRequest(f"request-{number}", prompt, SamplingParams())
+        events = [event async for event in engine.generate(request)]
+        (finished,) = (event for event in events if isinstance(event, SequenceFinished))
+        return finished
+
+    try:
+        answers = await asyncio.gather(*(ask(i, prompt) for i, prompt in enumerate(requests)))
+    finally:
+        await engine.stop()
+
+    for prompt, answer in zip(requests, answers, strict=True):
+        assert answer.token_ids == eager_greedy(checkpoint.model, prompt)
+
+
+async def test_concurrent_labels_are_those_of_the_eager_model(
+    checkpoints: dict[str, tuple[Checkpoint, Path]],
+) -> None:
+    checkpoint, path = checkpoints["labeller"]
+    texts = list(prompts(20))
+    engine = load_engine(load_package(path), ENGINE)
+    assert isinstance(engine, EncoderEngine)
+    await engine.start()
+
+    async def ask(number: int, text: tuple[int, ...]) -> np.ndarray:
+        answer = await engine.predict(
+            [PredictionItem(" ".join(f"w{i}" for i in text))],
+            request_id=f"request-{number}",
+            deadline=None,
+        )
+        return answer.items[0].logits
+
+    try:
+        answers = await asyncio.gather(*(ask(i, text) for i, text in enumerate(texts)))
+    finally:
+        await engine.stop()
+
+    for text, logits in zip(texts, answers, strict=True):
+        with torch.inference_mode():
+            expected = checkpoint.model(torch.tensor([text])).logits[0].numpy()
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+        np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1))
