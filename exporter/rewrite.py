@@ -47,8 +47,9 @@ def _three_linears(op: Any, x: Any, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any,
     return op.Concat(query, key, value, axis=-1)
 
 
-def _one_linear(op: Any, x: Any, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any, bv: Any) -> Any:
-    return op.Add(op.MatMul(x, _joined(op, wq, wk, wv)), _joined(op, bq, bk, bv))
+def _one_linear(op: Any, x: ir.Value, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any, bv: Any) -> Any:
+    product = op.MatMul(x, _joined(op, f"{x.name}.qkv_weight", wq, wk, wv))
+    return op.Add(product, _joined(op, f"{x.name}.qkv_bias", bq, bk, bv))
 
 
 def _three_products(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
@@ -56,17 +57,17 @@ def _three_products(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
 
 
 def _one_product(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
-    return op.MatMul(x, _joined(op, wq, wk, wv))
+    return op.MatMul(x, _joined(op, f"{x.name}.qkv_weight", wq, wk, wv))
 
 
 def _are_weights(context: Any, **values: ir.Value) -> bool:
     return all(value.const_value is not None for name, value in values.items() if name[0] in "wb")
 
 
-def _joined(op: Any, *parts: ir.Value) -> ir.Value:
+def _joined(op: Any, name: str, *parts: ir.Value) -> ir.Value:
+    # Named for the product's input, which is the layer's own: equal weights are stored once under
+    # the name of one of them, so the parts' names do not tell two layers apart.
     arrays = [part.const_value.numpy() for part in parts if part.const_value is not None]
-    # Equal weights are stored once, whatever layer they are of, so one name alone is no key.
-    name = "+".join(str(part.name) for part in parts)
     joined: ir.Value = op.initializer(ir.tensor(np.concatenate(arrays, axis=-1)), name=name)
     return joined
 

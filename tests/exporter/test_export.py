@@ -137,6 +137,20 @@ def test_a_graph_tells_nothing_about_the_machine(
         assert str(tmp_path).encode() not in content
 
 
+def test_layers_with_equal_biases_are_exported(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = load_checkpoint(make_checkpoint("gpt"))
+    for name, weight in checkpoint.model.named_parameters():
+        if name.endswith("_proj.bias"):
+            weight.data.zero_()  # as in a model that was just built
+    save_checkpoint(tmp_path / "equal", "tiny", checkpoint.model, checkpoint.tokenizer)
+
+    manifest = export_package(tmp_path / "equal", tmp_path / "package")
+
+    assert manifest.certificate.batch_invariant
+
+
 def test_the_eager_model_is_left_as_it_was(
     export_tiny: Callable[[str, Path], Path], make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
