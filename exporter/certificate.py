@@ -38,7 +38,7 @@ def certify(checkpoint: Checkpoint, directory: Path, progress: Progress) -> Cert
         cases=cases,
         tokens_compared=comparison.tokens_compared,
         tokens_equal=comparison.tokens_compared,  # or the comparison had raised
-        max_abs_logit_diff=comparison.max_abs_diff,
+        max_abs_logit_diff=comparison.max_abs_logit_diff,
         tolerance=TOLERANCE,
         batch_invariant=True,  # likewise
         dtype="fp32",

@@ -56,7 +56,7 @@ def export_package(
     when the new one is whole. Raises CheckpointError, CertificateError or PackageError, and leaves
     `out_dir` as it was.
     """
-    out = Path(out_dir)
+    out = Path(os.path.abspath(out_dir))
     _check_replaceable(out)
     checkpoint = load_checkpoint(checkpoint_dir)
     with _staging(out) as directory:

@@ -1,0 +1,79 @@
+"""What counts as a difference between the exported graphs and the eager model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.errors import CertificateError
+from exporter.comparison import Comparison, exported_graphs
+
+LOGITS = np.array([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], np.float32)
+
+
+def place(row: int) -> str:
+    return f"row {row}"
+
+
+def test_equal_logits_are_counted() -> None:
+    comparison = Comparison()
+
+    comparison.logits(LOGITS + np.float32(5e-5), LOGITS, place)
+
+    assert comparison.tokens_compared == 2
+    assert comparison.max_abs_logit_diff == pytest.approx(5e-5, rel=0.01)
+
+
+def test_the_first_difference_is_told_with_both_tokens() -> None:
+    exported = LOGITS.copy()
+    exported[1, 1] = 6.0
+
+    with pytest.raises(CertificateError, match=r"row 1: .* is 1, the eager model's 0; .* 2, "):
+        Comparison().logits(exported, LOGITS, place)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_a_difference(wrong: float) -> None:
+    exported, eager = LOGITS.copy(), LOGITS.copy()
+    exported[0, 0] = eager[0, 0] = wrong
+
+    with pytest.raises(CertificateError, match="row 0"):
+        Comparison().logits(exported, eager, place)
+
+
+def test_two_tokens_that_the_eager_model_does_not_tell_apart_are_not_compared() -> None:
+    eager = np.array([[2.0, 2.000001, 0.0]], np.float32)
+    exported = np.array([[2.000001, 2.0, 0.0]], np.float32)
+    comparison = Comparison()
+
+    comparison.logits(exported, eager, place)
+
+    assert (comparison.tokens_compared, comparison.tokens_undecided) == (0, 1)
+
+
+def test_a_model_with_one_label_is_compared() -> None:
+    comparison = Comparison()
+
+    comparison.logits(LOGITS[:, :1], LOGITS[:, :1], place)
+
+    assert comparison.tokens_compared == 2
+
+
+def test_one_bit_is_a_difference_between_a_row_alone_and_in_a_batch() -> None:
+    batched = LOGITS.copy()
+    batched[1, 2] = np.nextafter(batched[1, 2], np.float32(1))
+
+    with pytest.raises(CertificateError, match="row 1: the row differs"):
+        Comparison().bits(batched, LOGITS, place)
+
+
+def test_embeddings_are_held_to_the_tolerance() -> None:
+    Comparison().values(LOGITS + np.float32(5e-5), LOGITS, place)
+
+    with pytest.raises(CertificateError, match="row 0: the embedding differs by 0.0002"):
+        Comparison().values(LOGITS + np.float32(2e-4), LOGITS, place)
+
+
+def test_a_graph_that_does_not_run_gets_no_certificate() -> None:
+    with pytest.raises(CertificateError, match="cannot be run: out of bounds"), exported_graphs():
+        raise RuntimeError("out of bounds\nand more")
