@@ -63,7 +63,7 @@ def _numeric(rng: random.Random, date: datetime.date) -> str:
         separator = rng.choice(("/", "/", ".", ".", "-", " ", ". ", " / "))
         if date.day > 12 and rng.random() < 0.3:
             day, month = month, day
-        text = f"{day}{separator}{month}{separator}{_year(rng, date.year, apostrophe=False)}"
+        text = f"{day}{separator}{month}{separator}{_year(rng, date.year, in_words=False)}"
     if rng.random() < 0.12:
         text = (
             _weekday(rng, rng.choice((_ENGLISH, _FRENCH, _GERMAN))) + rng.choice((" ", ", ")) + text
@@ -101,7 +101,7 @@ def _french(rng: random.Random, date: datetime.date, language: Language) -> str:
 
 def _german(rng: random.Random, date: datetime.date, language: Language) -> str:
     day = _number(rng, date.day) + rng.choice((".", ".", ".", ".", ""))
-    if rng.random() < 0.03:
+    if rng.random() < 0.06:
         day = _GERMAN_ORDINALS[date.day - 1] + rng.choice(("r", "n"))
     text = f"{day} {_month(rng, date.month, language)} {_year(rng, date.year)}"
     if rng.random() < 0.06:
@@ -165,11 +165,11 @@ def _misspelt(rng: random.Random, word: str) -> str:
     return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
 
 
-def _year(rng: random.Random, year: int, *, apostrophe: bool = True) -> str:
-    in_two_digits = FIRST_TWO_DIGIT_YEAR <= year < FIRST_TWO_DIGIT_YEAR + 100
-    if not in_two_digits or rng.random() < 0.82:
+def _year(rng: random.Random, year: int, *, in_words: bool = True) -> str:
+    short_enough = FIRST_TWO_DIGIT_YEAR <= year < FIRST_TWO_DIGIT_YEAR + 100
+    if not short_enough or rng.random() < (0.82 if in_words else 0.65):
         return f"{year:04}"
-    return (rng.choice(("'", "'", "’", "")) if apostrophe else "") + f"{year % 100:02}"
+    return (rng.choice(("'", "'", "’", "")) if in_words else "") + f"{year % 100:02}"
 
 
 def _number(rng: random.Random, number: int) -> str:
@@ -182,7 +182,7 @@ def _english_day(rng: random.Random, day: int) -> str:
         return str(day)
     if style < 0.52:
         return f"{day:02}"
-    if style < 0.57:
+    if style < 0.59:
         return _ENGLISH_ORDINALS[day - 1].replace("-", rng.choice(("-", " ")))
     suffix = "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
     return f"{day}{rng.choice(('', '', '', '', ' '))}{suffix}"

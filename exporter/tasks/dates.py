@@ -20,7 +20,7 @@ from exporter.training.data import Example
 PAD, BOS, EOS = "[PAD]", "[BOS]", "[EOS]"
 CHUNK_LINES = 8192
 HELD_OUT_LINES = 1000
-VALIDATION_LINES = 500
+VALIDATION_LINES = 1000
 TOKENIZER_LINES = 20_000
 PAIR_REPETITIONS = 200  # so that every pair of digits becomes a token, the rare ones too
 VOCAB_SIZE = 1024
@@ -53,7 +53,7 @@ def dates_task(seed: int) -> Task:
             peak_learning_rate=2.5e-3,
             warmup_steps=200,
             label_smoothing=0.05,
-            average_decay=0.995,
+            average_decay=0.998,
             validate_every=300,
         ),
         chunks=chunk,
