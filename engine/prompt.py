@@ -66,8 +66,8 @@ class PromptReader:
         if not ids:
             return [FieldViolation(path, "is empty; give at least one token of prompt")]
         if len(ids) > self._max_tokens:
-            what = f"{len(ids)} tokens are more than {self._max_tokens}, the longest prompt of "
-            return [FieldViolation(path, f"{what} this model; shorten it")]
+            limit = f"more than {self._max_tokens}, the longest prompt of this model"
+            return [FieldViolation(path, f"{len(ids)} tokens are {limit}; shorten it")]
         last = self._contract.vocab_size - 1
         wrong = [i for i, token_id in enumerate(ids) if not 0 <= token_id <= last]
         return [
