@@ -511,7 +511,7 @@ def test_a_faulty_graph_is_refused_and_leaves_nothing(
 
 def values_before_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = rewrite._joined
-    monkeypatch.setattr(rewrite, "_joined", lambda op, q, k, v: joined(op, q, v, k))
+    monkeypatch.setattr(rewrite, "_joined", lambda op, name, q, k, v: joined(op, name, q, v, k))
 
 
 def output_columns_not_widened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,15 @@ ENGINE = EngineConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep torch from waiting for its own threads: a model this small has nothing to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoint, Path]]:
     """Export a model of each kind; return checkpoint and package by family."""
