@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
+from server import service
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway import Gateway
 from server.worker import Worker
@@ -202,27 +202,33 @@ async def test_a_message_just_below_1_mib_is_read(stubs: Stubs) -> None:
     _assert_invalid(failure, "inputs[0].text")
 
 
+@pytest.fixture
+def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine end a call long before its client does, however busy the machine is."""
+    monkeypatch.setattr(service, "_DEADLINE_MARGIN_SHARE", 0.95)
+    monkeypatch.setattr(service, "_MAX_DEADLINE_MARGIN", 60.0)
+
+
+@pytest.mark.usefixtures("wide_margin")
 async def test_a_deadline_that_passes_while_running_is_told_before_the_client_gives_up(
     stubs: Stubs, engine: FakeGenerator
 ) -> None:
-    started = time.monotonic()
-
-    failure = await failure_of(stubs.generation.Generate(generate("HOLD"), timeout=0.4))
+    failure = await failure_of(stubs.generation.Generate(generate("HOLD"), timeout=10))
 
     assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert failure.reason == "EXPIRED_IN_DECODE"
-    assert time.monotonic() - started < 0.5
     assert len(engine.aborted) == 1
 
 
+@pytest.mark.usefixtures("wide_margin")
 async def test_a_deadline_that_passes_in_the_queue(stubs: Stubs, engine: FakeGenerator) -> None:
     engine.admit.clear()
 
-    failure = await failure_of(stubs.generation.GenerateStream(stream("a"), timeout=0.4))
+    failure = await failure_of(stubs.generation.GenerateStream(stream("a"), timeout=10))
+    engine.admit.set()
 
     assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert failure.reason == "EXPIRED_IN_QUEUE"
-    engine.admit.set()
 
 
 async def test_a_deadline_that_has_passed_already(stubs: Stubs) -> None:
