@@ -51,7 +51,7 @@ class TransformerConfig(BaseModel):
     attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
 
     # Blocks
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     norm_position: Literal["first", "last"] = "last"
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
@@ -62,7 +62,9 @@ class TransformerConfig(BaseModel):
     vocab_size: Annotated[int, Field(ge=0)] = 0  # 0: vit
     max_source_len: Annotated[int, Field(ge=0)] = 0  # encoder positions
     max_target_len: Annotated[int, Field(ge=0)] = 0  # decoder positions
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    # sinusoidal: sines and cosines in turn, as in the paper; sinusoidal_halves: all sines, then
+    # all cosines (Marian)
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned"] = "sinusoidal"
     scale_embeddings: bool = True  # by sqrt(d_model), section 3.4
     share_embeddings: bool = True  # source and target
     tie_output: bool = True  # the output projection is the target embedding

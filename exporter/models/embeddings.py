@@ -10,25 +10,28 @@ from exporter.models.config import TransformerConfig
 INIT_STD = 0.02  # of embeddings that are not scaled, as in BERT and GPT
 
 
-def sinusoidal_table(length: int, width: int) -> Tensor:
+def sinusoidal_table(length: int, width: int, *, halves: bool = False) -> Tensor:
     """Return the positions of section 3.5 of Vaswani et al. 2017, float32 (length, width).
 
-    Even columns are sines, odd columns cosines; an odd width ends with a sine.
+    Even columns are sines, odd columns cosines; an odd width ends with a sine. With `halves` the
+    columns are in another order: all sines, then all cosines.
     """
     positions = torch.arange(length, dtype=torch.float64)[:, None]
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = positions * 10000.0**-exponents  # (length, ceil(width / 2))
-    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-    return table[:, :width].float()
+    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width].float()
+    return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1) if halves else table
 
 
 class SinusoidalPositions(nn.Module):
     """Fixed positions, for any length: the table grows when a longer sequence comes."""
 
-    def __init__(self, max_len: int, width: int) -> None:
+    def __init__(self, max_len: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
+        self.halves = halves
         self.table: Tensor  # (max_len, width)
-        self.register_buffer("table", sinusoidal_table(max_len, width), persistent=False)
+        table = sinusoidal_table(max_len, width, halves=halves)
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return the positions (..., width) of int64 `position_ids` (...)."""
@@ -39,7 +42,8 @@ class SinusoidalPositions(nn.Module):
 
     def _grow(self, length: int) -> None:
         if length > self.table.shape[0]:
-            self.table = sinusoidal_table(length, self.table.shape[1]).to(self.table)
+            table = sinusoidal_table(length, self.table.shape[1], halves=self.halves)
+            self.table = table.to(self.table)
 
 
 class LearnedPositions(nn.Module):
@@ -67,8 +71,10 @@ class LearnedPositions(nn.Module):
 
 def make_positions(config: TransformerConfig, max_len: int) -> nn.Module:
     """Return the positions that the configuration asks for."""
-    kind = SinusoidalPositions if config.positions == "sinusoidal" else LearnedPositions
-    return kind(max_len, config.d_model)
+    if config.positions == "learned":
+        return LearnedPositions(max_len, config.d_model)
+    halves = config.positions == "sinusoidal_halves"
+    return SinusoidalPositions(max_len, config.d_model, halves=halves)
 
 
 def make_token_embedding(config: TransformerConfig) -> nn.Embedding:

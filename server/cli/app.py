@@ -11,7 +11,7 @@ import click
 from engine.errors import TokenweirError
 from server.cli.calling import classify, embed, generate, health, label, models
 from server.cli.demonstrate import demo
-from server.cli.making import explain, export, train, verify
+from server.cli.making import explain, export, import_, train, verify
 from server.cli.measuring import loadtest
 from server.cli.serving import serve
 
@@ -36,7 +36,7 @@ def cli() -> None:
     """Serve trained Transformers: exported to ONNX, proven equal to PyTorch, batched at every
     step, streamed over gRPC.
 
-    A model's way: train (or bring) a CHECKPOINT, export it to a PACKAGE, serve the package, call
+    A model's way: train (or import) a CHECKPOINT, export it to a PACKAGE, serve the package, call
     the server.
     """
 
@@ -44,6 +44,7 @@ def cli() -> None:
 for command in (
     demo,
     train,
+    import_,
     explain,
     export,
     verify,

@@ -1,4 +1,4 @@
-"""The commands that make models: train, explain, export, verify."""
+"""The commands that make models: train, import, explain, export, verify."""
 
 from __future__ import annotations
 
@@ -65,6 +65,28 @@ def print_report(report: TrainingReport) -> None:
     )
     click.echo(report.summary)
     click.echo(f"checkpoint: {report.out}")
+
+
+@click.command(
+    "import",
+    short_help="Turn a Hugging Face model into a checkpoint.",
+    epilog=examples("tokenweir import downloads/gpt2 --out checkpoints/gpt2"),
+)
+@click.argument("source", type=existing_directory)
+@click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
+def import_(source: Path, out: Path) -> None:
+    """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
+
+    Families: GPT-2 and Marian. SOURCE holds config.json, tokenizer.json and the weights as
+    safetensors, as `save_pretrained` of transformers writes them; pickles are not read.
+    """
+    from exporter.huggingface import import_checkpoint
+
+    imported = import_checkpoint(source, out)
+    click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
+    for note in imported.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"checkpoint: {out}")
 
 
 @click.command(

@@ -1,0 +1,171 @@
+"""Imports a local directory of Hugging Face Transformers as a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from engine.errors import CheckpointError
+from exporter.checkpoint import (
+    CONFIG_NAME,
+    load_weights,
+    read_config,
+    save_checkpoint,
+)
+from exporter.huggingface.conversion import Conversion, SpecialTokens
+from exporter.huggingface.fitting import fit_weights
+from exporter.huggingface.generation import GenerationOptions, merge_options
+from exporter.huggingface.gpt2 import convert_gpt2
+from exporter.huggingface.marian import convert_marian
+from exporter.huggingface.stored import open_weights
+from exporter.huggingface.tokenizer import read_tokenizer
+from exporter.models import TransformerConfig, build_model
+
+GENERATION_NAME = "generation_config.json"
+
+Converter = Callable[[dict[str, Any], SpecialTokens], Conversion]
+CONVERTERS: Mapping[str, Converter] = {  # by the `model_type` of config.json
+    "gpt2": convert_gpt2,
+    "marian": convert_marian,
+}
+
+_OUTPUT_BIAS = "decoder.output.bias"
+
+# The logit of a token that is never written. So large that adding any logit to it gives the same
+# float32: eager and exported models agree on it to the bit. Far enough from the largest float32
+# that a difference of two logits is finite.
+_NEVER = -1e30
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported, and what a person should know of it."""
+
+    model_type: str
+    num_parameters: int
+    notes: tuple[str, ...]
+
+
+def import_checkpoint(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> Imported:
+    """Write the model in the directory `source` to `out` as a checkpoint.
+
+    The checkpoint is named for `out`. Nothing is unpickled and no code of the source is run.
+    Raises CheckpointError, and then writes nothing, if the directory is incomplete, or the model
+    has options that the shared blocks do not have.
+    """
+    source, out = Path(source), Path(out)
+    _check_replaceable(out)
+    raw = _read_json(source / CONFIG_NAME)
+    model_type, convert = _converter(raw, source)
+    try:
+        options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
+        conversion = convert(raw, options.special_tokens())
+    except ValidationError as error:
+        raise CheckpointError(f"{source / CONFIG_NAME}: {_problems(error)}") from error
+    config = conversion.config
+    _check_special_tokens(config, options, source)
+    tokenizer, notes = read_tokenizer(source, config)
+    with open_weights(source) as stored:
+        model = build_model(_with_output_bias(config, options))
+        weights = fit_weights(stored, conversion, model, source)
+    if options.suppressed:
+        bias = weights.setdefault(_OUTPUT_BIAS, torch.zeros(config.vocab_size))
+        bias[list(options.suppressed)] = _NEVER
+    load_weights(model, weights, source=source)
+    save_checkpoint(out, out.resolve().name, model, tokenizer)
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    return Imported(model_type, num_parameters, (*options.notes(), *notes))
+
+
+def _check_replaceable(out: Path) -> None:
+    """Keep what is not a checkpoint from being written over: the source itself, for one."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        read_config(out)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{out} exists and is no checkpoint, so it is not written to; "
+            "give another directory, or remove it"
+        ) from error
+
+
+def _converter(raw: dict[str, Any], source: Path) -> tuple[str, Converter]:
+    model_type = str(raw.get("model_type"))
+    if model_type not in CONVERTERS:
+        raise CheckpointError(
+            f"{source / CONFIG_NAME}: model_type is {model_type}; "
+            f"supported: {', '.join(CONVERTERS)}"
+        )
+    return model_type, CONVERTERS[model_type]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}; give a directory written by "
+            "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON: {error}; save the model again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object; save the model again")
+    return content
+
+
+def _read_optional_json(path: Path) -> dict[str, Any] | None:
+    return _read_json(path) if path.exists() else None
+
+
+def _problems(error: ValidationError) -> str:
+    """Say of every option that is wrong what it is and what it may be."""
+    problems = []
+    for found in error.errors():
+        name = ".".join(map(str, found["loc"]))
+        if found["type"] == "literal_error":
+            problems.append(f"{name} is {found['input']!r}; supported: {found['ctx']['expected']}")
+        elif found["type"] == "none_required":
+            problems.append(f"{name} is not supported; save the model without it")
+        elif found["type"] == "missing":
+            problems.append(f"{name} is missing")
+        elif found["type"] == "value_error":
+            problems.append(found["msg"].removeprefix("Value error, "))
+        else:
+            problems.append(f"{name} is {found['input']!r}: {found['msg']}")
+    return "; ".join(problems)
+
+
+def _check_special_tokens(
+    config: TransformerConfig, options: GenerationOptions, source: Path
+) -> None:
+    given = {
+        "eos_token_id": (config.eos_token_id,),
+        "pad_token_id": (config.pad_token_id,),
+        "decoder_start_token_id": (config.bos_token_id,),
+        "bad_words_ids or suppress_tokens": options.suppressed,
+    }
+    outside = [
+        f"{name} {token}"
+        for name, tokens in given.items()
+        for token in tokens
+        if token is not None and not 0 <= token < config.vocab_size
+    ]
+    if outside:
+        raise CheckpointError(
+            f"{source}: {', '.join(outside)} is not in the vocabulary, whose ids are 0 to "
+            f"{config.vocab_size - 1}; correct it in {GENERATION_NAME} or {CONFIG_NAME}"
+        )
+
+
+def _with_output_bias(config: TransformerConfig, options: GenerationOptions) -> TransformerConfig:
+    """Give the model the output bias by which suppressed tokens are never chosen."""
+    return config.model_copy(update={"output_bias": True}) if options.suppressed else config
