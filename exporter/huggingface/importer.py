@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,10 @@ def import_checkpoint(source: str | os.PathLike[str], out: str | os.PathLike[str
     _check_replaceable(out)
     raw = _read_json(source / CONFIG_NAME)
     model_type, convert = _converter(raw, source)
-    try:
+    with _naming(source / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
+    with _naming(source / CONFIG_NAME):
         conversion = convert(raw, options.special_tokens())
-    except ValidationError as error:
-        raise CheckpointError(f"{source / CONFIG_NAME}: {_problems(error)}") from error
     config = conversion.config
     _check_special_tokens(config, options, source)
     tokenizer, notes = read_tokenizer(source, config)
@@ -124,6 +124,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_optional_json(path: Path) -> dict[str, Any] | None:
     return _read_json(path) if path.exists() else None
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what pydantic finds wrong into a CheckpointError that names the file."""
+    try:
+        yield
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {_problems(error)}") from error
 
 
 def _problems(error: ValidationError) -> str:

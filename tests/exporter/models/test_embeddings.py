@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from exporter.models import TransformerConfig
 from exporter.models.embeddings import (
@@ -23,6 +24,20 @@ def test_sinusoidal_positions_are_the_formula_of_the_paper(width):
             angle = position / 10000 ** (column // 2 * 2 / width)
             expected = math.sin(angle) if column % 2 == 0 else math.cos(angle)
             assert float(table[position, column]) == pytest.approx(expected, abs=1e-7)
+
+
+def test_positions_in_halves_are_those_of_marian():
+    expected = MarianSinusoidalPositionalEmbedding(300, 16).create_weight()
+
+    torch.testing.assert_close(sinusoidal_table(300, 16, halves=True), expected, rtol=0, atol=1e-7)
+
+
+def test_positions_in_halves_reach_beyond_the_table():
+    positions = SinusoidalPositions(4, 6, halves=True)
+
+    found = positions(torch.tensor([[0, 9]]))
+
+    assert torch.equal(found[0], sinusoidal_table(10, 6, halves=True)[[0, 9]])
 
 
 def test_sinusoidal_positions_reach_beyond_the_table():

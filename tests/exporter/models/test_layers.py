@@ -134,6 +134,7 @@ def test_activations_are_those_of_torch():
         "relu": torch.nn.functional.relu,
         "gelu": torch.nn.functional.gelu,
         "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
     }.items():
         feed_forward = EncoderLayer(make_config(activation=name)).eval().feed_forward
         x = torch.randn(B, S, D)

@@ -1,0 +1,222 @@
+"""An imported model computes what Hugging Face computes, as it is and exported under an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.factory import load_engine
+from engine.package import load_package
+from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from exporter.checkpoint import load_checkpoint
+from exporter.export import export_package
+from exporter.huggingface import import_checkpoint
+from tests.exporter.huggingface.sources import (
+    EOS,
+    PAD,
+    VOCAB_SIZE,
+    edit_json,
+    save_gpt2,
+    save_marian,
+)
+
+
+def imported_model(source: Path) -> Any:
+    import_checkpoint(source, source.with_name("checkpoint"))
+    return load_checkpoint(source.with_name("checkpoint")).model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"activation_function": "gelu", "n_inner": 20},
+        {"activation_function": "relu", "tie_word_embeddings": False, "n_head": 4},
+        {"activation_function": "silu", "reorder_and_upcast_attn": True},
+    ],
+)
+@torch.no_grad()
+def test_logits_of_gpt2_are_those_of_hugging_face(options: dict[str, Any], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    twin = save_gpt2(source, **options)
+    ids = torch.randint(0, VOCAB_SIZE, (3, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"activation_function": "gelu", "scale_embedding": False}, {"encoder_layers": 1}],
+)
+@torch.no_grad()
+def test_logits_of_marian_are_those_of_hugging_face(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    twin = save_marian(source, **options)
+    source_ids = torch.randint(0, PAD, (3, 16))
+    target_ids = torch.randint(0, PAD, (3, 16))
+    mask = torch.arange(16) < torch.tensor([16, 9, 1])[:, None]
+
+    logits = imported_model(source)(source_ids, target_ids, mask)
+
+    expected = twin(source_ids, mask.long(), target_ids).logits
+    torch.testing.assert_close(logits[..., :PAD], expected[..., :PAD], rtol=0, atol=1e-5)
+    assert (logits[..., PAD] == logits[0, 0, PAD]).all() and float(logits[0, 0, PAD]) < -1e29
+
+
+@pytest.mark.parametrize("family", ["gpt2", "marian"])
+async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
+    family: str, tmp_path: Path
+) -> None:
+    source, checkpoint, package = (tmp_path / name for name in ("source", "checkpoint", "package"))
+    twin: Any = save_gpt2(source) if family == "gpt2" else save_marian(source)
+    torch.manual_seed(1)
+    prompts = [torch.randint(3, PAD, (length,)).tolist() for length in (1, 2, 3, 5, 8, 8, 8, 8)]
+
+    import_checkpoint(source, checkpoint)
+    export_package(checkpoint, package)
+
+    engine = load_engine(load_package(package), EngineConfig(max_num_seqs=2, num_threads=1))
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+    try:
+        answers = [await greedy(engine, prompt) for prompt in prompts]
+    finally:
+        await engine.stop()
+    expected = [hugging_face_greedy(twin, prompt) for prompt in prompts]
+    assert answers == expected
+    assert len({tuple(answer) for answer in answers}) > len(prompts) // 2, (
+        "it hardly reads its input"
+    )
+    assert len({len(answer) for answer in answers}) > 1, "no answer ends by itself"
+
+
+async def greedy(engine: AsyncEngine, prompt: list[int]) -> list[int]:
+    params = SamplingParams(max_new_tokens=11)
+    events = engine.generate(GenerationRequest("one", tuple(prompt), params))
+    (answer,) = [e async for e in events if isinstance(e, SequenceFinished)]
+    return list(answer.token_ids)
+
+
+def hugging_face_greedy(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=11,
+        pad_token_id=PAD,
+    )
+    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    tokens: list[int] = output[0, start:].tolist()
+    return tokens
+
+
+@torch.no_grad()
+def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    twin = save_gpt2(source)
+    (source / "model.safetensors").unlink()
+    twin.save_pretrained(source, max_shard_size="4KB")
+    assert len(list(source.glob("model-*.safetensors"))) > 1
+    ids = torch.randint(0, VOCAB_SIZE, (1, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_weights_as_they_were_saved_years_ago_are_read(tmp_path: Path) -> None:
+    """... without the prefix of the language model, with masks, copies of tied weights, halved."""
+    source = tmp_path / "source"
+    twin = save_gpt2(source)
+    twin.half().float()
+    weights = {
+        name.removeprefix("transformer."): weight.half().clone()
+        for name, weight in twin.state_dict().items()
+    }
+    weights["h.0.attn.bias"] = torch.ones(1, 1, 20, 20).tril()
+    weights["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    safetensors.torch.save_file(weights, source / "model.safetensors")
+    ids = torch.randint(0, VOCAB_SIZE, (1, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_marian_without_a_bias_of_logits_has_zeros(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_marian(source)
+    path = source / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    del weights["final_logits_bias"]
+    safetensors.torch.save_file(weights, path)
+
+    bias = imported_model(source).decoder.output.bias
+
+    assert not bias[:PAD].any() and bool(bias[PAD] < -1e29)
+
+
+def test_special_tokens_and_limits_are_taken_over(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_marian(source)
+
+    config = imported_model(source).config
+
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (PAD, EOS, PAD)
+    assert (config.max_source_len, config.max_target_len) == (16, 16)
+
+
+def test_tokens_that_are_never_written_are_read_from_an_old_config(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    (source / "generation_config.json").unlink()
+    edit_json(source / "config.json", bad_words_ids=[[7], [8, 9], [28]])
+
+    imported = import_checkpoint(source, source.with_name("checkpoint"))
+
+    bias = load_checkpoint(source.with_name("checkpoint")).model.decoder.output.bias
+    assert bias.nonzero().flatten().tolist() == [7]
+    assert imported.notes == ("generation option bad_words_ids [8, 9] is not taken over",)
+
+
+def test_options_that_change_the_answer_but_not_the_model_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_marian(source)
+    edit_json(source / "generation_config.json", num_beams=4, repetition_penalty=1.0, max_length=9)
+
+    imported = import_checkpoint(source, source.with_name("checkpoint"))
+
+    assert imported.model_type == "marian"
+    assert imported.notes == ("generation option num_beams 4 is not taken over",)
+
+
+def test_a_tokenizer_that_does_not_end_a_source_is_noted(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_marian(source)
+    edit_json(source / "tokenizer.json", post_processor=None)
+
+    (note,) = import_checkpoint(source, source.with_name("checkpoint")).notes
+
+    assert f"does not end a source with eos_token_id {EOS}" in note
+
+
+def test_a_checkpoint_is_imported_again_over_itself(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+
+    for _ in range(2):
+        import_checkpoint(source, tmp_path / "mine")
+
+    assert load_checkpoint(tmp_path / "mine").config.task == "mine"

@@ -1,0 +1,226 @@
+"""What cannot be imported is refused before anything is written, with what is supported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from engine.errors import CheckpointError
+from exporter.huggingface import import_checkpoint
+from server.cli.app import run
+from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_marian
+
+
+def refusal(source: Path) -> str:
+    """Import, and return the message of the error."""
+    out = source.with_name("checkpoint")
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(source, out)
+    assert not out.exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ({"model_type": "bloom"}, ["model_type is bloom; supported: gpt2, marian"]),
+        ({"activation_function": "tanh"}, ["activation_function is 'tanh'; supported: 'relu', "]),
+        (
+            {"scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True},
+            [
+                "scale_attn_by_inverse_layer_idx is True; supported: False",
+                "add_cross_attention is True; supported: False",
+            ],
+        ),
+        ({"scale_attn_weights": False}, ["scale_attn_weights is False; supported: True"]),
+        ({"quantization_config": {"bits": 4}}, ["quantization_config is not supported"]),
+        ({"n_layer": 0}, ["n_layer is 0: Input should be greater than 0"]),
+        ({"n_head": 3}, ["d_model (16) must be a multiple of num_heads (3)"]),
+        ({"vocab_size": "many"}, ["vocab_size is 'many'"]),
+    ],
+)
+def test_unsupported_options_of_gpt2_are_named(
+    options: dict[str, Any], messages: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    edit_json(source / "config.json", **options)
+
+    found = refusal(source)
+
+    for message in messages:
+        assert message in found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalize_before": True}, "normalize_before is True; supported: False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False; supported: True"),
+        (
+            {"share_encoder_decoder_embeddings": False},
+            "share_encoder_decoder_embeddings is False; supported: True",
+        ),
+        (
+            {"decoder_attention_heads": 4},
+            "encoder_attention_heads is 2 and decoder_attention_heads 4; supported: equal",
+        ),
+        ({"decoder_vocab_size": 36}, "vocab_size is 37 and decoder_vocab_size 36"),
+    ],
+)
+def test_unsupported_options_of_marian_are_named(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_marian(source)
+    edit_json(source / "config.json", **options)
+
+    assert message in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eos_token_id": [2, 3]}, "eos_token_id is [2, 3]; supported: one id"),
+        ({"eos_token_id": 37}, "eos_token_id 37 is not in the vocabulary, whose ids are 0 to 36"),
+        ({"suppress_tokens": [40]}, "suppress_tokens 40 is not in the vocabulary"),
+        ({"eos_token_id": "</s>"}, "generation_config.json: eos_token_id"),
+    ],
+)
+def test_impossible_special_tokens_are_named(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    edit_json(source / "generation_config.json", **options)
+
+    assert message in refusal(source)
+
+
+def test_all_weights_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    path = source / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    del weights["transformer.h.0.attn.c_attn.bias"], weights["transformer.ln_f.weight"]
+    weights["transformer.h.1.mlp.c_fc.weight"] = torch.zeros(16, 63)
+    weights["transformer.h.2.ln_1.bias"] = torch.zeros(16)
+    weights["score.weight"] = torch.zeros(2)
+    weights["lm_head.weight"] = weights["transformer.wte.weight"] + 1
+    safetensors.torch.save_file(weights, path)
+
+    message = refusal(source)
+
+    assert (
+        "missing weights: transformer.ln_f.weight, transformer.h.0.attn.c_attn.bias;" in message
+    ), "each once, though three of ours come from c_attn"
+    assert "unexpected weights: score.weight, transformer.h.2.ln_1.bias" in message
+    assert (
+        "transformer.h.1.mlp.c_fc.weight is [16, 63], the configuration asks for [16, 64]"
+    ) in message
+    assert "must be equal: transformer.wte.weight and lm_head.weight" in message
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+
+    message = refusal(source)
+
+    assert "pytorch_model.bin only, a pickle" in message
+    assert "`model.save_pretrained(DIR)` writes model.safetensors" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "has no config.json; give a directory written by"),
+        ("config.json", b"{", "config.json is no JSON"),
+        ("config.json", b"[]", "config.json holds no JSON object"),
+        ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
+        ("tokenizer.json", b"{}", "is no tokenizer"),
+        ("model.safetensors", None, "has no model.safetensors and no model.safetensors.index.json"),
+        ("model.safetensors", b"broken", "is no safetensors file, or damaged"),
+    ],
+)
+def test_missing_and_damaged_files_are_named(
+    name: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    (source / name).unlink()
+    if content is not None:
+        (source / name).write_bytes(content)
+
+    assert message in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["../elsewhere.safetensors"], "files out of its directory: ../elsewhere.safetensors"),
+        (["model-1.safetensors", "model-2.safetensors"], "lacks model-2.safetensors"),
+        (None, "is no index of weights"),
+    ],
+)
+def test_a_wrong_index_is_refused(files: list[str] | None, message: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    (source / "model.safetensors").rename(source / "model-1.safetensors")
+    index = {"weight_map": files and {f"weight {i}": name for i, name in enumerate(files)}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert message in refusal(source)
+
+
+def test_sentencepiece_files_alone_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_marian(source)
+    (source / "tokenizer.json").rename(source / "source.spm")
+
+    assert "write tokenizer.json with the `tokenizers` library" in refusal(source)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["new"] = 37
+    edit_json(source / "tokenizer.json", model=tokenizer["model"])
+
+    assert "has token ids up to 37, the model has a vocabulary of 37" in refusal(source)
+
+
+def test_what_is_no_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    before = {path: path.read_bytes() for path in source.iterdir()}
+
+    with pytest.raises(CheckpointError, match="exists and is no checkpoint"):
+        import_checkpoint(source, source)
+
+    assert {path: path.read_bytes() for path in source.iterdir()} == before
+
+
+def test_the_command_says_what_it_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "mine"
+    save_marian(source)
+    edit_json(source / "generation_config.json", num_beams=6)
+    capsys.readouterr()
+
+    assert run(["import", str(source), "--out", str(out)]) == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("marian, ") and printed[0].endswith(" parameters")
+    assert printed[1:] == [
+        "note: generation option num_beams 6 is not taken over",
+        f"checkpoint: {out}",
+    ]
