@@ -72,7 +72,7 @@ class Gateway:
         names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         port = listen(self._server, self._config.host, self._config.port)
-        await self._publish_health()
+        self._publish_health()
         await self._server.start()
         return port
 
@@ -87,7 +87,7 @@ class Gateway:
 
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
-        await self._health.go_down()
+        self._health.go_down()
         self._draining = True
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace)
@@ -103,14 +103,14 @@ class Gateway:
         await self._server.stop(LAST_WORDS)
         await self._pool.close()
 
-    async def _publish_health(self) -> None:
+    def _publish_health(self) -> None:
         serving = self._pool.serving
         ready = {name for backend in serving for name in backend.models}
         self._models |= ready
         for name in ("", *SERVICES):
-            await self._health.publish(name, serving=bool(serving))
+            self._health.publish(name, serving=bool(serving))
         for name in self._models:
-            await self._health.publish(name, serving=name in ready)
+            self._health.publish(name, serving=name in ready)
 
     def _behavior(self, method: str) -> Behavior:
         relay = self._relay_unary if method in _UNARY else self._relay_stream

@@ -5,47 +5,81 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 from grpc import aio
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+Context = aio.ServicerContext[Any, Any]
 
 _UP = health_pb2.HealthCheckResponse.SERVING
 _DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_aio.HealthServicer):  # type: ignore[misc]
-    """Health by name; nothing is known, and "" is NOT_SERVING, until it is published."""
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Health by name; nothing is known, and "" is NOT_SERVING, until it is published.
+
+    grpcio's own servicer writes to a watcher under the lock that it sets a status with: a client
+    that does not read would hold up the server, and its shutdown, for ever.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._server_status[""] = _DOWN
-        self._closed = asyncio.Event()
+        self._statuses: dict[str, int] = {"": _DOWN}
+        self._is_down = False
+        self._is_closed = False
+        self._changed = asyncio.Event()  # another one after every change
 
-    async def publish(self, name: str, *, serving: bool) -> None:
-        """Set the health of one name."""
-        await self.set(name, _UP if serving else _DOWN)
+    def publish(self, name: str, *, serving: bool) -> None:
+        """Set the health of one name, unless everything is down for good."""
+        status = _UP if serving else _DOWN
+        if not self._is_down and self._statuses.get(name) != status:
+            self._statuses[name] = status
+            self._tell()
 
-    async def go_down(self) -> None:
+    def go_down(self) -> None:
         """Set everything to NOT_SERVING for good."""
-        await self.enter_graceful_shutdown()
+        self._is_down = True
+        self._statuses = dict.fromkeys(self._statuses, _DOWN)
+        self._tell()
 
     def close(self) -> None:
         """End the calls that watch; they would last as long as the server."""
-        self._closed.set()
+        self._is_closed = True
+        self._tell()
 
-    async def Watch(
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: aio.ServicerContext[Any, Any],
-    ) -> None:
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Return the health of a name; NOT_FOUND if it is not known."""
+        status = self._statuses.get(request.service)
+        if status is None:
+            what = f"nothing here is called {request.service[:64]!a}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, what)
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def List(
+        self, request: health_pb2.HealthListRequest, context: Context
+    ) -> health_pb2.HealthListResponse:
+        """Return the health of every name."""
+        return health_pb2.HealthListResponse(
+            statuses={
+                name: health_pb2.HealthCheckResponse(status=status)
+                for name, status in self._statuses.items()
+            }
+        )
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """Send the health of a name whenever it changes, until `close`."""
-        tasks = [
-            asyncio.ensure_future(super().Watch(request, context)),
-            asyncio.ensure_future(self._closed.wait()),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        sent = None
+        while not self._is_closed:
+            changed = self._changed
+            status = self._statuses.get(request.service, _UNKNOWN)
+            if status != sent:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                sent = status
+            else:
+                await changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

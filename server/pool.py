@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -47,7 +47,7 @@ class CallFailed(Exception):
 class Pool:
     """Workers by address."""
 
-    def __init__(self, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class Pool:
             attempts.refused.clear()
 
     async def _tell(self) -> None:
-        await self._changed()
+        self._changed()
         async with self._news:
             self._news.notify_all()
 

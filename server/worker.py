@@ -73,7 +73,7 @@ class Worker:
         self._add_services()
         port = listen(self._server, self._config.host, self._config.port)
         await self._start_engines()
-        await self._publish_health()
+        self._publish_health()
         await self._server.start()
         self._watching = asyncio.create_task(self._watch_engines())
         address = address_of(self._config.host, port)
@@ -84,7 +84,7 @@ class Worker:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
         if self._watching is not None:
             self._watching.cancel()
-        await self._health.go_down()
+        self._health.go_down()
         self._admission.draining = True
         await self._wait_until_idle(grace)
         # What still runs is ended with DRAINING, not by closing its connection.
@@ -136,9 +136,9 @@ class Worker:
     async def _watch_engines(self) -> None:
         while True:
             await asyncio.sleep(self._config.health_period)
-            await self._publish_health()
+            self._publish_health()
 
-    async def _publish_health(self) -> None:
+    def _publish_health(self) -> None:
         """Set the health of every name: of a service by the engines that answer for it."""
         engines = self._catalog.engines
         generating = [e for e in engines.values() if isinstance(e, GeneratingEngine)]
@@ -151,7 +151,7 @@ class Worker:
             **{name: engine.healthy for name, engine in engines.items()},
         }
         for name, is_healthy in healthy.items():
-            await self._health.publish(name, serving=is_healthy)
+            self._health.publish(name, serving=is_healthy)
 
     async def _wait_until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):

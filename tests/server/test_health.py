@@ -1,0 +1,72 @@
+"""The health of many names: what is known, who watches, and a watcher that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc_health.v1 import health_pb2
+
+from server.health import Health
+from tests.server.calls import DOWN, UP, until
+
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Watcher:
+    """A call of Watch: what it was sent, and whether its client reads."""
+
+    def __init__(self, health: Health, name: str = "", *, reads: bool = True) -> None:
+        self.seen: list[int] = []
+        self._reads = asyncio.Event()
+        if reads:
+            self._reads.set()
+        request = health_pb2.HealthCheckRequest(service=name)
+        self.call = asyncio.create_task(health.Watch(request, self))
+
+    async def write(self, response: health_pb2.HealthCheckResponse) -> None:
+        self.seen.append(response.status)
+        await self._reads.wait()
+
+    def read(self) -> None:
+        self._reads.set()
+
+
+async def test_a_watcher_is_sent_every_change_once_and_is_let_go_at_the_end() -> None:
+    health = Health()
+    watcher = Watcher(health, "dates")
+
+    await until(lambda: watcher.seen == [UNKNOWN])
+    for serving, seen in ((True, [UP]), (True, [UP]), (False, [UP, DOWN])):
+        health.publish("dates", serving=serving)
+        health.publish("tags", serving=serving)
+        await until(lambda seen=seen: watcher.seen == [UNKNOWN, *seen])
+    health.close()
+
+    await asyncio.wait_for(watcher.call, 5)
+
+
+async def test_a_watcher_that_does_not_read_holds_up_nobody_and_gets_the_latest() -> None:
+    health = Health()
+    stuck, other = Watcher(health, reads=False), Watcher(health)
+    await until(lambda: stuck.seen == other.seen == [DOWN])
+
+    health.publish("", serving=True)
+    await until(lambda: other.seen == [DOWN, UP])
+    health.go_down()
+    await until(lambda: other.seen == [DOWN, UP, DOWN])
+    assert stuck.seen == [DOWN]
+
+    health.close()
+    stuck.read()
+    await asyncio.wait_for(asyncio.gather(stuck.call, other.call), 5)
+
+
+async def test_what_went_down_for_good_stays_down() -> None:
+    health = Health()
+    health.publish("dates", serving=True)
+
+    health.go_down()
+    health.publish("dates", serving=True)
+
+    listed = await health.List(health_pb2.HealthListRequest(), None)
+    assert {name: one.status for name, one in listed.statuses.items()} == {"": DOWN, "dates": DOWN}
