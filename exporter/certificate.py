@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 from engine.package import Certificate
@@ -18,7 +19,10 @@ def certify(checkpoint: Checkpoint, directory: Path, progress: Progress) -> Cert
 
     Raises CertificateError, saying where, at the first difference.
     """
-    config, model = checkpoint.config.model, checkpoint.model.eval()
+    config = checkpoint.config.model
+    # In float64, so that only the graphs' rounding counts: the eager model's own is as large. It
+    # took the largest difference of a date model's 518 cases from 5.4e-5 to 3.3e-5.
+    model = copy.deepcopy(checkpoint.model).eval().double()
     generation, image = generation_contract(config), image_contract(config)
     encoding = encoding_contract(config)
 

@@ -93,7 +93,8 @@ def certify_images(
     spread = rng.uniform(0.1, 2.0, (NUM_IMAGES, 1, 1, 1))
     pixels = (rng.standard_normal(shape) * spread + rng.uniform(-1, 1, spread.shape)).astype("f4")
     certifier = _Certifier(model, directory)
-    certifier.check_rows({"pixel_values": pixels}, torch.from_numpy(pixels), "image")
+    eager_input = torch.from_numpy(pixels).to(next(model.parameters()).dtype)
+    certifier.check_rows({"pixel_values": pixels}, eager_input, "image")
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
         "images": NUM_IMAGES,
