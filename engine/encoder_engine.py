@@ -251,7 +251,9 @@ class EncoderEngine:
         else:
             self._deliver(rows, outputs, started)
 
-    def _deliver(self, rows: list[Row], outputs: list[ItemPrediction], started: float) -> None:
+    def _deliver(
+        self, rows: list[Row], outputs: list[ItemPrediction | None], started: float
+    ) -> None:
         now = self._clock()
         tokens = sum(row.item.cost for row in rows)
         with self._changed:
@@ -261,6 +263,8 @@ class EncoderEngine:
             self._seconds_per_token = (now - started) / tokens
             for row, output in zip(rows, outputs, strict=True):
                 row.job.outputs[row.index] = output
+                if output is None:
+                    self._close(row.job, error=_not_finite(row))
             for job in _jobs(rows):
                 items = tuple(output for output in job.outputs if output is not None)
                 if len(items) == len(job.outputs):
@@ -317,22 +321,26 @@ def _stack(rows: list[Row]) -> dict[str, NDArray[Any]]:
     return {"input_ids": values, "lengths": lengths}  # (B, S), (B,)
 
 
-def _split(outputs: Mapping[str, NDArray[Any]], rows: list[Row]) -> list[ItemPrediction]:
+def _split(outputs: Mapping[str, NDArray[Any]], rows: list[Row]) -> list[ItemPrediction | None]:
+    """Return what each row gave; None stands for a row with NaN or infinity."""
     logits, embeddings = outputs["logits"], outputs["embedding"]
     if len(logits) != len(rows) or len(embeddings) != len(rows):
         raise ValueError(
             f"logits {logits.shape} and embedding {embeddings.shape} of {len(rows)} rows"
         )
-    return [
-        ItemPrediction(
-            # Copies, so that no row keeps its whole batch in memory.
-            logits=(logits[b][list(row.item.kept)] if row.item.kept else logits[b]).copy(),
-            embedding=embeddings[b].copy(),
-            input_tokens=row.item.length,
-            spans=row.item.spans,
-        )
-        for b, row in enumerate(rows)
-    ]
+    return [_prediction(row, logits[b], embeddings[b]) for b, row in enumerate(rows)]
+
+
+def _prediction(row: Row, logits: NDArray[Any], embedding: NDArray[Any]) -> ItemPrediction | None:
+    if not (np.isfinite(logits).all() and np.isfinite(embedding).all()):
+        return None
+    return ItemPrediction(
+        # Copies, so that no row keeps its whole batch in memory.
+        logits=(logits[list(row.item.kept)] if row.item.kept else logits).copy(),
+        embedding=embedding.copy(),
+        input_tokens=row.item.length,
+        spans=row.item.spans,
+    )
 
 
 def _timing(job: PredictionJob, now: float) -> Timing:
@@ -371,6 +379,13 @@ def _failed(job: PredictionJob) -> TokenweirError:
     return EngineFailure(
         f"request {job.request_id}: the model failed to compute it; try again, and if it fails "
         "again look for the request id in the server's log"
+    )
+
+
+def _not_finite(row: Row) -> TokenweirError:
+    return EngineFailure(
+        f"request {row.job.request_id}: what the model gives for item {row.index} is not finite; "
+        "the weights or the input drive it out of range"
     )
 
 

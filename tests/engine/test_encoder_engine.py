@@ -580,6 +580,31 @@ async def test_failing_batch_reaches_every_request_in_it_and_the_engine_goes_on(
         assert engine.load().waiting == engine.load().waiting_tokens == 0
 
 
+@pytest.mark.parametrize("output", ["logits", "embedding"])
+async def test_answer_that_is_not_finite_fails_its_request_only(
+    tokenizer: Tokenizer, output: str
+) -> None:
+    class Overflowing(FakeGraph):
+        def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            outputs = super().run(inputs)
+            outputs[output][inputs["input_ids"][:, 0] == 9] = np.nan
+            return outputs
+
+    graph = Overflowing()
+    async with running(graph, tokenizer) as engine:
+        held = await hold(engine, graph)
+        bad = ask(engine, [*ids(2), *ids(2, token=9)], "bad")
+        good = ask(engine, ids(2), "good")
+        await asyncio.sleep(0)
+        graph.gate.set()
+        failure, answer, _ = await asyncio.gather(bad, good, held, return_exceptions=True)
+
+    assert graph.shapes == [(1, 1), (3, 2)]
+    assert isinstance(failure, EngineFailure) and "bad" in str(failure)
+    assert "item 1 is not finite" in str(failure)
+    assert isinstance(answer, Prediction)
+
+
 async def test_engine_is_not_healthy_while_every_batch_fails(tokenizer: Tokenizer) -> None:
     graph = FakeGraph()
     graph.fail = lambda values: values.shape[1] == 2
