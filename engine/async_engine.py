@@ -19,6 +19,7 @@ from engine.errors import (
     EngineFailure,
     ExpiredInQueue,
     Overloaded,
+    ReplicaLost,
     Starting,
     TokenweirError,
 )
@@ -144,7 +145,8 @@ class AsyncEngine:
         """Give the events of a request: Admitted, then each sequence's, then RequestFinished.
 
         Raises InvalidRequest with the path of every wrong field, before anything waits; QueueFull,
-        TokenBudgetFull, Starting, Draining, ExpiredInQueue, ExpiredInDecode or EngineFailure.
+        TokenBudgetFull, Starting, Draining, ReplicaLost, ExpiredInQueue, ExpiredInDecode or
+        EngineFailure.
         Closing or cancelling the iterator aborts the request by the end of the step in flight.
         """
         arrival = self._clock()
@@ -198,7 +200,7 @@ class AsyncEngine:
     def _receive(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.key)
-            if stream is None or stream.has_ended:  # its reader has gone away, or it has failed
+            if stream is None:  # its reader has gone away
                 continue
             try:
                 stream.take(output)
@@ -216,7 +218,7 @@ class AsyncEngine:
         if self._state == "new":
             raise Starting("the model is still being loaded; try again", _RETRY_AFTER)
         if self._state == "failed":
-            raise EngineFailure("the engine has stopped after an error; restart the server")
+            raise ReplicaLost("the engine here has stopped after an error; ask again", _RETRY_AFTER)
         if self._state != "running":
             raise _draining()
 

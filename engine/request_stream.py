@@ -58,7 +58,9 @@ class RequestStream:
         return self._timing is not None or self._error is not None
 
     def take(self, output: EngineOutput) -> None:
-        """Take in what the engine tells."""
+        """Take in what the engine tells; nothing more once the request has ended."""
+        if self.has_ended:
+            return
         match output:
             case TokenOutput():
                 self._take_token(output)

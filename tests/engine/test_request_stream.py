@@ -112,6 +112,17 @@ async def test_an_error_is_raised_behind_the_text_that_came_before_it(watched: W
         await watched.stream.events()
 
 
+async def test_a_request_that_has_ended_stays_as_it_ended(watched: Watched) -> None:
+    watched.end()
+    read = await watched.stream.events()
+
+    watched.stream.take(FinishedOutput(0, TIMING))
+    watched.stream.take(FailedOutput(0, EngineFailure("too late")))
+
+    assert isinstance(read[-1], SequenceFinished)
+    assert isinstance((await watched.stream.events())[-1], RequestFinished)
+
+
 async def test_a_stop_string_ends_the_sequence_once_and_later_tokens_are_discarded(
     byte_tokenizer: Tokenizer,
 ) -> None:
