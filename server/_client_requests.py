@@ -155,7 +155,7 @@ def _fill_identity(
     model: str,
     options: Mapping[str, object],
 ) -> None:
-    request.model = model
+    _set(request, "model", model)
     _set(request, "model_version", options.get("model_version"))
     # Names the call in logs, and makes a retry of a unary call harmless.
     _set(request, "request_id", options.get("request_id") or str(uuid.uuid4()))
@@ -163,7 +163,9 @@ def _fill_identity(
 
 def _input(prompt: str | Sequence[int]) -> generation_service_pb2.Input:
     if isinstance(prompt, str):
-        return generation_service_pb2.Input(text=prompt)
+        message = generation_service_pb2.Input()
+        _set(message, "text", prompt)
+        return message
     return generation_service_pb2.Input(tokens=_token_ids(prompt, "prompt"))
 
 
@@ -219,7 +221,9 @@ def _fill_prediction(
 def _item(item: Item) -> prediction_service_pb2.Item:
     match item:
         case str():
-            return prediction_service_pb2.Item(text=item)
+            message = prediction_service_pb2.Item()
+            _set(message, "text", item)
+            return message
         case bytes():
             return prediction_service_pb2.Item(image=item)
         case Path():
@@ -235,11 +239,18 @@ def _set(message: Message, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}={value!r}: {error}") from None
+        raise _refusal(name, value, error) from None
 
 
 def _extend(field: MutableSequence[T], values: object, name: str) -> None:
     try:
         field.extend(values)  # type: ignore[arg-type]  # checked by protobuf, at run time
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}={values!r}: {error}") from None
+        raise _refusal(name, values, error) from None
+
+
+def _refusal(name: str, value: object, error: TypeError | ValueError) -> TypeError | ValueError:
+    if isinstance(error, UnicodeEncodeError):  # bytes that are no UTF-8, in an argument or a file
+        place = f"half a surrogate pair at character {error.start + 1}"
+        return ValueError(f"{name} is no Unicode text: {place}")
+    return type(error)(f"{name}={value!r}: {error}")

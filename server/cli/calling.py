@@ -201,6 +201,8 @@ def _client(server: str) -> Iterator[Client]:
     try:
         with Client(server) as client:
             yield client
+    except ValueError as error:  # what was typed cannot be sent at all
+        raise click.ClickException(str(error)) from error
     except Unavailable as error:
         if error.reason:
             raise  # a server has answered

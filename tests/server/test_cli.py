@@ -187,6 +187,22 @@ async def test_several_outputs_are_printed_one_a_line(
     assert capsys.readouterr().out == "one \n" * 3
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("one", "--seed", "-1"), "error: seed=-1: "),
+        (("caf\udce9",), "error: text is no Unicode text: "),
+    ],
+)
+async def test_what_cannot_be_sent_is_an_error_of_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await _tokenweir("127.0.0.1:1", "generate", "--model", "dates", *arguments) == 1
+
+    err = capsys.readouterr().err
+    assert err.startswith(message) and err.count("\n") == 1
+
+
 async def test_refusals_name_every_wrong_field(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--top-p", "3", "--max-new-tokens", "0")
     async with running_worker(FakeGenerator()) as (_, address):
