@@ -36,7 +36,7 @@ from server.config import ServeConfig
 from server.gateway import Gateway
 from server.registry import HEARTBEAT, Registry, WorkerInfo
 from server.signals import cancelled_by_signals
-from server.worker import Worker
+from server.worker import Worker, address_of
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
 NAMESPACE = "tokenweir"
@@ -183,7 +183,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         stack.push_async_callback(_cancel, asyncio.create_task(_follow(registry, gateway)))
-        service = Service(f"{config.host}:{port}", gateway, registry)
+        service = Service(address_of(config.host, port), gateway, registry)
         await _wait_until_served(config, service, thread)
         stack.push_async_callback(gateway.drain, config.grace)
         yield service
@@ -198,8 +198,8 @@ def check_port_is_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port, "
-                "or choose another with --port (0: any that is free)"
+                f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
+                "uses the port, or choose another with --port (0: any that is free)"
             ) from error
 
 
