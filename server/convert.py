@@ -132,6 +132,11 @@ def prediction_items(
     return [_prediction_item(item) for item in items]
 
 
+def is_request_id(text: str) -> bool:
+    """Say whether a client may call its request so; every other id stays out of logs, too."""
+    return len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
+
+
 def raise_if_unsupported(features: Sequence[str]) -> None:
     """Raise CapabilityNotSupported if a feature is asked for that this server does not have."""
     if features:
@@ -159,7 +164,7 @@ def _wrong_count(path: str, count: int, most: int) -> FieldViolation:
 
 
 def _check_request_id(request_id: str) -> list[FieldViolation]:
-    if len(request_id) <= MAX_REQUEST_ID_CHARS and (request_id.isprintable()):
+    if is_request_id(request_id):
         return []
     return [
         FieldViolation(

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from engine.errors import Draining, EngineFailure, FieldViolation, MalformedMessage, TokenweirError
+from server.convert import is_request_id
 from server.status import call_status
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,8 @@ class ParsingInterceptor(_WrappingInterceptor):
                 raise MalformedMessage(
                     [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
                 ) from error
-            if request_id := _client_request_id(request):
+            request_id = _client_request_id(request)
+            if request_id and is_request_id(request_id):
                 _request_id.set(request_id)
             return await behavior(request, context)
 

@@ -52,6 +52,18 @@ def _assert_invalid(failure: Failure, *fields: str) -> None:
     assert failure.metadata["request_id"]
 
 
+async def test_request_id_that_would_forge_a_line_of_the_log_stays_out_of_it(
+    stubs: Stubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="server")
+
+    failure = await failure_of(stubs.generation.Generate(generate("a", request_id="x\nforged")))
+
+    _assert_invalid(failure, "request_id")
+    assert failure.metadata["request_id"] in caplog.text
+    assert "forged" not in caplog.text + failure.metadata["request_id"]
+
+
 async def test_prompt_too_long(stubs: Stubs) -> None:
     failure = await failure_of(stubs.generation.Generate(generate("word " * 17)))
 
