@@ -57,7 +57,7 @@ class ServeConfig:
     max_replicas: int = 1
     target_live_requests: float = 16.0  # per replica; more and another one is started
     downscale_delay: float = 30.0  # seconds of low load before a replica is stopped
-    grace: float = 20.0  # seconds that running requests get when a replica or the server stops
+    grace: float = 30.0  # seconds that running requests get when a replica or the server stops
     name: str = "tokenweir"  # of the application in Ray Serve
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
