@@ -19,7 +19,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
-from engine.errors import Draining, EngineFailure, FieldViolation, MalformedMessage, TokenweirError
+from engine.errors import (
+    Draining,
+    EngineFailure,
+    FieldViolation,
+    InvalidRequest,
+    MalformedMessage,
+    TokenweirError,
+)
 from server.convert import is_request_id
 from server.status import call_status
 
@@ -123,7 +130,10 @@ class AdmissionInterceptor(_WrappingInterceptor):
 
 
 class ParsingInterceptor(_WrappingInterceptor):
-    """Parses requests itself: gRPC would answer malformed bytes with UNKNOWN."""
+    """Parses requests itself: gRPC would answer malformed bytes with UNKNOWN, no details."""
+
+    def __init__(self, max_request_bytes: int) -> None:
+        self._max_bytes = max_request_bytes
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         parse = handler.request_deserializer
@@ -131,6 +141,10 @@ class ParsingInterceptor(_WrappingInterceptor):
             return handler
 
         async def around(behavior: Behavior, data: bytes, context: Context) -> Any:
+            if len(data) > self._max_bytes:
+                limit = f"more than {self._max_bytes:,}, the most that a request may have"
+                what = f"{len(data):,} bytes are {limit}; send less in a call"
+                raise InvalidRequest([FieldViolation("request", what)])
             try:
                 request = parse(data)
             except DecodeError as error:

@@ -94,9 +94,10 @@ class Worker:
         await self._server.stop(LAST_WORDS)
 
     def _make_server(self) -> aio.Server:
+        max_bytes = self._config.max_request_bytes
         return aio.server(
-            interceptors=(StatusInterceptor(), self._admission, ParsingInterceptor()),
-            options=server_options(self._config.max_request_bytes),
+            interceptors=(StatusInterceptor(), self._admission, ParsingInterceptor(max_bytes)),
+            options=server_options(max_bytes),
             maximum_concurrent_rpcs=self._config.max_concurrent_calls,
         )
 
@@ -162,7 +163,8 @@ def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
     """Return the gRPC options of every server here."""
     return (
         ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
-        ("grpc.max_receive_message_length", max_request_bytes),
+        # gRPC's refusal has no details and is retried, so up to here the worker says it better.
+        ("grpc.max_receive_message_length", 4 * max_request_bytes),
         # Gateways and clients notice by pings that a host is gone; by default that is abuse.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -199,13 +199,19 @@ async def test_text_that_is_not_utf8(stubs: Stubs) -> None:
 
 
 async def test_a_message_over_1_mib_is_refused_with_the_limit(stubs: Stubs) -> None:
-    with pytest.raises(aio.AioRpcError) as caught:
-        await stubs.generation.Generate(generate("x" * (1 << 20)))
+    failure = await failure_of(stubs.generation.Generate(generate("x" * (1 << 20))))
 
-    # gRPC itself refuses before a byte is parsed, so there are no details of ours.
+    _assert_invalid(failure, "request")
+    assert "more than 1,048,576" in failure.violations["request"]
+
+
+async def test_a_message_over_4_mib_is_refused_before_it_is_read(stubs: Stubs) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await stubs.generation.Generate(generate("x" * (1 << 22)))
+
+    # gRPC itself refuses, so there are no details of ours.
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "larger than max" in (caught.value.details() or "")
-    assert "1048576" in (caught.value.details() or "")
 
 
 async def test_a_message_just_below_1_mib_is_read(stubs: Stubs) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -177,11 +176,8 @@ async def test_message_that_is_too_large_is_refused():
         running_worker(FakeGenerator()) as (_, address),
         AsyncClient(address, timeout=10) as client,
     ):
-        begin = time.monotonic()
-        with pytest.raises(ResourceExhausted, match="larger than max"):
+        with pytest.raises(InvalidArgument, match="more than 1,048,576"):
             await client.generate("dates", "a" * 2**21)
-
-    assert time.monotonic() - begin < 8  # tried again in vain, but not for long
 
 
 async def test_load_test_of_the_worker():
