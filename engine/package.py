@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -149,19 +151,19 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     a file that is a link or lies outside the directory, a format that is newer than this release,
     a manifest that contradicts itself, and a certificate that was not passed.
     """
-    given = Path(path)
-    if not given.is_dir():
-        raise PackageError(f"{given} is no directory; give the one `tokenweir export` wrote")
-    directory = given.resolve()  # what is checked is what is loaded, wherever a link points later
-    try:
-        raw = _read_manifest(directory)
-        manifest = _parse_manifest(raw, directory)
+    directory, raw = _open_package(path)
+    manifest = _parse_manifest(raw, directory)
+    with _readable(path):
         _check_unlisted(directory, manifest)
         for name, entry in manifest.files.items():
             _check_file(directory, name, entry)
-    except OSError as error:
-        raise PackageError(f"{given} cannot be read: {error}; check its permissions") from error
     return Package(path=directory, manifest=manifest, manifest_sha256=hashlib.sha256(raw).digest())
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read the manifest of a package and look at none of its other files; errors as above."""
+    directory, raw = _open_package(path)
+    return _parse_manifest(raw, directory)
 
 
 def hash_file(path: Path) -> FileEntry:
@@ -169,6 +171,24 @@ def hash_file(path: Path) -> FileEntry:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileEntry(sha256=digest, size=path.stat().st_size)
+
+
+def _open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """Return the package's directory and the bytes of its manifest."""
+    given = Path(path)
+    if not given.is_dir():
+        raise PackageError(f"{given} is no directory; give the one `tokenweir export` wrote")
+    with _readable(path):
+        directory = given.resolve()  # what is checked is what is loaded, wherever a link points
+        return directory, _read_manifest(directory)
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PackageError(f"{path} cannot be read: {error}; check its permissions") from error
 
 
 def _read_manifest(directory: Path) -> bytes:

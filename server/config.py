@@ -66,6 +66,7 @@ class ServeConfig:
         _check_port(self.port)
         _check_at_least_one(self, "min_replicas", "max_replicas")
         _check_positive(self, "target_live_requests")
+        _check_not_negative(self, "downscale_delay", "grace")
         if not self.packages:
             raise ConfigError("packages is empty; name at least one package to serve")
         if self.max_replicas < self.min_replicas:
@@ -97,3 +98,10 @@ def _check_positive(config: object, *names: str) -> None:
         value = getattr(config, name)
         if not value > 0:
             raise ConfigError(f"{name} ({value}) must be above 0")
+
+
+def _check_not_negative(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value >= 0:
+            raise ConfigError(f"{name} ({value}) must be 0 or more seconds")

@@ -148,11 +148,11 @@ def export_with_progress(checkpoint: Path, out: Path, *, target: Literal["cpu"] 
 @click.argument("checkpoint", type=existing_directory)
 def verify(package: Path, checkpoint: Path) -> None:
     """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does."""
-    from engine.package import load_package
+    from engine.package import read_manifest
     from exporter.export import verify_package
     from server.cli.tables import certificate_table, print_table, progress_bar
 
-    manifest = load_package(package).manifest
+    manifest = read_manifest(package)
     with progress_bar("Comparing with PyTorch") as progress:
         certificate = verify_package(package, checkpoint, progress=progress)
     print_table(certificate_table(manifest, certificate))

@@ -127,9 +127,9 @@ def collect_models(packages: tuple[Path, ...], named: tuple[str, ...]) -> dict[s
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
         raise click.UsageError("give at least one PACKAGE, or --model NAME=PATH")
-    from engine.package import load_package
+    from engine.package import read_manifest
 
-    pairs = [(load_package(path).manifest.name, path) for path in packages] + pairs
+    pairs = [(read_manifest(path).name, path) for path in packages] + pairs
     models: dict[str, Path] = {}
     for name, path in pairs:
         if name in models:

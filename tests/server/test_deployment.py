@@ -48,6 +48,12 @@ def test_missing_package_is_refused_before_ray_starts() -> None:
         serve_models(CONFIG, announce=lambda service: None)
 
 
+@pytest.mark.parametrize("name", ["grace", "downscale_delay"])
+def test_time_below_zero_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} \(-1\) must be 0 or more seconds"):
+        dataclasses.replace(CONFIG, **{name: -1})
+
+
 def test_replicas_share_the_cores() -> None:
     cores = len(os.sched_getaffinity(0))
 
