@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from engine.request import SamplingParams
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.request import PositionLogprobs, SamplingParams
+
+Floats = NDArray[np.float32]
 
 
 class RowOp(NamedTuple):
@@ -33,6 +39,7 @@ class PrefillChunk(NamedTuple):
     row: int
     token_ids: tuple[int, ...]
     wants_logits: bool  # it is the prompt's last
+    num_scored: int = 0  # the last tokens of the chunk whose logits are wanted too
 
 
 class Draw(NamedTuple):
@@ -44,14 +51,77 @@ class Draw(NamedTuple):
     sequence_index: int  # in its request
     position: int  # of the token, counted from the start of the sequence
     banned: tuple[int, ...]  # tokens that may not be chosen
+    tokens: Sequence[int] = ()  # the sequence so far, the prompt (or start token) included
+    num_prompt: int = 0  # of them, tokens that were given
+    matcher: TokenMatcher | None = None  # of the request's constraint
+
+
+class BeamDraw(NamedTuple):
+    """The best continuations of all hypotheses of one beam search."""
+
+    beams: tuple[Draw, ...]  # one a running hypothesis
+    scores: tuple[float, ...]  # of the hypotheses so far: sums of log-probabilities
+    num_candidates: int
+
+
+class ScoreDraw(NamedTuple):
+    """Given tokens whose log-probabilities are wanted."""
+
+    logits_row: int  # of the first of them; the others follow
+    token_ids: tuple[int, ...]
+    num_top: int  # alternatives
+
+
+class Sampled(NamedTuple):
+    """A chosen token and its log-probability in the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    position: PositionLogprobs | None = None  # if the request asks for log-probabilities
+
+
+class Candidate(NamedTuple):
+    """A continuation of a hypothesis."""
+
+    beam: int  # which of the BeamDraw's
+    token_id: int
+    score: float  # of the hypothesis with this token, after controls
+    logprob: float  # of the token in the model's own distribution
+    position: PositionLogprobs | None = None
+
+
+class StepLogits(NamedTuple):
+    """What the model gives for the rows of a step; the arrays are overwritten by the next step.
+
+    The top tokens are those of the k largest logits, best first, the lower id first among equals.
+    """
+
+    logits: Floats  # [N, vocab_size]
+    top_ids: NDArray[np.int64]  # [N, k]
+    top_logits: Floats  # [N, k]
+    top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
+    alignment: Floats | None = None  # [decoding rows, max source length], if asked for
+
+
+class TokenMatcher(Protocol):
+    """Follows one sequence through a constraint."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens may come next, [vocab_size]."""
+
+    def advance(self, token_id: int) -> None:
+        """Take in a token that was chosen."""
+
+    def fork(self) -> TokenMatcher:
+        """Return a copy that goes its own way."""
 
 
 @dataclass(frozen=True)
 class ScheduledBatch:
     """One step. The parts are run in the order of the fields.
 
-    Logits come in another order: a row for each decoding one, then one for each chunk that wants
-    them.
+    Logits come in another order: a row for each decoding one, then for each chunk one for each of
+    its scored tokens' predecessors, then one if it wants them behind its last token.
     """
 
     row_ops: tuple[RowOp, ...]

@@ -10,7 +10,8 @@ from typing import Literal
 
 from engine.errors import FieldViolation, InvalidRequest
 
-Strategy = Literal["greedy", "sampling"]
+Strategy = Literal["greedy", "sampling", "beam"]
+ConstraintKind = Literal["json_schema", "regex", "grammar", "choice"]
 
 
 class FinishReason(Enum):
@@ -20,19 +21,51 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     CONTEXT_FULL = "context_full"
+    DEADLINE = "deadline"  # only with allow_partial
+
+
+@dataclass(frozen=True)
+class LogitControls:
+    """Adjustments of the logits, applied in the order of the fields."""
+
+    repetition_penalty: float = 1.0  # above 0; of tokens in prompt or output; 1: none
+    frequency_penalty: float = 0.0  # -2 to 2; per occurrence in the output; 0: none
+    presence_penalty: float = 0.0  # -2 to 2; of tokens in the output; 0: none
+    no_repeat_ngram: int = 0  # no n-gram of this size twice; 0: none
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    banned_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What the output's text must match."""
+
+    kind: ConstraintKind
+    values: tuple[str, ...]  # the schema, expression or grammar; several for choice
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen and when a sequence stops."""
+    """How tokens are chosen, when a sequence stops, and what is returned of it."""
 
     strategy: Strategy = "greedy"
     temperature: float = 1.0  # above 0
     top_k: int = 0  # 0: all
     top_p: float = 1.0  # in (0, 1]; 1: all
     min_p: float = 0.0  # in [0, 1); 0: all
+    typical_p: float = 1.0  # in (0, 1]; 1: all
     seed: int | None = None  # None: the engine draws one and reports it
+    best_of: int | None = None  # sampled, of which num_outputs are returned; None: num_outputs
+    beam_width: int = 1  # hypotheses kept by beam search
+    length_penalty: float = 0.6  # alpha of ((5 + n) / 6) ** alpha, beam search
+    early_stop: bool = True  # end when no open hypothesis can win, beam search
     num_outputs: int = 1  # sequences returned for one prompt
+    controls: LogitControls = LogitControls()
+    constraint: Constraint | None = None
+    logprobs: int | None = None  # alternatives a token; 0: the chosen one's only; None: none
+    prompt_logprobs: int | None = None  # the same of the prompt, or the given target prefix
+    alignment: bool = False  # return the attention from target to source tokens
+    allow_partial: bool = False  # at the deadline, finish with what there is
     max_new_tokens: int | None = None  # None: until the context is full
     min_new_tokens: int = 0  # no end-of-sequence or stop before this many
     stop_strings: tuple[str, ...] = ()
@@ -40,12 +73,21 @@ class SamplingParams:
     include_stop: bool = False  # keep the matched stop in the output
     ignore_eos: bool = False  # go on past end-of-sequence
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run for one prompt."""
+        if self.strategy == "beam":
+            return self.beam_width
+        return max(self.num_outputs, self.best_of or 0)
+
 
 @dataclass(frozen=True)
 class RequestLimits:
     """The largest values a request may ask for."""
 
     max_num_outputs: int = 8
+    max_beam_width: int = 16
+    max_logprobs: int = 20
     max_stop_strings: int = 16
     max_stop_string_chars: int = 256
     max_stop_token_ids: int = 64
@@ -153,6 +195,40 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     deadline: float | None = None  # on time.monotonic()'s clock
     input_path: str = "inputs[0]"  # where the prompt stands in the protocol's request, for errors
+    target_prefix: str | tuple[int, ...] = ()  # the output begins with it
+    priority: int = 0  # lower runs earlier
+    tenant: str = ""  # among whom the engine is shared fairly
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A target whose log-probability is wanted, behind a source (or a beginning)."""
+
+    request_id: str
+    source: str | tuple[int, ...]
+    target: str | tuple[int, ...]
+    top_logprobs: int = 0  # alternatives a position
+    priority: int = 0
+    tenant: str = ""
+    deadline: float | None = None
+    input_path: str = "inputs[0]"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability in the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the most likely
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities at one position."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()  # best first
 
 
 @dataclass(frozen=True)
@@ -191,18 +267,33 @@ class TextDelta:
     index: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()  # of the generated ones, if asked for
 
 
 @dataclass(frozen=True)
 class SequenceFinished:
-    """The end of one sequence; `text` and `token_ids` are all of it."""
+    """The end of one sequence; `text` and `token_ids` are all of it, a given prefix included."""
 
     index: int
     reason: FinishReason
     text: str
     token_ids: tuple[int, ...]
     matched_stop: str | int | None
+    sum_logprob: float  # of the generated tokens
+    score: float = 0.0  # sequences are ordered by it: beam search and best_of
+    logprobs: tuple[PositionLogprobs, ...] = ()  # of the generated tokens, if asked for
+    alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source] attention, if asked for
+    was_streamed: bool = True  # False: no TextDelta came before (beam search, best_of)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a ScoreRequest gives."""
+
     sum_logprob: float
+    positions: tuple[PositionLogprobs, ...]  # one for each target token that has one before it
+    usage: Usage
+    timing: Timing
 
 
 @dataclass(frozen=True)
@@ -212,7 +303,8 @@ class RequestFinished:
     request_id: str
     usage: Usage
     timing: Timing
-    seed: int  # that was in fact used; 0 for greedy
+    seed: int  # that was in fact used; 0 where nothing was drawn
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
 
 
 GenerationEvent = Admitted | TextDelta | SequenceFinished | RequestFinished

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Draw
+from engine.batch import Draw, Sampled
 from engine.request import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -20,13 +19,6 @@ _BINNED_RANGE = 40.0  # less likely tokens by e**-40 and more share the last bin
 _CACHED_FLOATS = 65_536  # worked on at a time, so that they stay in the processor's cache
 
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
-
-
-class Sampled(NamedTuple):
-    """A chosen token and its log-probability in the model's own distribution."""
-
-    token_id: int
-    logprob: float
 
 
 class Sampler:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.batch import Draw, Encode, PrefillChunk, ScheduledBatch
+from engine.batch import Draw, Encode, PrefillChunk, Sampled, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import (
     EngineFailure,
@@ -22,7 +22,6 @@ from engine.metrics import DecayingRate
 from engine.output import AdmittedOutput, EngineOutput, FailedOutput, FinishedOutput, TokenOutput
 from engine.package import GenerationContract
 from engine.request import FinishReason, LoadSnapshot
-from engine.sampler import Sampled
 from engine.sequence import Request, Sequence, TokenRequest
 from engine.slots import SlotTable
 
@@ -222,7 +221,18 @@ class Scheduler:
                 is_short = sequence.num_generated < params.min_new_tokens
                 banned = request.never_before if is_short else ()
                 position = len(sequence.tokens)
-                draws.append(Draw(row, params, source.seed, sequence.index, position, banned))
+                draws.append(
+                    Draw(
+                        row,
+                        params,
+                        source.seed,
+                        sequence.index,
+                        position,
+                        banned,
+                        sequence.tokens,
+                        sequence.num_prompt,
+                    )
+                )
                 self._drawing.append(sequence)
         return tuple(draws)
 
@@ -292,7 +302,9 @@ class Scheduler:
         start = self._contract.decoder_start_token_id
         tokens = source.prompt_ids if start is None else (start,)
         request = Request(source, tuple(never_before), needs_encoding=start is not None)
-        request.sequences = [Sequence(request, i, list(tokens)) for i in range(params.num_outputs)]
+        request.sequences = [
+            Sequence(request, i, list(tokens), len(tokens)) for i in range(params.num_sequences)
+        ]
         return request
 
     def _admit(self) -> None:

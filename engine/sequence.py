@@ -18,6 +18,9 @@ class TokenRequest:
     seed: int
     arrival: float  # on the scheduler's clock, like the deadline
     deadline: float | None = None
+    target_ids: tuple[int, ...] = ()  # encoder-decoder: the given beginning of the output
+    priority: int = 0  # lower runs earlier
+    tenant: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +30,7 @@ class Sequence:
     request: Request
     index: int
     tokens: list[int]  # the prompt, or the decoder's start token, and what was generated
+    num_prompt: int = 0  # of them, tokens that were given
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_generated: int = 0
     row: int | None = None

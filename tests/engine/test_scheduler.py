@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from engine.batch import ScheduledBatch
+from engine.batch import Sampled, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import (
     EngineFailure,
@@ -17,7 +17,6 @@ from engine.errors import (
 )
 from engine.output import AdmittedOutput, EngineOutput, FailedOutput, FinishedOutput, TokenOutput
 from engine.request import FinishReason, SamplingParams
-from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
 
