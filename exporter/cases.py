@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from exporter.tasks import TASKS
 
 SEED = 20170612
-PROMPTS_PER_LENGTH = 8
 ALL_LENGTHS_UP_TO = 64
 NUM_LENGTHS = 15  # of a model with a higher limit
 
@@ -20,6 +19,21 @@ BATCH_SIZES = (2, 5, 8)  # and 1: every case alone
 Tokens = tuple[int, ...]
 Progress = Callable[[int, int], None]  # done, in all
 Covered = dict[str, list[int] | int]  # as in engine.package.Certificate
+
+MAX_PER_LENGTH = 8  # prompts or texts
+# Parameters of the model times tokens of all its cases: a model that generates is tried with 4, 2
+# or 1 prompts of each length where this is exceeded. A case is computed up to nine times, once of
+# them in float64. GPT-2 (124M, 1024 positions) comes to 5e11 with one prompt of each length, and to
+# about a minute on two idle cores; a model of the tasks is far below with 8.
+MAX_ARITHMETIC = 1e12
+
+
+def affordable_prompts(num_parameters: int, num_tokens: Callable[[int], int]) -> int:
+    """Return how many prompts of each length to try; all cases have `num_tokens` of them."""
+    prompts = MAX_PER_LENGTH
+    while prompts > 1 and num_parameters * num_tokens(prompts) > MAX_ARITHMETIC:
+        prompts //= 2
+    return prompts
 
 
 def prefill_chunk(limit: int) -> int:

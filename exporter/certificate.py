@@ -10,7 +10,6 @@ from exporter.cases import Progress, sample_prompts
 from exporter.certify_generation import certify_generation
 from exporter.certify_one_pass import certify_encoding, certify_images
 from exporter.checkpoint import Checkpoint
-from exporter.comparison import TOLERANCE
 from exporter.contracts import encoding_contract, generation_contract, image_contract
 
 
@@ -43,7 +42,8 @@ def certify(checkpoint: Checkpoint, directory: Path, progress: Progress) -> Cert
         tokens_compared=comparison.tokens_compared,
         tokens_equal=comparison.tokens_compared,  # or the comparison had raised
         max_abs_logit_diff=comparison.max_abs_logit_diff,
-        tolerance=TOLERANCE,
+        max_abs_logit=comparison.max_abs_logit,
+        tolerance=comparison.tolerance,
         batch_invariant=True,  # likewise
         dtype="fp32",
         covered=covered,

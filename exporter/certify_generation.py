@@ -22,16 +22,17 @@ from engine.package import GenerationContract
 from engine.session import Session, create_session
 from exporter.cases import (
     BATCH_SIZES,
-    PROMPTS_PER_LENGTH,
     SEED,
     Covered,
     Progress,
     Tokens,
+    affordable_prompts,
     prefill_chunk,
     random_tokens,
     spread_lengths,
 )
 from exporter.comparison import Comparison, Floats, exported_graphs
+from exporter.models import GPT, EncoderDecoder
 
 BLOCK_SIZE = 40  # cases compared together: a multiple of every batch size
 MAX_STEPS = 32
@@ -75,7 +76,11 @@ def certify_generation(
     `samples` are prompts (or sources) to try besides random ones. Raises CertificateError at the
     first difference.
     """
-    cases = make_cases(contract, samples)
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    per_length = affordable_prompts(
+        num_parameters, lambda n: _num_tokens(make_cases(contract, samples, n))
+    )
+    cases = make_cases(contract, samples, per_length)
     np.random.default_rng(SEED).shuffle(cases)
     certifier = _Certifier(model, contract, directory)
     blocks = [
@@ -90,6 +95,7 @@ def certify_generation(
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
         "batch_sizes": [1, *BATCH_SIZES],
         "prefill_chunks": [WHOLE, certifier.chunk],
+        "prompts_per_length": per_length,
         "steps": max(case.num_tokens for case in cases),
         "undecided_tokens": certifier.comparison.tokens_undecided,
     }
@@ -98,8 +104,10 @@ def certify_generation(
     return certifier.comparison, len(cases), covered
 
 
-def make_cases(contract: GenerationContract, samples: Sequence[Tokens]) -> list[Case]:
-    """Return eight random cases of every length that is tried, and the samples."""
+def make_cases(
+    contract: GenerationContract, samples: Sequence[Tokens], per_length: int
+) -> list[Case]:
+    """Return `per_length` random cases of every length that is tried, and the samples."""
     rng = np.random.default_rng(SEED)
     limit, start = contract.cache.max_len, contract.decoder_start_token_id
 
@@ -110,16 +118,22 @@ def make_cases(contract: GenerationContract, samples: Sequence[Tokens]) -> list[
         return random_tokens(rng, contract.vocab_size, length)
 
     if contract.cross_cache is None or start is None:
-        lengths = [length for length in spread_lengths(limit) for _ in range(PROMPTS_PER_LENGTH)]
+        lengths = [length for length in spread_lengths(limit) for _ in range(per_length)]
         return [case((), draw(length)) for length in lengths] + [case((), s) for s in samples]
     cases = [case(source, (start,)) for source in samples]
     given = cycle(spread_lengths(limit))
     for length in spread_lengths(contract.cross_cache.max_len):
-        for i in range(PROMPTS_PER_LENGTH):
-            # Every fourth target begins with given tokens, so that the decoder has a prompt too.
-            forced = draw(next(given) - 1) if i % 4 == 3 else ()
+        for i in range(per_length):
+            # Every fourth target, and the last one, begins with given tokens, so that the decoder
+            # has a prompt too.
+            has_prompt = i % 4 == 3 or i == per_length - 1
+            forced = draw(next(given) - 1) if has_prompt else ()
             cases.append(case(draw(length), (start, *forced)))
     return cases
+
+
+def _num_tokens(cases: Sequence[Case]) -> int:
+    return sum(len(case.source) + len(case.prompt) + case.num_tokens for case in cases)
 
 
 def generate(
@@ -163,20 +177,22 @@ def eager_logits(
 ) -> list[Floats]:
     """Return what the eager model gives for the same tokens: [num_tokens, vocab_size] a case.
 
-    One plain forward pass over prompt and tokens gives the logits of every step at once.
+    One plain forward pass over prompt and tokens gives what the output head reads at every step.
+    The head, the largest product of most models, computes only the positions that are compared.
     """
+    assert isinstance(model, GPT | EncoderDecoder)
     targets = [(*case.prompt, *chosen[:-1]) for case, chosen in zip(cases, tokens, strict=True)]
     target_ids, _ = _padded(targets, pad_token_id)
     with torch.inference_mode():
-        if cases[0].source:
+        memory, mask = None, None
+        if isinstance(model, EncoderDecoder):
             source_ids, mask = _padded([case.source for case in cases], pad_token_id)
-            logits = model(source_ids, target_ids, mask)
-        else:
-            logits = model(target_ids)  # [B, T, V]
-    return [
-        logits[row, len(case.prompt) - 1 :][: case.num_tokens].numpy()
-        for row, case in enumerate(cases)
-    ]
+            memory = model.encode(source_ids, mask)
+        hidden = model.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
+        return [
+            model.decoder.output(hidden[row, len(case.prompt) - 1 :][: case.num_tokens]).numpy()
+            for row, case in enumerate(cases)
+        ]
 
 
 def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from engine.package import EncodingContract, ImageContract
 from engine.session import create_session
 from exporter.cases import (
     BATCH_SIZES,
-    PROMPTS_PER_LENGTH,
+    MAX_PER_LENGTH,
     SEED,
     Covered,
     Progress,
@@ -55,7 +55,7 @@ def certify_encoding(
     lengths = spread_lengths(contract.max_len)
     groups = [[sample] for sample in samples]
     for length in lengths:
-        texts = [random_tokens(rng, contract.vocab_size, length) for _ in range(PROMPTS_PER_LENGTH)]
+        texts = [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]
         groups.append(texts)
     certifier = _TextCertifier(model, directory, contract.vocab_size)
     num_texts, done = sum(map(len, groups)), 0

@@ -32,6 +32,28 @@ def test_the_first_difference_is_told_with_both_tokens() -> None:
         Comparison().logits(exported, LOGITS, place)
 
 
+def test_the_tolerance_grows_with_logits_above_16() -> None:
+    small, large = LOGITS, LOGITS - np.float32(161)  # of up to 160 in the second row
+
+    with pytest.raises(CertificateError, match="difference 0.0005, allowed 0.0001"):
+        Comparison().logits(small + np.float32(5e-4), small, place)
+    comparison = Comparison()
+    comparison.logits(large + np.float32(5e-4), large, place)
+    with pytest.raises(CertificateError, match=r"difference 0.00\d+, allowed 0.001"):
+        comparison.logits(large + np.float32(2e-3), large, place)
+
+    assert comparison.max_abs_logit == 161
+    assert comparison.tolerance == pytest.approx(1e-4 * 161 / 16)
+
+
+def test_the_tolerance_of_small_logits_is_the_same_for_all() -> None:
+    comparison = Comparison()
+
+    comparison.logits(LOGITS, LOGITS, place)
+
+    assert comparison.tolerance == 1e-4
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_a_difference(wrong: float) -> None:
     exported, eager = LOGITS.copy(), LOGITS.copy()

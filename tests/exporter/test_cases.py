@@ -1,0 +1,40 @@
+"""What a certificate tries, for models of every size."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.package import CacheShape, GenerationContract
+from exporter.cases import affordable_prompts, prefill_chunk
+from exporter.certify_generation import make_cases
+
+SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
+
+
+def contract(*, has_source: bool) -> GenerationContract:
+    return GenerationContract(
+        vocab_size=50,
+        cache=SHAPE,
+        cross_cache=SHAPE if has_source else None,
+        decoder_start_token_id=1 if has_source else None,
+        eos_token_ids=(),
+    )
+
+
+@pytest.mark.parametrize(("num_parameters", "expected"), [(10**6, 8), (10**8, 2), (10**10, 1)])
+def test_a_large_model_is_tried_with_fewer_prompts(num_parameters: int, expected: int) -> None:
+    assert affordable_prompts(num_parameters, lambda per_length: 4000 * per_length) == expected
+
+
+@pytest.mark.parametrize("per_length", [8, 1])
+@pytest.mark.parametrize("has_source", [False, True])
+def test_every_edge_is_tried_with_any_number_of_prompts(per_length: int, has_source: bool) -> None:
+    cases = make_cases(contract(has_source=has_source), [], per_length)
+
+    chunk = prefill_chunk(1024)
+    edges = {1, 2, 3, chunk - 1, chunk, chunk + 1, 1023, 1024}
+    assert edges <= {len(case.prompt) for case in cases}
+    if has_source:
+        assert edges <= {len(case.source) for case in cases}
+    assert len(cases) == 15 * per_length
+    assert max(case.num_tokens for case in cases) == 32
