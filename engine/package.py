@@ -103,7 +103,7 @@ class Certificate(_Model):
     tokens_equal: Annotated[int, Field(ge=0)]
     max_abs_logit_diff: Annotated[float, Field(ge=0)]
     max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
-    tolerance: Annotated[float, Field(gt=0)]  # 1e-4 for every 16 of the largest logit, at least 1e-4
+    tolerance: Annotated[float, Field(gt=0)]  # 1e-4 for every 16 of the largest logit
     batch_invariant: bool  # rows were bit-equal alone and in a batch
     dtype: str
     covered: dict[str, list[int] | int]  # prompt lengths, batch sizes, steps, ... that were tried
