@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core import EngineCore, StepTimes
 from engine.errors import (
     Draining,
     EngineFailure,
@@ -109,6 +109,11 @@ class AsyncEngine:
         """False if the engine's thread is not running or the last steps all failed."""
         runs = self._state in ("running", "draining") and self._thread.is_alive()
         return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+
+    @property
+    def step_times(self) -> StepTimes:
+        """Where the time of all steps so far went."""
+        return self._core.times
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""

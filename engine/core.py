@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
 
 from engine.errors import TokenweirError
 from engine.model_runner import ModelRunner
 from engine.output import EngineOutput
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where the time of the steps so far went, in seconds."""
+
+    steps: int = 0
+    scheduling: float = 0.0  # deciding what runs, and taking in the tokens
+    model: float = 0.0
+    sampling: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds inside the steps."""
+        return self.scheduling + self.model + self.sampling
+
+    def since(self, earlier: StepTimes) -> StepTimes:
+        """Return what was added since `earlier`."""
+        return StepTimes(
+            self.steps - earlier.steps,
+            self.scheduling - earlier.scheduling,
+            self.model - earlier.model,
+            self.sampling - earlier.sampling,
+        )
 
 
 class EngineCore:
@@ -18,13 +44,25 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
+        self.times = StepTimes()  # replaced as a whole by every step, so any thread may read it
 
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts."""
+        started = perf_counter()
         batch = self.scheduler.schedule()
+        scheduled = perf_counter()
         logits = self._runner.run(batch)
+        computed = perf_counter()
         tokens = self._sampler.sample(logits, batch.draws)
-        return self.scheduler.update(tokens)
+        sampled = perf_counter()
+        outputs = self.scheduler.update(tokens)
+        self.times = StepTimes(
+            self.times.steps + 1,
+            self.times.scheduling + scheduled - started + perf_counter() - sampled,
+            self.times.model + computed - scheduled,
+            self.times.sampling + sampled - computed,
+        )
+        return outputs
 
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """After a step that failed: fail every request and start with an empty cache."""

@@ -12,7 +12,7 @@ from engine.errors import TokenweirError
 from server.cli.calling import classify, embed, generate, health, label, models
 from server.cli.demonstrate import demo
 from server.cli.making import explain, export, import_, train, verify
-from server.cli.measuring import loadtest
+from server.cli.measuring import bench, loadtest
 from server.cli.serving import serve
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -56,6 +56,7 @@ for command in (
     models,
     health,
     loadtest,
+    bench,
 ):
     cli.add_command(command)
 

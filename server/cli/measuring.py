@@ -1,15 +1,16 @@
-"""The command that measures a running server."""
+"""The commands that measure: a running server, or an engine alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from server.cli.options import (
     any_path,
     examples,
+    existing_directory,
     existing_file,
     model_option,
     server_option,
@@ -18,7 +19,21 @@ from server.cli.options import (
 from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
+    from engine.benchmark import BenchmarkReport
     from loadtest.workload import Arrival, LoadConfig
+
+
+def read_concurrencies(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> tuple[int, ...]:
+    """Turn "1,8,32" into numbers."""
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise click.BadParameter(f"{text!r} is no list of numbers above 0, such as 1,8,32")
+    return values
 
 
 @click.command(
@@ -98,6 +113,86 @@ def loadtest(
     report_load_test(config, json_file, png_file)
     for path in filter(None, (json_file, png_file)):
         click.echo(f"written: {path}")
+
+
+@click.command(
+    short_help="Measure the engine on a package, without a server.",
+    epilog=examples(
+        "tokenweir bench packages/gpt2",
+        "tokenweir bench packages/marian --concurrency 1,32 --prompt-tokens 25 --new-tokens 32 "
+        "--beam 4 --json bench.json",
+    ),
+)
+@click.argument("package", type=existing_directory)
+@click.option(
+    "--concurrency",
+    "concurrencies",
+    default="1,8,32",
+    show_default=True,
+    callback=read_concurrencies,
+    metavar="N,...",
+    help="Requests at once; each is measured.",
+)
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--strategy", type=click.Choice(["greedy", "topk"]), help="[default: greedy]")
+@click.option("--beam", type=click.IntRange(2), metavar="WIDTH", help="Beam search instead.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--threads", type=click.IntRange(1), help="Of the model.  [default: one a core]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
+@click.option("--json", "json_file", type=any_path, help="Write every number here.")
+def bench(
+    package: Path,
+    concurrencies: tuple[int, ...],
+    prompt_tokens: int,
+    new_tokens: int,
+    strategy: Literal["greedy", "topk"] | None,
+    beam: int | None,
+    rounds: int,
+    threads: int | None,
+    seed: int,
+    json_file: Path | None,
+) -> None:
+    """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
+
+    Every request has exactly so many prompt tokens and gets exactly so many new ones. The rates are
+    medians; a decode step is what the work takes beyond its prompts.
+    """
+    if beam is not None and strategy is not None:
+        raise click.UsageError("give --strategy, or --beam for beam search")
+    from engine.benchmark import BenchmarkWork, run_benchmark
+    from server.cli.tables import benchmark_table, print_table, progress_bar
+
+    work = BenchmarkWork(
+        num_prompt_tokens=prompt_tokens,
+        num_new_tokens=new_tokens,
+        strategy="beam" if beam is not None else strategy or "greedy",
+        beam_width=beam or 1,
+        seed=seed,
+    )
+    with progress_bar("Rounds") as progress:
+        report = run_benchmark(
+            package,
+            work,
+            concurrencies,
+            num_rounds=rounds,
+            num_threads=threads or 0,
+            progress=progress,
+        )
+    print_table(benchmark_table(report))
+    if json_file is not None:
+        _write_benchmark(report, json_file)
+        click.echo(f"written: {json_file}")
+
+
+def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
+    from pydantic import TypeAdapter
+
+    from engine.benchmark import BenchmarkReport
+    from loadtest.report import write_atomically
+
+    content = TypeAdapter(BenchmarkReport).dump_json(report, indent=2)
+    write_atomically(path, content + b"\n")
 
 
 def report_load_test(config: LoadConfig, json_file: Path | None, png_file: Path | None) -> int:

@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from engine.benchmark import BenchmarkReport, ConcurrencyResult, Memory
     from engine.package import Certificate, Manifest
     from server.client import ModelInfo
 
@@ -73,6 +74,55 @@ def _covered(name: str, covered: list[int] | int) -> str:
     if len(covered) > 12:
         return f"{len(covered)} values, {min(covered)} to {max(covered)}"
     return ", ".join(map(str, covered))
+
+
+def benchmark_table(report: BenchmarkReport) -> Table:
+    """Return what a benchmark measured, one concurrency a row."""
+    work = report.work
+    kind = f"beam {work.beam_width}" if work.strategy == "beam" else work.strategy
+    table = Table(
+        title=f"{report.package}, weights {report.weights}: {work.num_prompt_tokens} prompt "
+        f"tokens, {work.num_new_tokens} new, {kind}, {report.num_threads} threads",
+        caption=_loading(report),
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("at once", "tokens/s", "prefill tokens/s", "decode step", "model", "sampling"):
+        table.add_column(name, justify="right")
+    for name in ("scheduling", "rest", "cache in use", "memory", "peak"):
+        table.add_column(name, justify="right")
+    for result in report.results:
+        table.add_row(
+            str(result.concurrency),
+            f"{result.tokens_per_second:.1f}",
+            f"{result.prefill_tokens_per_second:.1f}",
+            *_step_cells(result),
+            _megabytes(result.cache_bytes),
+            _megabytes(result.memory.resident),
+            _megabytes(result.memory.peak),
+        )
+    return table
+
+
+def _step_cells(result: ConcurrencyResult) -> list[str]:
+    step = result.decode_step
+    if step is None:
+        return ["-"] * 5
+    parts = (step.model, step.sampling, step.scheduling, step.rest)
+    return [f"{step.total * 1000:.2f} ms", *(f"{part / step.total:.1%}" for part in parts)]
+
+
+def _loading(report: BenchmarkReport) -> str:
+    memory: Memory = report.memory_loaded
+    return (
+        f"loaded in {report.load_seconds:.2f} s: weights {_megabytes(report.weight_bytes)}, memory "
+        f"{_megabytes(memory.resident)}, peak {_megabytes(memory.peak)} "
+        f"(before: {_megabytes(report.memory_before.resident)})"
+    )
+
+
+def _megabytes(value: int | None) -> str:
+    return "?" if value is None else f"{value / 1e6:.1f} MB"
 
 
 def models_table(models: Iterable[ModelInfo]) -> Table:
