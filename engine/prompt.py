@@ -7,7 +7,8 @@ import asyncio
 from engine.config import EngineConfig
 from engine.errors import FieldViolation
 from engine.package import GenerationContract
-from engine.request import GenerationRequest, SamplingParams, check_sampling_params, raise_if_any
+from engine.request import GenerationRequest, SamplingParams, raise_if_any
+from engine.request_checks import check_sampling_params
 from engine.tokenizer import Tokenizer
 
 _MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
@@ -31,7 +32,10 @@ class PromptReader:
     async def read(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the prompt's token ids; InvalidRequest names every wrong field at once."""
         violations = check_sampling_params(
-            request.params, limits=self._config.limits, vocab_size=self._contract.vocab_size
+            request.params,
+            limits=self._config.limits,
+            vocab_size=self._contract.vocab_size,
+            has_encoder=self._contract.cross_cache is not None,
         )
         violations += self._check_against_engine(request.params)
         ids, found = await self._read_prompt(request)
@@ -84,10 +88,10 @@ class PromptReader:
         if num_slots < params.num_outputs <= self._config.limits.max_num_outputs:
             what = f"{params.num_outputs} is more than the {num_slots} sequences that run at once"
             found.append(FieldViolation("decoding.num_outputs", what))
-        closing = {*params.stop_token_ids}
+        closing = {*params.stop_token_ids, *params.controls.banned_tokens}
         if not params.ignore_eos:
             closing |= {*self._contract.eos_token_ids}
         if params.min_new_tokens > 0 and len(closing) >= self._contract.vocab_size:
-            what = "every token of the vocabulary would end the sequence before min_new_tokens"
+            what = "every token is banned or would end the sequence before min_new_tokens"
             found.append(FieldViolation("stopping.token_ids", what))
         return found

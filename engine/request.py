@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -86,98 +84,17 @@ class RequestLimits:
     """The largest values a request may ask for."""
 
     max_num_outputs: int = 8
+    max_best_of: int = 16
     max_beam_width: int = 16
     max_logprobs: int = 20
+    max_logit_biases: int = 1024
+    max_banned_tokens: int = 1024
+    max_constraint_chars: int = 65536  # of all its texts together
+    max_choices: int = 256
     max_stop_strings: int = 16
     max_stop_string_chars: int = 256
     max_stop_token_ids: int = 64
     max_inputs: int = 64
-
-
-def check_sampling_params(
-    params: SamplingParams, *, limits: RequestLimits, vocab_size: int
-) -> list[FieldViolation]:
-    """Return one violation for every impossible field of `params`, named by its protocol path."""
-    checks = (
-        *_check_sampling(params, vocab_size),
-        *_check_lengths(params, limits),
-        *_check_stops(params, limits, vocab_size),
-    )
-    return [
-        FieldViolation(path, description) for is_good, path, description in checks if not is_good
-    ]
-
-
-_Check = tuple[bool, str, str]  # whether the field is good, its path, what is wrong if it is not
-
-
-def _check_sampling(p: SamplingParams, vocab_size: int) -> Iterator[_Check]:
-    path = "decoding.sampling"
-    yield (
-        math.isfinite(p.temperature) and p.temperature > 0,
-        f"{path}.temperature",
-        f"{p.temperature:g} is not above 0 and finite; for the most likely token ask for greedy",
-    )
-    yield (
-        0 <= p.top_k <= vocab_size,
-        f"{path}.top_k",
-        f"{p.top_k} is outside 0 to {vocab_size}, the vocabulary; 0 means all",
-    )
-    yield 0 < p.top_p <= 1, f"{path}.top_p", f"{p.top_p:g} is outside (0, 1]; 1 means all"
-    yield 0 <= p.min_p < 1, f"{path}.min_p", f"{p.min_p:g} is outside [0, 1); 0 means all"
-    yield (
-        p.seed is None or 0 <= p.seed < 2**64,
-        f"{path}.seed",
-        f"{p.seed} is no unsigned 64-bit number",
-    )
-
-
-def _check_lengths(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]:
-    yield (
-        1 <= p.num_outputs <= limits.max_num_outputs,
-        "decoding.num_outputs",
-        f"{p.num_outputs} is outside 1 to {limits.max_num_outputs}",
-    )
-    yield (
-        p.num_outputs == 1 or p.strategy == "sampling",
-        "decoding.num_outputs",
-        f"{p.num_outputs} outputs of greedy search would all be equal; ask for sampling, or for 1",
-    )
-    yield (
-        p.max_new_tokens is None or p.max_new_tokens >= 1,
-        "stopping.max_new_tokens",
-        f"{p.max_new_tokens} is below 1; leave it out for the model's limit",
-    )
-    yield (
-        0 <= p.min_new_tokens <= (p.max_new_tokens or p.min_new_tokens),
-        "stopping.min_new_tokens",
-        f"{p.min_new_tokens} is outside 0 to max_new_tokens ({p.max_new_tokens})",
-    )
-
-
-def _check_stops(p: SamplingParams, limits: RequestLimits, vocab_size: int) -> Iterator[_Check]:
-    yield (
-        len(p.stop_strings) <= limits.max_stop_strings,
-        "stopping.strings",
-        f"{len(p.stop_strings)} stop strings are more than {limits.max_stop_strings}",
-    )
-    for i, stop in enumerate(p.stop_strings[: limits.max_stop_strings]):
-        yield (
-            1 <= len(stop) <= limits.max_stop_string_chars,
-            f"stopping.strings[{i}]",
-            f"{len(stop)} characters are outside 1 to {limits.max_stop_string_chars}",
-        )
-    yield (
-        len(p.stop_token_ids) <= limits.max_stop_token_ids,
-        "stopping.token_ids",
-        f"{len(p.stop_token_ids)} stop tokens are more than {limits.max_stop_token_ids}",
-    )
-    for i, token_id in enumerate(p.stop_token_ids[: limits.max_stop_token_ids]):
-        yield (
-            0 <= token_id < vocab_size,
-            f"stopping.token_ids[{i}]",
-            f"{token_id} is outside the vocabulary, 0 to {vocab_size - 1}",
-        )
 
 
 def raise_if_any(violations: list[FieldViolation]) -> None:

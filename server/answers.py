@@ -33,6 +33,7 @@ FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.CONTEXT_FULL: common_pb2.FINISH_REASON_CONTEXT_FULL,
+    FinishReason.DEADLINE: common_pb2.FINISH_REASON_DEADLINE,
 }
 
 

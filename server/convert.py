@@ -1,25 +1,32 @@
-"""Turns the protocol's requests into the engine's, naming every wrong field and missing feature."""
+"""Turns the protocol's requests into the engine's, naming every wrong field."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from tokenweir.v1 import common_pb2, generation_service_pb2, prediction_service_pb2
+from google.protobuf.message import Message
+from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
-from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
+from engine.errors import FieldViolation, InvalidRequest
 from engine.package import Manifest
 from engine.prediction import PredictionItem
 from engine.request import (
+    Constraint,
     GenerationRequest,
+    LogitControls,
     RequestLimits,
     SamplingParams,
-    check_sampling_params,
+    ScoreRequest,
     raise_if_any,
 )
+from engine.request_checks import check_logprobs, check_sampling_params
+from server.capabilities import check_generation, raise_if_unsupported
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_TENANT_CHARS = 128
 MAX_TOKENS_PER_MESSAGE = 1024
 
 
@@ -27,6 +34,7 @@ def generation_requests(
     request: generation_service_pb2.GenerateRequest,
     *,
     manifest: Manifest,
+    capabilities: Collection[str],
     limits: RequestLimits,
     request_ids: Iterator[str],
     deadline: float | None,
@@ -34,26 +42,67 @@ def generation_requests(
     """Return one engine request per input, in order.
 
     `request_ids` gives the engine's names of them. Raises CapabilityNotSupported for options that
-    this server does not have, and InvalidRequest for everything else that is wrong.
+    are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
     """
-    raise_if_unsupported(_unsupported_generation(request, manifest))
-    if not 1 <= len(request.inputs) <= limits.max_inputs:  # before any of them is looked at
-        raise_if_any([_wrong_count("inputs", len(request.inputs), limits.max_inputs)])
+    check_generation(request, capabilities)
+    _check_count("inputs", len(request.inputs), limits)  # before any of them is looked at
     assert manifest.generation is not None
     params = sampling_params(request)
     violations = check_sampling_params(
-        params, limits=limits, vocab_size=manifest.generation.vocab_size
+        params,
+        limits=limits,
+        vocab_size=manifest.generation.vocab_size,
+        has_encoder=manifest.generation.cross_cache is not None,
     )
     violations += _check_request_id(request.request_id)
     violations += _check_inputs(request.inputs)
+    violations += _check_constraint(request.decoding)
+    violations += _check_tenant(request.scheduling.tenant)
     raise_if_any(violations)
     if params.strategy == "sampling" and params.seed is None:
         params = replace(params, seed=secrets.randbits(64))  # one for all inputs, see Provenance
     return [
         GenerationRequest(
             request_id=next(request_ids),
-            prompt=one.text if one.HasField("text") else tuple(one.tokens.ids),
+            prompt=_prompt(one),
             params=params,
+            deadline=deadline,
+            input_path=f"inputs[{i}]",
+            target_prefix=_target_prefix(one),
+            priority=request.scheduling.priority,
+            tenant=request.scheduling.tenant,
+        )
+        for i, one in enumerate(request.inputs)
+    ]
+
+
+def score_requests(
+    request: generation_service_pb2.ScoreRequest,
+    *,
+    limits: RequestLimits,
+    request_ids: Iterator[str],
+    deadline: float | None,
+) -> list[ScoreRequest]:
+    """Return one engine request per input, in order; raise InvalidRequest for what is wrong."""
+    _check_count("inputs", len(request.inputs), limits)
+    top = request.top_logprobs if request.HasField("top_logprobs") else 0
+    violations = check_logprobs(top, "top_logprobs", limits)
+    violations += _check_request_id(request.request_id)
+    violations += _check_inputs(request.inputs)
+    violations += [
+        FieldViolation(
+            f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
+        )
+        for i, one in enumerate(request.inputs)
+        if one.WhichOneof("target_prefix") is None
+    ]
+    raise_if_any(violations)
+    return [
+        ScoreRequest(
+            request_id=next(request_ids),
+            source=_prompt(one),
+            target=_target_prefix(one),
+            top_logprobs=top,
             deadline=deadline,
             input_path=f"inputs[{i}]",
         )
@@ -63,25 +112,30 @@ def generation_requests(
 
 def sampling_params(request: generation_service_pb2.GenerateRequest) -> SamplingParams:
     """Return how to decode and when to stop; absent fields take the engine's defaults."""
-    decoding, stopping = request.decoding, request.stopping
-    default = SamplingParams()
-    sampling = decoding.sampling
+    decoding, stopping, output = request.decoding, request.stopping, request.output
+    sampling, beam = decoding.sampling, decoding.beam
+    asked = {
+        **_present(sampling, "temperature", "top_k", "top_p", "min_p", "typical_p"),
+        **_present(sampling, "seed", "best_of"),
+        **_present(beam, "length_penalty", "early_stop"),
+        **_present(decoding, "num_outputs"),
+        **_present(stopping, "max_new_tokens", "min_new_tokens"),
+        **_present(output, "logprobs", "prompt_logprobs"),
+    }
+    strategy = decoding.WhichOneof("strategy") or "greedy"
+    if strategy == "beam":
+        asked["beam_width"] = beam.width
     return SamplingParams(
-        strategy="sampling" if decoding.WhichOneof("strategy") == "sampling" else "greedy",
-        temperature=sampling.temperature
-        if sampling.HasField("temperature")
-        else default.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if sampling.HasField("top_p") else default.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        num_outputs=decoding.num_outputs if decoding.HasField("num_outputs") else 1,
-        max_new_tokens=stopping.max_new_tokens if stopping.HasField("max_new_tokens") else None,
-        min_new_tokens=stopping.min_new_tokens,
+        strategy=strategy,
+        controls=_controls(decoding.controls),
+        constraint=_constraint(decoding),
+        alignment=output.alignment,
+        allow_partial=output.allow_partial,
         stop_strings=tuple(stopping.strings),
         stop_token_ids=tuple(stopping.token_ids),
         include_stop=stopping.include_stop,
         ignore_eos=stopping.ignore_eos,
+        **asked,
     )
 
 
@@ -120,8 +174,7 @@ def prediction_items(
     items: Sequence[prediction_service_pb2.Item], request_id: str, limits: RequestLimits
 ) -> list[PredictionItem]:
     """Return the items; the engine checks their contents, this only what it could not see."""
-    if not 1 <= len(items) <= limits.max_inputs:
-        raise_if_any([_wrong_count("items", len(items), limits.max_inputs)])
+    _check_count("items", len(items), limits)
     violations = _check_request_id(request_id)
     violations += [
         FieldViolation(f"items[{i}]", "it is empty; set text, tokens or image")
@@ -137,16 +190,6 @@ def is_request_id(text: str) -> bool:
     return len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
 
 
-def raise_if_unsupported(features: Sequence[str]) -> None:
-    """Raise CapabilityNotSupported if a feature is asked for that this server does not have."""
-    if features:
-        raise CapabilityNotSupported(
-            f"{', '.join(features)}: not supported by this model on this server; leave it out "
-            "(ListModels tells the capabilities of a model)",
-            features,
-        )
-
-
 def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
     content: str | bytes | tuple[int, ...]
     match item.WhichOneof("kind"):
@@ -159,8 +202,10 @@ def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
     return PredictionItem(content, item.text_pair if item.HasField("text_pair") else None)
 
 
-def _wrong_count(path: str, count: int, most: int) -> FieldViolation:
-    return FieldViolation(path, f"{count} of them are outside 1 to {most}")
+def _check_count(path: str, count: int, limits: RequestLimits) -> None:
+    if not 1 <= count <= limits.max_inputs:
+        what = f"{count} of them are outside 1 to {limits.max_inputs}"
+        raise_if_any([FieldViolation(path, what)])
 
 
 def _check_request_id(request_id: str) -> list[FieldViolation]:
@@ -182,57 +227,57 @@ def _check_inputs(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldV
     ]
 
 
-def _unsupported_generation(
-    request: generation_service_pb2.GenerateRequest, manifest: Manifest
-) -> list[str]:
-    """Return the paths of everything asked for that this server does not have."""
-    decoding, output, scheduling = request.decoding, request.output, request.scheduling
-    sampling = decoding.sampling
-    num_outputs = decoding.num_outputs if decoding.HasField("num_outputs") else 1
-    asked = {
-        "decoding.beam": decoding.WhichOneof("strategy") == "beam",
-        "decoding.sampling.typical_p": sampling.HasField("typical_p") and sampling.typical_p != 1,
-        "decoding.sampling.best_of": sampling.HasField("best_of")
-        and sampling.best_of != num_outputs,
-        "decoding.constraint": decoding.HasField("constraint"),
-        "output.logprobs": output.HasField("logprobs"),
-        "output.prompt_logprobs": output.HasField("prompt_logprobs"),
-        "output.alignment": output.alignment,
-        "output.allow_partial": output.allow_partial,
-        "scheduling.priority": scheduling.priority != 0,
-        "scheduling.tenant": bool(scheduling.tenant),
-        "scheduling.adapter": bool(scheduling.adapter),
-        "scheduling.determinism": not _is_honoured(scheduling.determinism, manifest),
-    }
-    unsupported = [path for path, is_asked in asked.items() if is_asked]
-    unsupported += _unsupported_controls(decoding.controls)
-    unsupported += [
-        f"inputs[{i}].{one.WhichOneof('target_prefix')}"
-        for i, one in enumerate(request.inputs)
-        if one.WhichOneof("target_prefix")
-    ]
-    unsupported += [f"extensions.{name}" for name in request.extensions.fields]
-    return unsupported
+def _check_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldViolation]:
+    if decoding.HasField("constraint") and decoding.constraint.WhichOneof("kind") is None:
+        return [FieldViolation("decoding.constraint", "it is empty; set one kind, or leave it out")]
+    return []
 
 
-def _unsupported_controls(controls: generation_service_pb2.LogitControls) -> list[str]:
-    """Return the controls that are set to something else than "none"."""
-    asked = {
-        "repetition_penalty": controls.HasField("repetition_penalty")
-        and controls.repetition_penalty != 1,
-        "frequency_penalty": controls.frequency_penalty != 0,
-        "presence_penalty": controls.presence_penalty != 0,
-        "no_repeat_ngram": controls.no_repeat_ngram != 0,
-        "logit_bias": bool(controls.logit_bias),
-        "banned_tokens": bool(controls.banned_tokens),
-    }
-    return [f"decoding.controls.{name}" for name, is_asked in asked.items() if is_asked]
+def _check_tenant(tenant: str) -> list[FieldViolation]:
+    if len(tenant) <= MAX_TENANT_CHARS and tenant.isprintable():
+        return []
+    what = f"it must be at most {MAX_TENANT_CHARS} printable characters"
+    return [FieldViolation("scheduling.tenant", what)]
 
 
-def _is_honoured(determinism: common_pb2.Determinism.ValueType, manifest: Manifest) -> bool:
-    if determinism == common_pb2.DETERMINISM_BATCH_INVARIANT:
-        return manifest.certificate.batch_invariant
-    return determinism in (
-        common_pb2.DETERMINISM_UNSPECIFIED,
-        common_pb2.DETERMINISM_BEST_EFFORT,
+def _prompt(one: generation_service_pb2.Input) -> str | tuple[int, ...]:
+    return one.text if one.HasField("text") else tuple(one.tokens.ids)
+
+
+def _target_prefix(one: generation_service_pb2.Input) -> str | tuple[int, ...]:
+    return one.prefix_text if one.HasField("prefix_text") else tuple(one.prefix_tokens.ids)
+
+
+def _present(message: Message, *names: str) -> dict[str, Any]:
+    """Return the fields that are set; the others are to keep their defaults."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _controls(controls: generation_service_pb2.LogitControls) -> LogitControls:
+    penalties = _present(
+        controls,
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "no_repeat_ngram",
     )
+    return LogitControls(
+        logit_bias=tuple(sorted(controls.logit_bias.items())),
+        banned_tokens=tuple(controls.banned_tokens),
+        **penalties,
+    )
+
+
+def _constraint(decoding: generation_service_pb2.Decoding) -> Constraint | None:
+    constraint = decoding.constraint
+    match constraint.WhichOneof("kind"):
+        case "json_schema":
+            return Constraint("json_schema", (constraint.json_schema,))
+        case "regex":
+            return Constraint("regex", (constraint.regex,))
+        case "grammar":
+            return Constraint("grammar", (constraint.grammar,))
+        case "choice":
+            return Constraint("choice", tuple(constraint.choice.values))
+        case _:
+            return None

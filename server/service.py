@@ -100,6 +100,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         inputs = convert.generation_requests(
             request,
             manifest=engine.package.manifest,
+            capabilities=engine.capabilities,
             limits=self._limits,
             request_ids=self._engine_ids(),
             deadline=_deadline(context),

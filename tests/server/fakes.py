@@ -40,8 +40,8 @@ from engine.request import (
     TextDelta,
     Timing,
     Usage,
-    check_sampling_params,
 )
+from engine.request_checks import check_sampling_params
 from server.config import WorkerConfig
 from server.worker import Worker
 
@@ -51,6 +51,22 @@ TIMING = Timing(
     queue=0.01, prefill=0.02, decode=0.03, time_to_first_token=0.03, steps=3, mean_batch_size=2.0
 )
 LABELS = ("NOUN", "VERB", "DET")
+OPTIONS = (
+    "beam",
+    "best_of",
+    "typical_p",
+    "controls",
+    "constraint",
+    "logprobs",
+    "prompt_logprobs",
+    "alignment",
+    "allow_partial",
+    "target_prefix",
+    "priority",
+    "fair_share",
+    "batch_invariant",
+    "score",
+)  # every capability beyond plain generation
 
 
 def certificate(*, batch_invariant: bool = True) -> Certificate:

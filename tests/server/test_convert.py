@@ -12,19 +12,30 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction_pb
 
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
+from engine.package import Package
 from engine.prediction import PredictionItem
-from engine.request import GenerationRequest, RequestLimits, SamplingParams
+from engine.request import (
+    Constraint,
+    GenerationRequest,
+    LogitControls,
+    RequestLimits,
+    SamplingParams,
+    ScoreRequest,
+)
 from server import convert
 from tests.server.calls import generate
-from tests.server.fakes import generation_package
+from tests.server.fakes import OPTIONS, generation_package
 
 SAMPLING = pb.Decoding(sampling=pb.Sampling())
 
 
-def _convert(request: Any, *, batch_invariant: bool = True) -> list[GenerationRequest]:
+def _convert(
+    request: Any, *, capabilities: tuple[str, ...] = OPTIONS, package: Package | None = None
+) -> list[GenerationRequest]:
     return convert.generation_requests(
         request,
-        manifest=generation_package(batch_invariant=batch_invariant).manifest,
+        manifest=(package or generation_package()).manifest,
+        capabilities=capabilities,
         limits=RequestLimits(),
         request_ids=(f"id-{i}" for i in itertools.count()),
         deadline=12.5,
@@ -92,60 +103,180 @@ def test_one_seed_is_drawn_for_all_inputs_of_a_call() -> None:
     assert first.params.seed == second.params.seed
 
 
+def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
+    request = generate(
+        "a",
+        decoding=pb.Decoding(
+            beam=pb.BeamSearch(width=4, length_penalty=0, early_stop=False), num_outputs=3
+        ),
+        output=pb.Output(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True),
+    )
+
+    (converted,) = _convert(request)
+
+    assert converted.params == SamplingParams(
+        strategy="beam",
+        beam_width=4,
+        length_penalty=0.0,
+        early_stop=False,
+        num_outputs=3,
+        logprobs=0,
+        prompt_logprobs=2,
+        alignment=True,
+        allow_partial=True,
+    )
+
+
+def test_what_beam_search_leaves_out_takes_the_defaults_of_the_engine() -> None:
+    (converted,) = _convert(generate("a", decoding=pb.Decoding(beam=pb.BeamSearch(width=2))))
+
+    assert converted.params == SamplingParams(strategy="beam", beam_width=2)
+
+
+def test_controls_reach_the_engine() -> None:
+    controls = pb.LogitControls(
+        repetition_penalty=1.25,
+        frequency_penalty=-0.5,
+        presence_penalty=0.5,
+        no_repeat_ngram=3,
+        logit_bias={9: 1.5, 3: -2.0},
+        banned_tokens=[7, 5],
+    )
+    sampling = pb.Sampling(typical_p=0.5, best_of=4)
+
+    (converted,) = _convert(
+        generate("a", decoding=pb.Decoding(sampling=sampling, controls=controls))
+    )
+
+    assert (converted.params.typical_p, converted.params.best_of) == (0.5, 4)
+    assert converted.params.controls == LogitControls(
+        repetition_penalty=1.25,
+        frequency_penalty=-0.5,
+        presence_penalty=0.5,
+        no_repeat_ngram=3,
+        logit_bias=((3, -2.0), (9, 1.5)),
+        banned_tokens=(7, 5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (pb.Constraint(json_schema="{}"), Constraint("json_schema", ("{}",))),
+        (pb.Constraint(regex="a*"), Constraint("regex", ("a*",))),
+        (pb.Constraint(grammar='start: "a"'), Constraint("grammar", ('start: "a"',))),
+        (pb.Constraint(choice=pb.Phrases(values=["a", "b"])), Constraint("choice", ("a", "b"))),
+    ],
+)
+def test_constraints_reach_the_engine(constraint: pb.Constraint, expected: Constraint) -> None:
+    (converted,) = _convert(generate("a", decoding=pb.Decoding(constraint=constraint)))
+
+    assert converted.params.constraint == expected
+
+
+def test_prefix_priority_and_tenant_reach_the_engine() -> None:
+    request = generate("a", "b", "c", scheduling=pb.Scheduling(priority=-3, tenant="team"))
+    request.inputs[0].prefix_text = "2"
+    request.inputs[1].prefix_tokens.ids.extend([4, 5])
+
+    requests = _convert(request)
+
+    assert [r.target_prefix for r in requests] == ["2", (4, 5), ()]
+    assert {(r.priority, r.tenant) for r in requests} == {(-3, "team")}
+
+
+ASKED: list[tuple[dict[str, Any], str, str]] = [
+    ({"decoding": pb.Decoding(beam=pb.BeamSearch(width=4))}, "decoding.beam", "beam"),
+    (
+        {"decoding": pb.Decoding(sampling=pb.Sampling(typical_p=0.9))},
+        "decoding.sampling.typical_p",
+        "typical_p",
+    ),
+    (
+        {"decoding": pb.Decoding(sampling=pb.Sampling(best_of=4))},
+        "decoding.sampling.best_of",
+        "best_of",
+    ),
+    (
+        {"decoding": pb.Decoding(constraint=pb.Constraint(regex="a*"))},
+        "decoding.constraint",
+        "constraint",
+    ),
+    ({"output": pb.Output(logprobs=0)}, "output.logprobs", "logprobs"),
+    ({"output": pb.Output(prompt_logprobs=1)}, "output.prompt_logprobs", "prompt_logprobs"),
+    ({"output": pb.Output(alignment=True)}, "output.alignment", "alignment"),
+    ({"output": pb.Output(allow_partial=True)}, "output.allow_partial", "allow_partial"),
+    ({"scheduling": pb.Scheduling(priority=-1)}, "scheduling.priority", "priority"),
+    ({"scheduling": pb.Scheduling(tenant="t")}, "scheduling.tenant", "fair_share"),
+    (
+        {
+            "scheduling": pb.Scheduling(
+                determinism=common_pb2.Determinism.DETERMINISM_BATCH_INVARIANT
+            )
+        },
+        "scheduling.determinism",
+        "batch_invariant",
+    ),
+    *(
+        (
+            {"decoding": pb.Decoding(controls=pb.LogitControls(**{name: value}))},  # type: ignore[arg-type]
+            f"decoding.controls.{name}",
+            "controls",
+        )
+        for name, value in {
+            "repetition_penalty": 1.1,
+            "frequency_penalty": 0.1,
+            "presence_penalty": 0.1,
+            "no_repeat_ngram": 2,
+            "logit_bias": {3: 1.0},
+            "banned_tokens": [3],
+        }.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "path", "capability"), ASKED)
+def test_an_option_is_refused_by_its_path_where_the_model_lacks_just_its_capability(
+    fields: dict[str, Any], path: str, capability: str
+) -> None:
+    request = generate("a", **fields)
+
+    assert len(_convert(request, capabilities=(capability,))) == 1
+    with pytest.raises(CapabilityNotSupported, match=path) as caught:
+        _convert(request, capabilities=tuple(name for name in OPTIONS if name != capability))
+    assert caught.value.features == (path,)
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
-        ({"decoding": pb.Decoding(beam=pb.BeamSearch(width=4))}, "decoding.beam"),
-        (
-            {"decoding": pb.Decoding(sampling=pb.Sampling(typical_p=0.9))},
-            "decoding.sampling.typical_p",
-        ),
-        ({"decoding": pb.Decoding(sampling=pb.Sampling(best_of=4))}, "decoding.sampling.best_of"),
-        (
-            {"decoding": pb.Decoding(constraint=pb.Constraint(regex="a*"))},
-            "decoding.constraint",
-        ),
-        ({"output": pb.Output(logprobs=0)}, "output.logprobs"),
-        ({"output": pb.Output(prompt_logprobs=1)}, "output.prompt_logprobs"),
-        ({"output": pb.Output(alignment=True)}, "output.alignment"),
-        ({"output": pb.Output(allow_partial=True)}, "output.allow_partial"),
-        ({"scheduling": pb.Scheduling(priority=-1)}, "scheduling.priority"),
-        ({"scheduling": pb.Scheduling(tenant="t")}, "scheduling.tenant"),
         ({"scheduling": pb.Scheduling(adapter="a")}, "scheduling.adapter"),
         ({"scheduling": pb.Scheduling(determinism=77)}, "scheduling.determinism"),
+        (
+            {
+                "decoding": pb.Decoding(
+                    constraint=pb.Constraint(required_phrases=pb.Phrases(values=["a"]))
+                )
+            },
+            "decoding.constraint.required_phrases",
+        ),
     ],
 )
-def test_what_this_server_lacks_is_refused_by_its_path(fields: dict[str, Any], path: str) -> None:
+def test_what_no_model_has_is_refused_by_its_path(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(CapabilityNotSupported, match=path) as caught:
         _convert(generate("a", **fields))
 
     assert caught.value.features == (path,)
 
 
-@pytest.mark.parametrize(
-    ("controls", "name"),
-    [
-        (pb.LogitControls(repetition_penalty=1.1), "repetition_penalty"),
-        (pb.LogitControls(frequency_penalty=0.1), "frequency_penalty"),
-        (pb.LogitControls(presence_penalty=0.1), "presence_penalty"),
-        (pb.LogitControls(no_repeat_ngram=2), "no_repeat_ngram"),
-        (pb.LogitControls(logit_bias={3: 1.0}), "logit_bias"),
-        (pb.LogitControls(banned_tokens=[3]), "banned_tokens"),
-    ],
-)
-def test_logit_controls_are_refused_by_their_path(controls: pb.LogitControls, name: str) -> None:
-    with pytest.raises(CapabilityNotSupported) as caught:
-        _convert(generate("a", decoding=pb.Decoding(controls=controls)))
-
-    assert caught.value.features == (f"decoding.controls.{name}",)
-
-
-def test_controls_that_are_set_to_none_are_no_controls() -> None:
-    none = pb.LogitControls(
+def test_options_that_are_set_to_none_need_no_capability() -> None:
+    controls = pb.LogitControls(
         repetition_penalty=1, frequency_penalty=0, presence_penalty=0, no_repeat_ngram=0
     )
+    sampling = pb.Sampling(typical_p=1, best_of=2)
+    decoding = pb.Decoding(controls=controls, sampling=sampling, num_outputs=2)
 
-    assert len(_convert(generate("a", decoding=pb.Decoding(controls=none)))) == 1
+    assert len(_convert(generate("a", decoding=decoding), capabilities=())) == 1
 
 
 def test_everything_that_is_lacking_is_named_at_once() -> None:
@@ -155,7 +286,7 @@ def test_everything_that_is_lacking_is_named_at_once() -> None:
     request.inputs[0].prefix_text = "2"
 
     with pytest.raises(CapabilityNotSupported) as caught:
-        _convert(request)
+        _convert(request, capabilities=())
 
     assert set(caught.value.features) == {
         "output.alignment",
@@ -164,20 +295,14 @@ def test_everything_that_is_lacking_is_named_at_once() -> None:
     }
 
 
-def test_batch_invariance_is_taken_where_the_certificate_shows_it_and_refused_elsewhere() -> None:
-    scheduling = pb.Scheduling(determinism=common_pb2.DETERMINISM_BATCH_INVARIANT)
-    request = generate("a", scheduling=scheduling)
-
-    assert len(_convert(request, batch_invariant=True)) == 1
-    with pytest.raises(CapabilityNotSupported, match="scheduling.determinism"):
-        _convert(request, batch_invariant=False)
-
-
 def test_wrong_fields_are_named_together() -> None:
     request = generate(
         "a",
         request_id="x" * 200,
-        decoding=pb.Decoding(sampling=pb.Sampling(temperature=0, top_p=1.5)),
+        decoding=pb.Decoding(
+            sampling=pb.Sampling(temperature=0, top_p=1.5), constraint=pb.Constraint()
+        ),
+        scheduling=pb.Scheduling(tenant="a\n"),
     )
     request.inputs.add()
 
@@ -188,6 +313,8 @@ def test_wrong_fields_are_named_together() -> None:
         "request_id",
         "decoding.sampling.temperature",
         "decoding.sampling.top_p",
+        "decoding.constraint",
+        "scheduling.tenant",
         "inputs[1]",
     }
 
@@ -219,6 +346,43 @@ def test_streams_cannot_be_resumed_yet() -> None:
         convert.check_stream_request(
             pb.GenerateStreamRequest(request=generate("a"), resume_after=0)
         )
+
+
+def _convert_scores(request: pb.ScoreRequest) -> list[ScoreRequest]:
+    return convert.score_requests(
+        request, limits=RequestLimits(), request_ids=iter(("id-0", "id-1")), deadline=12.5
+    )
+
+
+def test_a_score_takes_its_target_from_the_prefix() -> None:
+    ids = common_pb2.TokenIds(ids=[3, 4])
+    request = pb.ScoreRequest(
+        inputs=[pb.Input(text="a", prefix_tokens=ids), pb.Input(tokens=ids, prefix_text="b")],
+        top_logprobs=2,
+    )
+
+    assert _convert_scores(request) == [
+        ScoreRequest("id-0", "a", (3, 4), 2, deadline=12.5),
+        ScoreRequest("id-1", (3, 4), "b", 2, deadline=12.5, input_path="inputs[1]"),
+    ]
+
+
+def test_wrong_fields_of_a_score_are_named_together() -> None:
+    request = pb.ScoreRequest(
+        inputs=[pb.Input(text="a"), pb.Input(prefix_text="b")],
+        top_logprobs=21,
+        request_id="\n",
+    )
+
+    with pytest.raises(InvalidRequest) as caught:
+        _convert_scores(request)
+
+    assert [v.field for v in caught.value.violations] == [
+        "top_logprobs",
+        "request_id",
+        "inputs[1]",
+        "inputs[0]",
+    ]
 
 
 def test_items_become_text_pairs_ids_and_images() -> None:

@@ -1,0 +1,107 @@
+"""Says which capability of a model each option of a request needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from tokenweir.v1 import common_pb2, generation_service_pb2
+
+from engine.errors import CapabilityNotSupported
+
+BATCH_INVARIANT = "batch_invariant"
+_NOWHERE = ""  # the capability of what no engine has
+
+
+def check_generation(
+    request: generation_service_pb2.GenerateRequest, capabilities: Collection[str]
+) -> None:
+    """Raise CapabilityNotSupported for everything asked for that the model does not have."""
+    raise_if_unsupported(
+        [path for path, capability in _asked(request) if capability not in capabilities]
+    )
+
+
+def raise_if_unsupported(features: Sequence[str]) -> None:
+    """Raise CapabilityNotSupported if a feature is asked for that this server does not have."""
+    if features:
+        raise CapabilityNotSupported(
+            f"{', '.join(features)}: not supported by this model on this server; leave it out "
+            "(ListModels tells the capabilities of a model)",
+            features,
+        )
+
+
+def _asked(request: generation_service_pb2.GenerateRequest) -> Iterator[tuple[str, str]]:
+    """Yield the path of every option that is asked for, and the capability that it needs.
+
+    An option that is set to "none" is not asked for.
+    """
+    yield from _asked_of_decoding(request.decoding)
+    yield from _asked_of_output(request.output)
+    yield from _asked_of_scheduling(request.scheduling)
+    for i, one in enumerate(request.inputs):
+        if prefix := one.WhichOneof("target_prefix"):
+            yield f"inputs[{i}].{prefix}", "target_prefix"
+    for name in request.extensions.fields:
+        yield f"extensions.{name}", _NOWHERE
+
+
+def _asked_of_decoding(decoding: generation_service_pb2.Decoding) -> Iterator[tuple[str, str]]:
+    sampling = decoding.sampling
+    if decoding.WhichOneof("strategy") == "beam":
+        yield "decoding.beam", "beam"
+    if sampling.HasField("typical_p") and sampling.typical_p != 1:
+        yield "decoding.sampling.typical_p", "typical_p"
+    num_outputs = decoding.num_outputs if decoding.HasField("num_outputs") else 1
+    if sampling.HasField("best_of") and sampling.best_of != num_outputs:
+        yield "decoding.sampling.best_of", "best_of"
+    for name in _asked_controls(decoding.controls):
+        yield f"decoding.controls.{name}", "controls"
+    if decoding.HasField("constraint"):
+        if decoding.constraint.WhichOneof("kind") == "required_phrases":
+            yield "decoding.constraint.required_phrases", _NOWHERE
+        else:
+            yield "decoding.constraint", "constraint"
+
+
+def _asked_controls(controls: generation_service_pb2.LogitControls) -> list[str]:
+    """Return the controls that are set to something else than "none"."""
+    asked = {
+        "repetition_penalty": controls.HasField("repetition_penalty")
+        and controls.repetition_penalty != 1,
+        "frequency_penalty": controls.frequency_penalty != 0,
+        "presence_penalty": controls.presence_penalty != 0,
+        "no_repeat_ngram": controls.no_repeat_ngram != 0,
+        "logit_bias": bool(controls.logit_bias),
+        "banned_tokens": bool(controls.banned_tokens),
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def _asked_of_output(output: generation_service_pb2.Output) -> Iterator[tuple[str, str]]:
+    if output.HasField("logprobs"):
+        yield "output.logprobs", "logprobs"
+    if output.HasField("prompt_logprobs"):
+        yield "output.prompt_logprobs", "prompt_logprobs"
+    if output.alignment:
+        yield "output.alignment", "alignment"
+    if output.allow_partial:
+        yield "output.allow_partial", "allow_partial"
+
+
+def _asked_of_scheduling(
+    scheduling: generation_service_pb2.Scheduling,
+) -> Iterator[tuple[str, str]]:
+    if scheduling.priority:
+        yield "scheduling.priority", "priority"
+    if scheduling.tenant:
+        yield "scheduling.tenant", "fair_share"
+    if scheduling.adapter:
+        yield "scheduling.adapter", _NOWHERE
+    if scheduling.determinism == common_pb2.DETERMINISM_BATCH_INVARIANT:
+        yield "scheduling.determinism", BATCH_INVARIANT
+    elif scheduling.determinism not in (
+        common_pb2.DETERMINISM_UNSPECIFIED,
+        common_pb2.DETERMINISM_BEST_EFFORT,
+    ):
+        yield "scheduling.determinism", _NOWHERE
