@@ -190,7 +190,15 @@ class AsyncEngine:
         self._num_submitted += 1
         self._commands.put(
             TokenRequest(
-                key, request.request_id, prompt_ids, params, seed, arrival, request.deadline
+                key,
+                request.request_id,
+                prompt_ids,
+                params,
+                seed,
+                arrival,
+                request.deadline,
+                priority=request.priority,
+                tenant=request.tenant,
             )
         )
         return key, stream

@@ -16,7 +16,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # tokens computed in one step, decode and prefill together
     prefill_chunk_size: int = 128  # prompts are cut at multiples of it, whatever else runs
     max_queue_size: int = 256  # requests waiting; one more is refused
-    max_waiting_tokens: int = 65_536  # prompt tokens waiting; more are refused
+    max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused
     num_threads: int = 0  # of onnxruntime; 0: one per core
     limits: RequestLimits = field(default_factory=RequestLimits)
 

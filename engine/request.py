@@ -233,6 +233,6 @@ class LoadSnapshot:
 
     running: int  # sequences in the running batch
     waiting: int  # requests
-    waiting_tokens: int
+    waiting_tokens: int  # the most that the waiting requests may come to cost
     cache_used: float  # share of the slots, 0 to 1
     tokens_per_second: float

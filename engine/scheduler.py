@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from engine.admission import max_cost
 from engine.batch import Draw, Encode, PrefillChunk, Sampled, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import (
@@ -24,13 +24,14 @@ from engine.package import GenerationContract
 from engine.request import FinishReason, LoadSnapshot
 from engine.sequence import Request, Sequence, TokenRequest
 from engine.slots import SlotTable
+from engine.waiting_queue import WaitingQueue
 
 _RETRY_AFTER = (0.1, 30.0)  # seconds, least and most
 _UNKNOWN_RETRY_AFTER = 1.0  # before anything was admitted
 
 
 class Scheduler:
-    """Owns the requests: a queue in order of arrival, and those that have slots.
+    """Owns the requests: those that wait, and those that have slots.
 
     A step takes the next token of every decoding sequence first, then sources and prompt chunks in
     order of arrival while the token budget lasts. A prompt is cut at multiples of the chunk size
@@ -56,8 +57,7 @@ class Scheduler:
         self._clear()
 
     def _clear(self) -> None:
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
-        self._waiting_tokens = 0
+        self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
         self._prefilling: dict[int, Request] = {}  # those of the running ones, by arrival
         self._next_deadline = math.inf  # none of the requests has an earlier one
@@ -80,7 +80,7 @@ class Scheduler:
         return LoadSnapshot(
             running=used,
             waiting=len(self._waiting),
-            waiting_tokens=self._waiting_tokens,
+            waiting_tokens=self._waiting.num_tokens,
             cache_used=used / num_slots,
             tokens_per_second=self._tokens_rate.at(self._clock()),
         )
@@ -93,9 +93,8 @@ class Scheduler:
         """Queue a request, or admit it at once; raise QueueFull or TokenBudgetFull."""
         request = self._make_request(source)
         if self._waiting or len(request.sequences) > self._num_free_slots:
-            self._refuse_if_full(source)
-        self._waiting[source.key] = request
-        self._waiting_tokens += len(source.prompt_ids)
+            self._refuse_if_full(request)
+        self._waiting.add(request)
         if source.deadline is not None:
             self._next_deadline = min(self._next_deadline, source.deadline)
         self._admit()
@@ -105,7 +104,7 @@ class Scheduler:
         if key in self._running:
             self._release(self._running[key])
         else:
-            self._forget_waiting(key)
+            self._waiting.remove(key)
         self._admit()
 
     def finish_sequence(self, key: int, index: int) -> None:
@@ -125,6 +124,7 @@ class Scheduler:
         decoding = self._slots.decoding
         for sequence in decoding:
             sequence.num_computed += 1
+            sequence.request.num_computed += 1
         self._count_step(decoding, plan)
         return ScheduledBatch(
             row_ops=self._slots.take_ops(),
@@ -158,7 +158,7 @@ class Scheduler:
         """Forget every request; return a failure for each, described by its request id."""
         outputs = self._outputs + [
             FailedOutput(request.key, describe(request.source.request_id))
-            for request in (*self._running.values(), *self._waiting.values())
+            for request in (*self._running.values(), *self._waiting)
         ]
         self._clear()
         return outputs
@@ -191,6 +191,7 @@ class Scheduler:
         leader = request.leader
         if request.needs_encoding:
             request.needs_encoding = False
+            request.num_computed += size
             plan.encoded.append(leader)
             return
         if leader.num_left == 1:
@@ -199,6 +200,7 @@ class Scheduler:
             return
         ids = tuple(leader.tokens[leader.num_computed : leader.num_computed + size])
         leader.num_computed += size
+        request.num_computed += size
         plan.chunks.append((leader, ids, leader.num_left == 0))
         if leader.num_left == 0:
             del self._prefilling[request.key]
@@ -272,21 +274,25 @@ class Scheduler:
         self._end(sequence)
         request = sequence.request
         if request.is_finished:
-            del self._running[request.key]
+            self._leave(request)
             self._outputs.append(FinishedOutput(request.key, request.timing()))
 
     def _fail(self, request: Request, error: TokenweirError) -> None:
         """End a request with an error, wherever it is."""
-        if self._forget_waiting(request.key) is None:
+        if self._waiting.remove(request.key) is None:
             self._release(request)
         self._outputs.append(FailedOutput(request.key, error))
 
     def _release(self, request: Request) -> None:
-        del self._running[request.key]
+        self._leave(request)
         self._prefilling.pop(request.key, None)
         for sequence in request.sequences:
             if not sequence.is_finished:
                 self._end(sequence)
+
+    def _leave(self, request: Request) -> None:
+        del self._running[request.key]
+        self._waiting.settle(request, request.num_computed)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.is_finished = True
@@ -305,38 +311,31 @@ class Scheduler:
         request.sequences = [
             Sequence(request, i, list(tokens), len(tokens)) for i in range(params.num_sequences)
         ]
+        request.max_cost = max_cost(request, self._contract)
         return request
 
     def _admit(self) -> None:
-        """Give slots to the requests at the head of the queue, all of a group's at once."""
-        while self._waiting:
-            request = next(iter(self._waiting.values()))
+        """Give slots to the requests that are next, all of a group's at once."""
+        while (request := self._waiting.head()) is not None:
             if len(request.sequences) > self._num_free_slots:
                 return
-            self._forget_waiting(request.key)
+            self._waiting.pop()
             now = self._clock()
-            num_tokens = len(request.source.prompt_ids)
             self._admission_rate.add(1, now)
-            self._admitted_tokens_rate.add(num_tokens, now)
+            self._admitted_tokens_rate.add(request.max_cost, now)
             self._refused = max(0, self._refused - 1)
-            self._refused_tokens = max(0, self._refused_tokens - num_tokens)
+            self._refused_tokens = max(0, self._refused_tokens - request.max_cost)
             self._num_free_slots -= len(request.sequences)
             self._slots.take(request.leader)
             request.admitted = request.last_token = now
             self._running[request.key] = self._prefilling[request.key] = request
             self._outputs.append(AdmittedOutput(request.key))
 
-    def _forget_waiting(self, key: int) -> Request | None:
-        request = self._waiting.pop(key, None)
-        if request is not None:
-            self._waiting_tokens -= len(request.source.prompt_ids)
-        return request
-
     def _expire(self, now: float) -> None:
         if now < self._next_deadline:
             return
         self._next_deadline = math.inf
-        for request in [*self._running.values(), *self._waiting.values()]:
+        for request in [*self._running.values(), *self._waiting]:
             deadline = request.source.deadline
             if deadline is not None and deadline <= now:
                 self._fail(request, self._expired(request, now))
@@ -353,8 +352,8 @@ class Scheduler:
         made = sum(sequence.num_generated for sequence in request.sequences)
         return ExpiredInDecode(f"{after}, with {made} tokens generated")
 
-    def _refuse_if_full(self, source: TokenRequest) -> None:
-        config, num_tokens = self._config, len(source.prompt_ids)
+    def _refuse_if_full(self, request: Request) -> None:
+        source, config, num_tokens = request.source, self._config, request.max_cost
         if len(self._waiting) >= config.max_queue_size:
             self._refused += 1
             wait = _bounded(self._refused, self._admission_rate.at(self._clock()))
@@ -363,15 +362,16 @@ class Scheduler:
                 f"{config.max_queue_size} may; retry in {wait:.1f} s",
                 wait,
             )
-        excess = self._waiting_tokens + num_tokens - config.max_waiting_tokens
+        excess = self._waiting.num_tokens + num_tokens - config.max_waiting_tokens
         if self._waiting and excess > 0:  # one alone may be larger than the limit
             needed = excess + self._refused_tokens
             self._refused_tokens += num_tokens
             wait = _bounded(needed, self._admitted_tokens_rate.at(self._clock()))
             raise TokenBudgetFull(
-                f"{source.request_id}: {self._waiting_tokens} prompt tokens are waiting, with "
-                f"these {num_tokens} more than the {config.max_waiting_tokens} that may; "
-                f"retry in {wait:.1f} s",
+                f"{source.request_id}: the waiting requests may come to "
+                f"{self._waiting.num_tokens} tokens, with the {num_tokens} of this one more than "
+                f"{config.max_waiting_tokens}; retry in {wait:.1f} s, or ask for fewer tokens "
+                "(stopping.max_new_tokens)",
                 wait,
             )
 

@@ -50,6 +50,8 @@ class Request:
     never_before: tuple[int, ...]  # tokens that are banned below min_new_tokens
     sequences: list[Sequence] = field(default_factory=list)
     needs_encoding: bool = False
+    max_cost: int = 0  # the most tokens that it may come to compute
+    num_computed: int = 0  # tokens computed so far, of source, prompt and all sequences
     admitted: float = 0.0
     first_token: float | None = None
     last_token: float = 0.0

@@ -376,6 +376,30 @@ async def test_a_full_queue_refuses_at_once_and_the_rest_goes_on(
     assert answers == ["answer"] * (8 - len(refused))
 
 
+async def test_the_priority_and_the_tenant_of_a_request_reach_the_queue(
+    make_engine: MakeEngine, spell: Callable
+) -> None:
+    engine, runner = await make_engine(spell("ok"), config=EngineConfig(max_num_seqs=1))
+    is_open, order = threading.Event(), []
+    runner.before_step = lambda: is_open.wait(10)
+
+    async def ask(name: str, **options: object) -> None:
+        asked = GenerationRequest(name, "say>", **options)
+        await collect(engine, asked)
+        order.append(name)
+
+    asking = [asyncio.create_task(ask("running", tenant="busy"))]
+    asking.append(asyncio.create_task(ask("later", priority=1)))
+    asking.append(asyncio.create_task(ask("second of busy", tenant="busy")))
+    asking.append(asyncio.create_task(ask("first of quiet", tenant="quiet")))
+    while (engine.load().running, engine.load().waiting) != (1, 3):
+        await asyncio.sleep(0)
+    is_open.set()
+    await asyncio.gather(*asking)
+
+    assert order == ["running", "first of quiet", "second of busy", "later"]
+
+
 async def test_closing_the_stream_frees_the_slot_by_the_end_of_the_step_in_flight(
     make_engine: MakeEngine, spell
 ) -> None:

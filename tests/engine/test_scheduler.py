@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -383,16 +384,99 @@ def test_a_full_queue_refuses_with_the_time_at_which_a_place_will_be_free(
     assert scheduler.load().waiting == 1
 
 
-def test_too_many_waiting_tokens_are_refused_but_a_single_large_prompt_is_not(
+def test_too_many_waiting_tokens_are_refused_but_a_single_large_request_is_not(
     make_scheduler,
 ) -> None:
     scheduler = make_scheduler(small_config(max_waiting_tokens=10))
     scheduler.add(request(1))
     scheduler.add(request(2))
+    scheduler.add(request(3, length=20, max_new_tokens=5))
+
+    with pytest.raises(TokenBudgetFull, match="may come to 25 tokens, with the 8 of this one"):
+        scheduler.add(request(4, length=1, max_new_tokens=7))
+
+
+@pytest.mark.parametrize(
+    ("options", "cost"),
+    [
+        ({"length": 5, "max_new_tokens": 7}, 12),
+        ({"length": 5}, 64),
+        ({"length": 60, "max_new_tokens": 7}, 64),
+        ({"length": 5, "max_new_tokens": 7, "strategy": "sampling", "num_outputs": 3}, 26),
+    ],
+)
+def test_a_waiting_request_counts_its_prompt_and_all_that_it_may_generate(
+    make_scheduler, options: dict, cost: int
+) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=3))
+    scheduler.add(request(1, strategy="sampling", num_outputs=3))
+
+    scheduler.add(request(2, **options))
+
+    assert scheduler.load().waiting_tokens == cost
+
+
+def test_a_source_counts_besides_the_context_of_the_decoder(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(), max_source_len=30)
+    for key in (1, 2):
+        scheduler.add(request(key))
+
     scheduler.add(request(3, length=20))
 
-    with pytest.raises(TokenBudgetFull, match="20 prompt tokens are waiting"):
-        scheduler.add(request(4, length=1))
+    assert scheduler.load().waiting_tokens == 20 + 64
+
+
+def admitted_in(outputs: Sequence[EngineOutput]) -> list[int]:
+    return [output.key for output in outputs if isinstance(output, AdmittedOutput)]
+
+
+def queued(key: int, *, priority: int = 0, tenant: str = "", **options) -> TokenRequest:
+    return replace(request(key, **options), priority=priority, tenant=tenant)
+
+
+def test_a_lower_priority_value_is_admitted_first(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=1))
+    scheduler.add(request(1, max_new_tokens=1))
+    for key, priority in ((2, 1), (3, 0), (4, -1)):
+        scheduler.add(queued(key, priority=priority, max_new_tokens=1))
+
+    assert admitted_in(run_until_idle(scheduler)) == [1, 4, 3, 2]
+
+
+def test_a_tenant_with_a_long_queue_does_not_hold_up_another(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=1))
+    for key in range(5):
+        scheduler.add(queued(key, tenant="busy", max_new_tokens=4))
+    scheduler.add(queued(9, tenant="quiet", max_new_tokens=4))
+
+    assert admitted_in(run_until_idle(scheduler)) == [0, 9, 1, 2, 3, 4]
+
+
+def test_tokens_that_a_request_did_not_use_do_not_count_against_its_tenant(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=1))
+    for key in (1, 2, 3):
+        scheduler.add(queued(key, tenant="brief", max_new_tokens=60))
+    for key in (11, 12):
+        scheduler.add(queued(key, tenant="long", ignore_eos=True, max_new_tokens=20))
+
+    outputs = []
+    while scheduler.has_work:
+        outputs += step(scheduler, EOS)[1]
+
+    assert admitted_in(outputs) == [1, 11, 2, 3, 12]
+
+
+def test_a_group_is_admitted_though_single_requests_of_others_keep_coming(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=2))
+    for key in (1, 2):
+        scheduler.add(queued(key, tenant=f"first {key}", max_new_tokens=key))
+    scheduler.add(queued(3, tenant="group", strategy="sampling", num_outputs=2, max_new_tokens=9))
+    outputs = []
+    for key in range(10, 16):
+        scheduler.add(queued(key, tenant=f"newcomer {key}", max_new_tokens=1))
+        outputs += step(scheduler)[1]
+
+    assert admitted_in(outputs) == [1, 2, 3]
 
 
 def test_free_slots_do_not_count_as_queue(make_scheduler) -> None:
@@ -517,12 +601,12 @@ def test_mean_batch_size_counts_those_that_shared_the_steps(make_scheduler) -> N
 def test_load_counts_sequences_requests_tokens_and_slots(make_scheduler, clock) -> None:
     scheduler = make_scheduler()
     scheduler.add(request(1, strategy="sampling", num_outputs=3))
-    scheduler.add(request(2, strategy="sampling", num_outputs=2, length=5))
+    scheduler.add(request(2, strategy="sampling", num_outputs=2, length=5, max_new_tokens=2))
 
     load = scheduler.load()
     clock.now += 1
     step(scheduler)
     busy = scheduler.load()
 
-    assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (3, 1, 5, 0.75)
+    assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (3, 1, 9, 0.75)
     assert busy.tokens_per_second > 0

@@ -497,7 +497,7 @@ class GetLoadResponse(_message.Message):
         waiting: _builtins.int
         """Requests waiting."""
         waiting_tokens: _builtins.int
-        """Tokens waiting."""
+        """Tokens that the waiting requests may come to cost, new ones included."""
         cache_used: _builtins.float
         """Used share of the cache, 0 to 1.  Always 0 for models without one."""
         tokens_per_second: _builtins.float
