@@ -34,7 +34,7 @@ class Scheduler:
     """Owns the requests: those that wait, and those that have slots.
 
     A step takes the next token of every decoding sequence first, then sources and prompt chunks in
-    order of arrival while the token budget lasts. A prompt is cut at multiples of the chunk size
+    order of arrival, no more than keeps those from waiting long. A prompt is cut at multiples of the chunk size
     from its start whatever else runs, and a single token is always computed together with the
     decoding ones: so the numbers that a request gets do not depend on the load.
     """
@@ -164,20 +164,35 @@ class Scheduler:
         return outputs
 
     def _plan_prefill(self) -> _PrefillPlan:
-        """Give out what the decoding sequences leave of the budget, in order of arrival.
+        """Give out the step's budget for sources and prompts, in order of arrival.
 
-        The first piece always runs: a source longer than the budget would else wait for ever.
+        The first piece always runs: a source longer than the budget would else wait for ever. So
+        does a single token behind it: it is one row more of the decode call.
         """
         plan = _PrefillPlan()
-        left = self._config.max_num_batched_tokens - self._slots.num_decoding
+        left = self._prefill_budget()
         for request in list(self._prefilling.values()):
             while (size := self._next_piece(request)) > 0:
-                if size > left and not plan.is_empty:
+                if size > max(1, left) and not plan.is_empty:
                     return plan
                 left -= size
                 plan.is_empty = False
                 self._plan_piece(request, size, plan)
         return plan
+
+    def _prefill_budget(self) -> int:
+        """Return how many source and prompt tokens the step may take.
+
+        While sequences decode, one chunk: their next tokens wait for the whole step, and so at most
+        for one decode step and one chunk. But if more requests wait for their first token than
+        sequences for their next one, all that those leave of the step: after a burst of arrivals,
+        filling the batch soon gives more tokens than it delays.
+        """
+        num_decoding, config = self._slots.num_decoding, self._config
+        left = config.max_num_batched_tokens - num_decoding
+        if 0 < num_decoding >= len(self._prefilling):
+            return min(left, config.prefill_chunk_size)
+        return left
 
     def _next_piece(self, request: Request) -> int:
         """Return how many tokens the request computes next; 0 if it waits for its next draw."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import ScheduledBatch
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineFailure
@@ -148,3 +149,70 @@ def test_after_a_failed_step_every_request_has_failed_and_the_next_one_runs(
 
     assert [o.key for o in outputs if isinstance(o, FailedOutput)] == [1, 2]
     assert len(sequences_of(run(core))[3, 0]) == 5
+
+
+def tokens_in(batch: ScheduledBatch) -> tuple[int, int]:
+    """Return how many tokens a step decodes, and how many it reads."""
+    read = sum(len(chunk.token_ids) for chunk in batch.chunks)
+    return len(batch.decode_ids), read + sum(len(encode.source_ids) for encode in batch.encodes)
+
+
+def test_a_long_prompt_costs_running_streams_one_chunk_a_step(make_core: Callable) -> None:
+    """So that the worst gap between their tokens is one decode step and one chunk."""
+    core, runner = make_core(continuation, config=EngineConfig(), max_len=1024)
+    for key in range(8):
+        core.scheduler.add(request(key, 4, max_new_tokens=40, ignore_eos=True))
+    core.step()
+
+    core.scheduler.add(request(99, 512, max_new_tokens=3, ignore_eos=True))
+    outputs = [core.step() for _ in range(6)]
+
+    steps = [tokens_in(batch) for batch in runner.batches[1:]]
+    assert steps == [(8, 128)] * 4 + [(9, 0)] * 2
+    for tokens in outputs:
+        assert {o.key for o in tokens if isinstance(o, TokenOutput)} >= set(range(8))
+
+
+def test_two_long_prompts_do_not_take_two_chunks_of_a_step(make_core: Callable) -> None:
+    core, runner = make_core(continuation, config=EngineConfig(), max_len=1024)
+    for key in range(3):
+        core.scheduler.add(request(key, 4, max_new_tokens=40, ignore_eos=True))
+    core.step()
+    for key in (10, 11):
+        core.scheduler.add(request(key, 200, max_new_tokens=3, ignore_eos=True))
+
+    for _ in range(5):
+        core.step()
+
+    assert [tokens_in(batch)[1] for batch in runner.batches[1:]] == [128, 72, 128, 72, 0]
+
+
+def test_more_prompts_than_streams_take_the_whole_step(make_core: Callable) -> None:
+    core, runner = make_core(continuation, config=EngineConfig(), max_len=1024)
+    core.scheduler.add(request(1, 4, max_new_tokens=40, ignore_eos=True))
+    core.step()
+    for key in range(10, 16):
+        core.scheduler.add(request(key, 120, max_new_tokens=3, ignore_eos=True))
+
+    core.step()
+    core.step()
+
+    assert [tokens_in(batch) for batch in runner.batches[1:]] == [(1, 480), (5, 120)]
+
+
+def test_sources_are_bounded_like_prompts_but_a_longer_one_runs_at_once(
+    make_core: Callable,
+) -> None:
+    core, runner = make_core(
+        continuation, config=EngineConfig(prefill_chunk_size=32), max_source_len=200
+    )
+    for key in range(4):
+        core.scheduler.add(request(key, 4, max_new_tokens=40, ignore_eos=True))
+    core.step()
+    for key, length in ((10, 100), (11, 20), (12, 10), (13, 2)):
+        core.scheduler.add(request(key, length, max_new_tokens=9, ignore_eos=True))
+
+    core.step()
+    core.step()
+
+    assert [tokens_in(batch) for batch in runner.batches[1:]] == [(5, 100), (7, 30)]
