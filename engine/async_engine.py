@@ -104,6 +104,10 @@ class AsyncEngine:
         invariant = self._package.manifest.certificate.batch_invariant
         return (*found, "batch_invariant") if invariant else found
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text; see Tokenizer."""
+        return self._tokenizer.token_bytes(token_id)
+
     @property
     def healthy(self) -> bool:
         """False if the engine's thread is not running or the last steps all failed."""

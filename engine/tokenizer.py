@@ -58,6 +58,8 @@ class Tokenizer:
             decoder.get("type"),
             *(part.get("type") for part in decoder.get("decoders", ())),
         }
+        self._ends_words = decoder.get("type") == "BPEDecoder"  # with a space, behind the word
+        self._bytes_of: dict[int, bytes] = {}  # of the tokens that were asked for
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the special tokens that the model wants around it."""
@@ -80,6 +82,31 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; special tokens and ids that have no token are left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds in the middle of a text; a special token, its name.
+
+        Bytes, for a token need not hold whole characters. Empty for an id that has no token.
+        """
+        found = self._bytes_of.get(token_id)
+        if found is None:
+            found = self._bytes_of[token_id] = self._read_bytes(token_id)
+        return found
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._special_ids:
+            return token.encode()
+        if self._is_byte_level:
+            return _token_bytes(token)
+        if self.is_fallback_byte(token):
+            return bytes([int(token[3:5], 16)])
+        # A first (or last) token may lose its space; the difference that a second one makes is all.
+        once, twice = self.decode([token_id]), self.decode([token_id, token_id])
+        added = twice[: -len(once)] if self._ends_words and once else twice[len(once) :]
+        return added.encode()
 
     def stream(self) -> TextStream:
         """Return a decoder that takes one token after the other."""

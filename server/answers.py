@@ -1,4 +1,4 @@
-"""Turns what the engines give into the protocol's answers."""
+"""Turns predictions, counts, times and what is known of a model into the protocol's answers."""
 
 from __future__ import annotations
 
@@ -8,33 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
-from tokenweir.v1 import (
-    admin_service_pb2,
-    common_pb2,
-    generation_service_pb2,
-    prediction_service_pb2,
-)
+from tokenweir.v1 import admin_service_pb2, common_pb2, prediction_service_pb2
 
-from engine.package import Certificate, Manifest, Package
+from engine.package import Certificate, Package
 from engine.prediction import ItemPrediction
-from engine.request import (
-    FinishReason,
-    LoadSnapshot,
-    RequestFinished,
-    RequestLimits,
-    SequenceFinished,
-    TextDelta,
-    Timing,
-    Usage,
-)
-
-FINISH_REASONS = {
-    FinishReason.EOS: common_pb2.FINISH_REASON_EOS,
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CONTEXT_FULL: common_pb2.FINISH_REASON_CONTEXT_FULL,
-    FinishReason.DEADLINE: common_pb2.FINISH_REASON_DEADLINE,
-}
+from engine.request import LoadSnapshot, RequestLimits, Timing, Usage
 
 
 @dataclass(frozen=True)
@@ -45,67 +23,6 @@ class ServedModel:
     package: Package
     capabilities: tuple[str, ...]
     replica_id: str
-
-
-@dataclass(frozen=True)
-class FinishedInput:
-    """Everything that one input of a unary call gave."""
-
-    sequences: tuple[SequenceFinished, ...]  # by index
-    end: RequestFinished
-
-
-def generate_response(
-    results: Sequence[FinishedInput], *, request_id: str, model: ServedModel, with_ids: bool
-) -> generation_service_pb2.GenerateResponse:
-    """Return the answer to Generate; results are in the order of the inputs."""
-    return generation_service_pb2.GenerateResponse(
-        request_id=request_id,
-        results=[
-            generation_service_pb2.Result(
-                sequences=[_sequence(one, with_ids) for one in result.sequences]
-            )
-            for result in results
-        ],
-        usage=usage([result.end.usage for result in results]),
-        timing=timing([result.end.timing for result in results]),
-        provenance=provenance(model, seed=results[0].end.seed),
-    )
-
-
-def delta(event: TextDelta, *, with_ids: bool) -> generation_service_pb2.GenerateStreamResponse:
-    """Return more of a sequence."""
-    message = generation_service_pb2.GenerateStreamResponse()
-    message.delta.index = event.index
-    message.delta.text = event.text
-    if with_ids:
-        message.delta.tokens.ids.extend(event.token_ids)
-    return message
-
-
-def finished(event: SequenceFinished) -> generation_service_pb2.GenerateStreamResponse:
-    """Return the end of a sequence."""
-    message = generation_service_pb2.GenerateStreamResponse.Finished(
-        index=event.index,
-        finish_reason=FINISH_REASONS[event.reason],
-        sum_logprob=event.sum_logprob,
-    )
-    _set_matched_stop(message, event.matched_stop)
-    return generation_service_pb2.GenerateStreamResponse(finished=message)
-
-
-def summary(
-    event: RequestFinished, *, request_id: str, model: ServedModel
-) -> generation_service_pb2.GenerateStreamResponse:
-    """Return the end of a stream."""
-    return generation_service_pb2.GenerateStreamResponse(
-        summary=generation_service_pb2.GenerateStreamResponse.Summary(
-            usage=usage([event.usage]),
-            timing=timing([event.timing]),
-            provenance=provenance(model, seed=event.seed),
-            request_id=request_id,
-        )
-    )
 
 
 def classes(
@@ -152,16 +69,19 @@ def prediction_usage(items: Sequence[ItemPrediction]) -> common_pb2.Usage:
     return common_pb2.Usage(input_tokens=sum(item.input_tokens for item in items))
 
 
-def provenance(model: ServedModel, *, seed: int = 0) -> common_pb2.Provenance:
-    """Return what answered."""
+def provenance(
+    model: ServedModel, *, seed: int = 0, may_vary: bool = False
+) -> common_pb2.Provenance:
+    """Return what answered; with `may_vary` the caller asked for no more than best effort."""
     manifest = model.package.manifest
+    is_invariant = manifest.certificate.batch_invariant and not may_vary
     return common_pb2.Provenance(
         model=model.name,
         model_version=manifest.version,
         manifest_sha256=model.package.manifest_sha256,
         seed=seed,
         determinism=common_pb2.DETERMINISM_BATCH_INVARIANT
-        if manifest.certificate.batch_invariant
+        if is_invariant
         else common_pb2.DETERMINISM_BEST_EFFORT,
         replica_id=model.replica_id,
     )
@@ -208,7 +128,7 @@ def model_info(
         message=message,
         architecture=manifest.architecture,
         capabilities=model.capabilities,
-        limits=_limits(manifest, limits, max_request_bytes),
+        limits=_limits(model, limits, max_request_bytes),
         manifest_sha256=model.package.manifest_sha256,
         parity=_parity(manifest.certificate, manifest.toolchain),
         labels=manifest.labels,
@@ -238,30 +158,6 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return probabilities
 
 
-def _sequence(event: SequenceFinished, with_ids: bool) -> generation_service_pb2.Sequence:
-    message = generation_service_pb2.Sequence(
-        text=event.text,
-        finish_reason=FINISH_REASONS[event.reason],
-        sum_logprob=event.sum_logprob,
-    )
-    if with_ids:
-        message.tokens.ids.extend(event.token_ids)
-    _set_matched_stop(message, event.matched_stop)
-    return message
-
-
-def _set_matched_stop(
-    message: generation_service_pb2.Sequence
-    | generation_service_pb2.GenerateStreamResponse.Finished,
-    matched: str | int | None,
-) -> None:
-    match matched:
-        case str():
-            message.stop_string = matched
-        case int():
-            message.stop_token = matched
-
-
 def _scored_label(
     index: int, probability: float, labels: Sequence[str]
 ) -> prediction_service_pb2.ScoredLabel:
@@ -276,8 +172,9 @@ def _duration(seconds: float) -> Duration:
 
 
 def _limits(
-    manifest: Manifest, limits: RequestLimits, max_request_bytes: int
+    model: ServedModel, limits: RequestLimits, max_request_bytes: int
 ) -> admin_service_pb2.Limits:
+    manifest = model.package.manifest
     message = admin_service_pb2.Limits(
         max_inputs=limits.max_inputs, max_request_bytes=max_request_bytes
     )
@@ -290,6 +187,10 @@ def _limits(
         message.max_input_tokens = cross_cache.max_len if cross_cache else cache.max_len - 1
         message.max_num_outputs = limits.max_num_outputs
         message.max_stop_strings = limits.max_stop_strings
+        if "beam" in model.capabilities:
+            message.max_beam_width = limits.max_beam_width
+        if {"logprobs", "prompt_logprobs", "score"} & {*model.capabilities}:
+            message.max_logprobs = limits.max_logprobs
     return message
 
 

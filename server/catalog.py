@@ -14,7 +14,7 @@ from engine.errors import (
 )
 from engine.package import Package
 from engine.prediction import Prediction, PredictionItem
-from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot
+from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot, Score, ScoreRequest
 from server.answers import ServedModel
 
 _MAX_ECHO = 64  # characters of a name that an error repeats
@@ -52,6 +52,20 @@ class GeneratingEngine(Engine, Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Yield Admitted, deltas and ends of sequences, then RequestFinished."""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+
+
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """Scores given targets; `AsyncEngine` in production."""
+
+    async def score(self, request: ScoreRequest) -> Score:
+        """Return the log-probabilities of the target's tokens."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+
 
 @runtime_checkable
 class PredictingEngine(Engine, Protocol):
@@ -86,6 +100,13 @@ class Catalog:
         if isinstance(engine, GeneratingEngine):
             return engine
         raise _cannot(name, engine, "generate")
+
+    def scoring(self, name: str, version: str) -> ScoringEngine:
+        """Return the engine of a model that scores."""
+        engine = self._find(name, version)
+        if isinstance(engine, ScoringEngine) and "score" in engine.capabilities:
+            return engine
+        raise _cannot(name, engine, "score")
 
     def predicting(self, name: str, version: str, capability: str) -> PredictingEngine:
         """Return the engine of a model that can "classify", "label" or "embed"."""

@@ -8,7 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
 
-from engine.request import Admitted, GenerationEvent, SequenceFinished, TextDelta
+from engine.request import (
+    Admitted,
+    GenerationEvent,
+    PositionLogprobs,
+    SequenceFinished,
+    TextDelta,
+)
 
 
 @dataclass
@@ -17,6 +23,15 @@ class _Pending:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+    def add(self, delta: TextDelta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+    def merged(self, index: int) -> TextDelta:
+        return TextDelta(index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
 
 
 class DeltaBuffer:
@@ -35,8 +50,7 @@ class DeltaBuffer:
         """Take an event; return whether there is something to send."""
         if isinstance(event, TextDelta):
             pending = self._pending.setdefault(event.index, _Pending())
-            pending.texts.append(event.text)
-            pending.token_ids.extend(event.token_ids)
+            pending.add(event)
             self._full |= len(pending.token_ids) >= self._tokens_per_message
         else:
             self._others.append(event)
@@ -49,7 +63,7 @@ class DeltaBuffer:
         for index, pending in list(self._pending.items()):
             if index in ended or len(pending.token_ids) >= self._tokens_per_message:
                 del self._pending[index]
-                events.append(TextDelta(index, "".join(pending.texts), tuple(pending.token_ids)))
+                events.append(pending.merged(index))
         events += [event for event in self._others if not isinstance(event, Admitted)]
         self._others, self._full = [], False
         return events

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from grpc import aio
 from tokenweir.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
+    common_pb2,
     generation_service_pb2,
     generation_service_pb2_grpc,
     prediction_service_pb2,
@@ -34,12 +35,13 @@ from engine.request import (
     raise_if_any,
 )
 from server import answers, convert
-from server.answers import FinishedInput
 from server.catalog import Catalog, GeneratingEngine
 from server.deltas import gathered
+from server.generation_answers import FinishedInput, GenerationAnswers
 from server.interceptors import AdmissionInterceptor, current_request_id
 
 Context = aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 
 API_MINOR = 1
 REPLICA_KEY = "tokenweir-replica"  # initial metadata: sent on admission, so it is never empty
@@ -50,7 +52,7 @@ _MAX_DEADLINE_MARGIN = 0.05  # seconds
 
 
 class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Generate and GenerateStream."""
+    """Generate, GenerateStream and Score."""
 
     def __init__(self, catalog: Catalog, limits: RequestLimits) -> None:
         self._catalog = catalog
@@ -62,13 +64,8 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> generation_service_pb2.GenerateResponse:
         """Answer all inputs, in order; one that fails fails the call and aborts the others."""
         engine, inputs = self._prepare(request, context)
-        results = await _generate_all(engine, inputs)
-        return answers.generate_response(
-            results,
-            request_id=current_request_id(),
-            model=self._catalog.served(request.model),
-            with_ids=request.output.token_ids,
-        )
+        results = await _all_of([_generate(engine, one) for one in inputs])
+        return self._answering(request, engine).response(results)
 
     async def GenerateStream(
         self, request: generation_service_pb2.GenerateStreamRequest, context: Context
@@ -78,7 +75,8 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         try:
             engine, (one,) = self._prepare(request.request, context)
             events = gathered(engine.generate(one), tokens_per_message)
-            async with aclosing(self._messages(request.request, events, context)) as messages:
+            answering = self._answering(request.request, engine)
+            async with aclosing(self._messages(events, answering, context)) as messages:
                 number = 0
                 async for message in messages:
                     number += 1
@@ -90,8 +88,19 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Score(
         self, request: generation_service_pb2.ScoreRequest, context: Context
     ) -> generation_service_pb2.ScoreResponse:
-        """Refuse: there is no teacher-forced scoring yet."""
-        raise _not_there("Score")
+        """Answer all inputs, in order; one that fails fails the call and cancels the others."""
+        engine = self._catalog.scoring(request.model, request.model_version)
+        inputs = convert.score_requests(
+            request,
+            limits=self._limits,
+            request_ids=self._engine_ids(),
+            deadline=_deadline(context),
+        )
+        scores = await _all_of([engine.score(one) for one in inputs])
+        answering = GenerationAnswers(
+            self._catalog.served(request.model), current_request_id(), engine.token_bytes
+        )
+        return answering.score_response(scores)
 
     def _prepare(
         self, request: generation_service_pb2.GenerateRequest, context: Context
@@ -111,13 +120,24 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         # A client may send one id twice; the engine's names must not collide.
         return (f"{current_request_id()}#{number}" for number in self._numbers)
 
+    def _answering(
+        self, request: generation_service_pb2.GenerateRequest, engine: GeneratingEngine
+    ) -> GenerationAnswers:
+        determinism = request.scheduling.determinism
+        return GenerationAnswers(
+            self._catalog.served(request.model),
+            current_request_id(),
+            engine.token_bytes,
+            with_ids=request.output.token_ids,
+            may_vary=determinism == common_pb2.DETERMINISM_BEST_EFFORT,
+        )
+
     async def _messages(
         self,
-        request: generation_service_pb2.GenerateRequest,
         events: AsyncGenerator[GenerationEvent, None],
+        answering: GenerationAnswers,
         context: Context,
     ) -> AsyncGenerator[generation_service_pb2.GenerateStreamResponse, None]:
-        with_ids = request.output.token_ids
         async with aclosing(events):
             async for event in events:
                 match event:
@@ -126,16 +146,12 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
                             ((REPLICA_KEY, self._catalog.replica_id),)
                         )
                     case TextDelta():
-                        if event.text or (with_ids and event.token_ids):
-                            yield answers.delta(event, with_ids=with_ids)
+                        if (message := answering.delta(event)) is not None:
+                            yield message
                     case SequenceFinished():
-                        yield answers.finished(event)
+                        yield answering.finished(event)
                     case RequestFinished():
-                        yield answers.summary(
-                            event,
-                            request_id=current_request_id(),
-                            model=self._catalog.served(request.model),
-                        )
+                        yield answering.summary(event)
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
@@ -314,11 +330,9 @@ def _deadline(context: Context) -> float | None:
     return time.monotonic() + remaining - margin
 
 
-async def _generate_all(
-    engine: GeneratingEngine, requests: Sequence[GenerationRequest]
-) -> list[FinishedInput]:
+async def _all_of(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all requests at once; raise what the first to fail raised, the others then aborted."""
-    tasks = [asyncio.create_task(_generate(engine, request)) for request in requests]
+    tasks = [asyncio.create_task(run) for run in runs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         _raise_all_violations([task for task in tasks if task in done])
@@ -344,7 +358,7 @@ async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> Fin
     raise RuntimeError(f"the engine ended request {request.request_id} without RequestFinished")
 
 
-def _raise_all_violations(tasks: Sequence[asyncio.Task[FinishedInput]]) -> None:
+def _raise_all_violations(tasks: Sequence[asyncio.Task[T]]) -> None:
     """Raise the first error; where inputs are invalid, one that names everything of all inputs."""
     errors = [error for task in tasks if (error := task.exception()) is not None]
     violations = [v for e in errors if isinstance(e, InvalidRequest) for v in e.violations]

@@ -21,7 +21,16 @@ TEXTS = [
     "don't stop ''now''. a b c d",
     "\x00\t\n  x",
 ]
-KINDS = ("byte_bpe", "byte", "char", "word_level", "word_piece", "metaspace", "byte_fallback")
+KINDS = (
+    "byte_bpe",
+    "byte",
+    "char",
+    "word_level",
+    "word_piece",
+    "metaspace",
+    "byte_fallback",
+    "word_ends",
+)
 
 
 def _byte_bpe() -> tokenizers.Tokenizer:
@@ -109,10 +118,26 @@ def _byte_fallback() -> tokenizers.Tokenizer:
     return made
 
 
+def _word_ends() -> tokenizers.Tokenizer:
+    vocab = {t: i for i, t in enumerate(["<unk>", "th", "e</w>", "a</w>"])}
+    made = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    made.decoder = decoders.BPEDecoder(suffix="</w>")
+    return made
+
+
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     folder = tmp_path_factory.mktemp("tokenizers")
-    makers = (_byte_bpe, _byte, _char, _word_level, _word_piece, _metaspace, _byte_fallback)
+    makers = (
+        _byte_bpe,
+        _byte,
+        _char,
+        _word_level,
+        _word_piece,
+        _metaspace,
+        _byte_fallback,
+        _word_ends,
+    )
     found = {}
     for kind, make in zip(KINDS, makers, strict=True):
         path = folder / f"{kind}.json"
@@ -297,6 +322,58 @@ def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer])
         short = min(seconds(kinds[kind], few) for _ in range(5))
 
         assert seconds(kinds[kind], few * 20) < 20 * 10 * short
+
+
+@pytest.mark.parametrize(
+    ("kind", "token", "expected"),
+    [
+        ("byte_bpe", "Ġthe", b" the"),
+        ("byte_bpe", "Ã", b"\xc3"),
+        ("byte_bpe", "日付", "日付".encode()),
+        ("byte_bpe", "<eos>", b"<eos>"),
+        ("char", "é", "é".encode()),
+        ("word_level", "the", b" the"),
+        ("word_piece", "not", b" not"),
+        ("word_piece", "##日", "日".encode()),
+        ("word_piece", ".", b"."),
+        ("word_piece", "[SEP]", b"[SEP]"),
+        ("metaspace", "▁a", b" a"),
+        ("metaspace", "▁", b" "),
+        ("metaspace", "b", b"b"),
+        ("byte_fallback", "▁a", b" a"),
+        ("byte_fallback", "<0xE6>", b"\xe6"),
+        ("byte_fallback", "<0x41>", b"A"),
+        ("byte_fallback", "日", "日".encode()),
+        ("word_ends", "th", b"th"),
+        ("word_ends", "e</w>", b"e "),
+    ],
+)
+def test_bytes_of_a_token_are_what_it_adds_to_a_text(
+    kinds: dict[str, Tokenizer], kind: str, token: str, expected: bytes
+) -> None:
+    tokenizer = kinds[kind]
+    token_id = tokenizer._tokenizer.token_to_id(token)
+
+    assert tokenizer.token_bytes(token_id) == expected
+    assert tokenizer.token_bytes(token_id) == expected  # remembered
+
+
+def test_an_id_without_a_token_has_no_bytes(kinds: dict[str, Tokenizer]) -> None:
+    assert kinds["byte"].token_bytes(kinds["byte"].vocab_size) == b""
+
+
+@pytest.mark.parametrize("kind", ["char", "word_level", "word_piece", "metaspace"])
+@given(data=st.data())
+def test_bytes_of_tokens_make_up_the_text_behind_the_first(
+    kinds: dict[str, Tokenizer], kind: str, data: st.DataObject
+) -> None:
+    tokenizer = kinds[kind]
+    plain = [i for i in range(tokenizer.vocab_size) if tokenizer.visible_token(i) is not None]
+    ids = data.draw(st.lists(st.sampled_from(plain), min_size=1, max_size=12))
+
+    behind = b"".join(map(tokenizer.token_bytes, ids[1:])).decode()
+
+    assert tokenizer.decode(ids[:1]) + behind == tokenizer.decode(ids)
 
 
 def test_offsets_are_bytes_of_the_utf8_text(kinds: dict[str, Tokenizer]) -> None:

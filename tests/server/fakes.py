@@ -34,11 +34,15 @@ from engine.request import (
     GenerationEvent,
     GenerationRequest,
     LoadSnapshot,
+    PositionLogprobs,
     RequestFinished,
     RequestLimits,
+    Score,
+    ScoreRequest,
     SequenceFinished,
     TextDelta,
     Timing,
+    TokenLogprob,
     Usage,
 )
 from engine.request_checks import check_sampling_params
@@ -146,17 +150,18 @@ class _Lifecycle:
 
 
 class FakeGenerator(_Lifecycle):
-    """Echoes the words of the prompt, a word a token; words in capitals are orders.
+    """Echoes the words of the prompt, a word a token, its length the id; capitals are orders.
 
     HOLD waits until `release` is set, FAIL raises `error`, CRASH raises a bug, SLOW takes 10 ms a
     token, HUGE makes 2,000 tokens of 1,000 letters. `aborted` holds what was closed too early.
     """
 
-    capabilities = ("generate", "stream")
+    capabilities: tuple[str, ...] = ("generate", "stream")
 
     def __init__(self, package: Package | None = None) -> None:
         super().__init__(package or generation_package())
         self.requests: list[GenerationRequest] = []
+        self.scored: list[ScoreRequest] = []
         self.aborted: list[str] = []
         self.release = asyncio.Event()
         self.admit = asyncio.Event()
@@ -177,31 +182,43 @@ class FakeGenerator(_Lifecycle):
         try:
             await self._until(self.admit, request, ExpiredInQueue)
             yield Admitted(request.request_id)
+            is_streamed = request.params.strategy != "beam" and not request.params.best_of
             for index in range(request.params.num_outputs):
                 text = []
                 for word in _expanded(words):
                     await self._obey(word, request)
                     text.append(word + " ")
-                    yield TextDelta(index, word + " ", (len(word),))
-                yield SequenceFinished(
-                    index=index,
-                    reason=FinishReason.STOP if "STOP" in words else FinishReason.EOS,
-                    text="".join(text),
-                    token_ids=tuple(len(word) for word in _expanded(words)),
-                    matched_stop="STOP" if "STOP" in words else None,
-                    sum_logprob=-0.5 * (index + 1),
-                )
+                    if is_streamed:
+                        logprobs = _logprobs([len(word)], request.params.logprobs)
+                        yield TextDelta(index, word + " ", (len(word),), logprobs)
+                yield _finished(request, index, _expanded(words), is_streamed)
             finished = True
             yield RequestFinished(
                 request.request_id,
                 Usage(input_tokens=len(words), output_tokens=len(text)),
                 TIMING,
                 seed=request.params.seed or 0,
+                prompt_logprobs=_logprobs([1] * (len(words) - 1), request.params.prompt_logprobs),
             )
         finally:
             if not finished:
                 self.aborted.append(request.request_id)
             self.done.set()
+
+    async def score(self, request: ScoreRequest) -> Score:
+        self.scored.append(request)
+        if request.target in ("", ()):
+            path = f"{request.input_path}.prefix_text"
+            raise InvalidRequest([FieldViolation(path, "is empty; give at least one token")])
+        if request.target == "FAIL":
+            assert self.error is not None
+            raise self.error
+        words = request.target.split() if isinstance(request.target, str) else request.target
+        positions = _logprobs([3] * len(words), request.top_logprobs)
+        return Score(-0.5 * len(words), positions, Usage(len(words), 0), TIMING)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<%d>" % token_id
 
     def _checked(self, request: GenerationRequest) -> list[str]:
         violations = check_sampling_params(
@@ -253,6 +270,32 @@ class FakeGenerator(_Lifecycle):
             raise expired(f"request {request.request_id} ran out of time")
         if self._stopping.is_set():
             raise Draining("the engine is stopping", 0.2)
+
+
+def _finished(
+    request: GenerationRequest, index: int, words: list[str], is_streamed: bool
+) -> SequenceFinished:
+    ids = [len(word) for word in words]
+    return SequenceFinished(
+        index=index,
+        reason=FinishReason.STOP if "STOP" in words else FinishReason.EOS,
+        text="".join(word + " " for word in words),
+        token_ids=tuple(ids),
+        matched_stop="STOP" if "STOP" in words else None,
+        sum_logprob=-0.5 * (index + 1),
+        score=0.0 if is_streamed else -0.25 * (index + 1),
+        logprobs=_logprobs(ids, request.params.logprobs),
+        alignment=((0.25, 0.75),) * len(ids) if request.params.alignment else (),
+        was_streamed=is_streamed,
+    )
+
+
+def _logprobs(ids: list[int], num_alternatives: int | None) -> tuple[PositionLogprobs, ...]:
+    """Say that every token was the second best, with log-probability -2."""
+    if num_alternatives is None:
+        return ()
+    top = tuple(TokenLogprob(90 + i, -1.0 - i, 1 + i) for i in range(num_alternatives))
+    return tuple(PositionLogprobs(TokenLogprob(i, -2.0, 2), top) for i in ids)
 
 
 def _expanded(words: list[str]) -> list[str]:

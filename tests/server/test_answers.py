@@ -6,27 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tokenweir.v1 import common_pb2
+from tokenweir.v1 import admin_service_pb2, common_pb2
 
+from engine.package import Package
 from engine.prediction import ItemPrediction
-from engine.request import FinishReason, RequestLimits, Timing
+from engine.request import RequestLimits, Timing
 from server import answers
-from tests.server.fakes import LABELS, TIMING, generation_package, prediction_package
+from tests.server.fakes import LABELS, OPTIONS, TIMING, generation_package, prediction_package
 
 
 def _item(logits: list[float] | list[list[float]]) -> ItemPrediction:
     return ItemPrediction(
         np.array(logits, dtype=np.float32), np.array([3, 4], dtype=np.float32), input_tokens=2
     )
-
-
-def test_every_finish_reason_of_the_engine_has_the_protocols_name() -> None:
-    names = {
-        reason.name: common_pb2.FinishReason.Name(answers.FINISH_REASONS[reason])
-        for reason in FinishReason
-    }
-
-    assert names == {name: f"FINISH_REASON_{name}" for name in names}
 
 
 @pytest.mark.parametrize(
@@ -98,9 +90,38 @@ def test_limits_of_a_one_pass_model_promise_no_output() -> None:
     assert (limits.max_input_tokens, limits.max_output_tokens, limits.max_num_outputs) == (32, 0, 0)
 
 
-def _limits(package):  # type: ignore[no-untyped-def]
+def test_limits_of_options_are_told_where_the_model_has_the_options() -> None:
+    with_options = _limits(generation_package(), OPTIONS)
+    without = _limits(generation_package())
+
+    assert (with_options.max_beam_width, with_options.max_logprobs) == (16, 20)
+    assert (without.max_beam_width, without.max_logprobs) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("is_shown", "may_vary", "expected"),
+    [
+        (True, False, common_pb2.DETERMINISM_BATCH_INVARIANT),
+        (True, True, common_pb2.DETERMINISM_BEST_EFFORT),
+        (False, False, common_pb2.DETERMINISM_BEST_EFFORT),
+    ],
+)
+def test_an_answer_is_batch_invariant_where_that_was_shown_and_nobody_asked_for_less(
+    is_shown: bool, may_vary: bool, expected: int
+) -> None:
+    package = generation_package(batch_invariant=is_shown)
     model = answers.ServedModel("m", package, (), "replica")
+
+    assert answers.provenance(model, may_vary=may_vary).determinism == expected
+
+
+def _limits(package: Package, capabilities: tuple[str, ...] = ()) -> admin_service_pb2.Limits:
+    model = answers.ServedModel("m", package, capabilities, "replica")
     info = answers.model_info(
-        model, state=3, message="", limits=RequestLimits(), max_request_bytes=1000
+        model,
+        state=admin_service_pb2.MODEL_STATE_READY,
+        message="",
+        limits=RequestLimits(),
+        max_request_bytes=1000,
     )
     return info.limits

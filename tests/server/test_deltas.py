@@ -12,9 +12,11 @@ from engine.request import (
     Admitted,
     FinishReason,
     GenerationEvent,
+    PositionLogprobs,
     RequestFinished,
     SequenceFinished,
     TextDelta,
+    TokenLogprob,
     Usage,
 )
 from server.deltas import gathered
@@ -64,6 +66,21 @@ async def test_tokens_are_gathered_per_sequence_and_the_rest_comes_before_the_en
         _end(1),
         END,
     ]
+
+
+async def test_log_probabilities_are_gathered_with_their_tokens() -> None:
+    first, second = (PositionLogprobs(TokenLogprob(i, -1.0, 1)) for i in (97, 98))
+    events = [
+        ADMITTED,
+        TextDelta(0, "a", (97,), (first,)),
+        TextDelta(0, "b", (98,), (second,)),
+        _end(),
+        END,
+    ]
+
+    got = [e async for e in gathered(_paced(*events), 2)]
+
+    assert got == [ADMITTED, TextDelta(0, "ab", (97, 98), (first, second)), _end(), END]
 
 
 async def test_a_slow_reader_gets_longer_deltas() -> None:

@@ -12,7 +12,6 @@ import pytest
 from tokenweir.v1 import (
     admin_service_pb2,
     common_pb2,
-    generation_service_pb2,
     prediction_service_pb2,
 )
 from tokenweir.v1 import generation_service_pb2 as pb
@@ -20,6 +19,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.errors import EngineFailure, QueueFull
 from tests.server.calls import Stubs, as_dict, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import (
+    OPTIONS,
     FakeGenerator,
     FakePredictor,
     prediction_package,
@@ -334,7 +334,6 @@ async def test_a_call_for_another_kind_of_model_is_told_what_the_model_can(stubs
 
 async def test_methods_that_are_not_there_yet_say_so(stubs: Stubs) -> None:
     calls = {
-        "Score": stubs.generation.Score(generation_service_pb2.ScoreRequest()),
         "LoadModel": stubs.admin.LoadModel(admin_service_pb2.LoadModelRequest()),
         "UnloadModel": stubs.admin.UnloadModel(admin_service_pb2.UnloadModelRequest()),
         "AbortRequests": stubs.admin.AbortRequests(admin_service_pb2.AbortRequestsRequest()),
@@ -356,6 +355,88 @@ async def test_options_that_are_not_there_yet_are_refused_by_name(stubs: Stubs) 
     assert failure.code is grpc.StatusCode.UNIMPLEMENTED
     assert failure.reason == "CAPABILITY_NOT_SUPPORTED"
     assert failure.metadata["features"] == "decoding.beam"
+
+
+async def test_beam_search_streams_finished_sequences_only(
+    stubs: Stubs, engine: FakeGenerator
+) -> None:
+    engine.capabilities = OPTIONS
+    decoding = pb.Decoding(beam=pb.BeamSearch(width=2), num_outputs=2)
+
+    call = stubs.generation.GenerateStream(stream("a b", decoding=decoding))
+    messages = [message async for message in call]
+
+    assert [m.WhichOneof("event") for m in messages] == ["finished", "finished", "summary"]
+    assert [m.finished.sequence.score for m in messages[:2]] == [-0.25, -0.5]
+    assert [m.finished.sequence.text for m in messages[:2]] == ["a b ", "a b "]
+
+
+async def test_log_probabilities_come_with_their_tokens(
+    stubs: Stubs, engine: FakeGenerator
+) -> None:
+    engine.capabilities = OPTIONS
+    output = pb.Output(logprobs=1, prompt_logprobs=0)
+
+    response = await stubs.generation.Generate(generate("a b", output=output))
+    streamed = [m async for m in stubs.generation.GenerateStream(stream("a b", output=output))]
+
+    (result,) = response.results
+    deltas = [p for m in streamed if m.HasField("delta") for p in m.delta.logprobs]
+    assert [p.chosen.piece for p in result.sequences[0].logprobs] == [b"<1>", b"<1>"]
+    assert deltas == list(result.sequences[0].logprobs)
+    assert list(streamed[-1].summary.prompt_logprobs) == list(result.prompt_logprobs)
+    assert len(result.prompt_logprobs) == 1 and not result.prompt_logprobs[0].top
+
+
+async def test_best_effort_is_reported_where_it_was_asked_for(stubs: Stubs) -> None:
+    scheduling = pb.Scheduling(determinism=common_pb2.DETERMINISM_BEST_EFFORT)
+
+    response = await stubs.generation.Generate(generate("a", scheduling=scheduling))
+
+    assert response.provenance.determinism == common_pb2.DETERMINISM_BEST_EFFORT
+
+
+def _score(*targets: str, model: str = "dates") -> pb.ScoreRequest:
+    inputs = [pb.Input(text="source", prefix_text=target) for target in targets]
+    return pb.ScoreRequest(model=model, inputs=inputs, top_logprobs=1, request_id="call-1")
+
+
+async def test_targets_are_scored_in_order(stubs: Stubs, engine: FakeGenerator) -> None:
+    engine.capabilities = OPTIONS
+
+    response = await stubs.generation.Score(_score("a b", "c"))
+
+    assert [score.sum_logprob for score in response.scores] == [-1, -0.5]
+    assert [len(score.positions) for score in response.scores] == [2, 1]
+    assert [token.id for token in response.scores[0].positions[0].top] == [90]
+    assert (response.usage.input_tokens, response.provenance.model) == (3, "dates")
+    assert [r.request_id for r in engine.scored] == ["call-1#1", "call-1#2"]
+
+
+async def test_wrong_targets_are_named_by_their_inputs(stubs: Stubs, engine: FakeGenerator) -> None:
+    engine.capabilities = OPTIONS
+
+    failure = await failure_of(stubs.generation.Score(_score("a", "", "")))
+
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert list(failure.violations) == ["inputs[1].prefix_text", "inputs[2].prefix_text"]
+
+
+async def test_a_target_that_fails_fails_the_call(stubs: Stubs, engine: FakeGenerator) -> None:
+    engine.capabilities = OPTIONS
+    engine.error = EngineFailure("a step failed")
+
+    failure = await failure_of(stubs.generation.Score(_score("a", "FAIL")))
+
+    assert (failure.code, failure.message) == (grpc.StatusCode.INTERNAL, "a step failed")
+
+
+@pytest.mark.parametrize("model", ["dates", "tags"])
+async def test_a_model_that_does_not_score_says_so(stubs: Stubs, model: str) -> None:
+    failure = await failure_of(stubs.generation.Score(_score("a", model=model)))
+
+    assert failure.code is grpc.StatusCode.UNIMPLEMENTED
+    assert failure.metadata["features"] == "score"
 
 
 async def test_a_reader_that_is_slower_than_the_engine_gets_fewer_and_longer_messages(

@@ -723,7 +723,7 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def alignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Row-major [target, source] attention, if asked for."""
+        """Row-major [generated token, source token] attention, if asked for."""
 
     def __init__(
         self,
@@ -855,7 +855,9 @@ class GenerateStreamResponse(_message.Message):
         """Sum of the log-probabilities."""
         @_builtins.property
         def sequence(self) -> Global___Sequence:
-            """Set for beam search, where nothing was streamed."""
+            """All of the sequence for beam search and best_of, where nothing was streamed.  Else at most
+            its alignment, which is not streamed.
+            """
 
         def __init__(
             self,
