@@ -34,9 +34,9 @@ class Scheduler:
     """Owns the requests: those that wait, and those that have slots.
 
     A step takes the next token of every decoding sequence first, then sources and prompt chunks in
-    order of arrival, no more than keeps those from waiting long. A prompt is cut at multiples of the chunk size
-    from its start whatever else runs, and a single token is always computed together with the
-    decoding ones: so the numbers that a request gets do not depend on the load.
+    order of arrival, no more than keeps those from waiting long. A prompt is cut at multiples of
+    the chunk size from its start whatever else runs, and a single token is always computed together
+    with the decoding ones: so the numbers that a request gets do not depend on the load.
     """
 
     def __init__(
