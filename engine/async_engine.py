@@ -35,6 +35,16 @@ _log = logging.getLogger(__name__)
 
 _MAX_FAILURES_IN_A_ROW = 3  # of steps, before the engine says it is not healthy
 _RETRY_AFTER = 1.0  # seconds, while starting or draining
+_CAPABILITIES = (  # names of server/capabilities.py: what is not here is refused there
+    "generate",
+    "stream",
+    "greedy",
+    "sampling",
+    "num_outputs",
+    "stop",
+    "priority",
+    "fair_share",
+)
 _JOIN_TIMEOUT = 30.0  # seconds for the step in flight when the engine stops
 
 
@@ -100,9 +110,8 @@ class AsyncEngine:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
-        found = ("generate", "stream", "greedy", "sampling", "num_outputs", "stop")
         invariant = self._package.manifest.certificate.batch_invariant
-        return (*found, "batch_invariant") if invariant else found
+        return (*_CAPABILITIES, "batch_invariant") if invariant else _CAPABILITIES
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text; see Tokenizer."""
