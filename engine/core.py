@@ -9,8 +9,9 @@ from time import perf_counter
 from engine.errors import TokenweirError
 from engine.model_runner import ModelRunner
 from engine.output import EngineOutput
-from engine.sampler import Sampler
+from engine.sampler import Sampler, num_top
 from engine.scheduler import Scheduler
+from engine.top_logits import step_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class EngineCore:
         scheduled = perf_counter()
         logits = self._runner.run(batch)
         computed = perf_counter()
-        tokens = self._sampler.sample(logits, batch.draws)
+        k = max((num_top(draw.params) for draw in batch.draws), default=1)
+        tokens = self._sampler.sample(step_logits(logits, k), batch.draws)
         sampled = perf_counter()
         outputs = self.scheduler.update(tokens)
         self.times = StepTimes(

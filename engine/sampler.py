@@ -1,4 +1,4 @@
-"""Chooses the next token of every sequence."""
+"""Chooses the next tokens of all sequences of a step."""
 
 from __future__ import annotations
 
@@ -6,143 +6,150 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.batch import Draw, Sampled
-from engine.request import SamplingParams
+from engine.batch import BeamDraw, Candidate, Draw, Sampled, ScoreDraw, StepLogits
+from engine.beam_candidates import best_candidates
+from engine.logit_controls import adjusted, is_controlled
+from engine.position_logprobs import ModelLogprobs
+from engine.random_stream import RandomStream
+from engine.request import PositionLogprobs, SamplingParams
+from engine.truncation import tempered, truncate, truncated_weights
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.intp]
+Choice = Sampled | tuple[Candidate, ...] | None
 
-_NUM_BINS = 1024  # of scores, to find the border of top_p
-_BINNED_RANGE = 40.0  # less likely tokens by e**-40 and more share the last bin
-_CACHED_FLOATS = 65_536  # worked on at a time, so that they stay in the processor's cache
+_MAX_TOP_K = 256  # larger ones are taken from the whole row
+_NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
 
-_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+def num_top(params: SamplingParams) -> int:
+    """Return how many of a row's likeliest tokens the sampler wants of a request's rows.
+
+    With a smaller vocabulary it is the vocabulary. More are never looked at, so that the result of
+    a request does not depend on what the others of the step want.
+    """
+    return max(1, params.logprobs or 0, params.prompt_logprobs or 0, _num_columns(params) or 0)
+
+
+def _num_columns(params: SamplingParams) -> int | None:
+    """Return from how many of the likeliest tokens one can be chosen; None: from all."""
+    if is_controlled(params):
+        return None
+    if params.strategy == "greedy":
+        return 1
+    if params.strategy == "beam":
+        return 2 * params.beam_width
+    if params.typical_p < 1 or params.top_k > _MAX_TOP_K:
+        return None
+    if params.top_k == 0 and (params.top_p < 1 or params.min_p > 0):
+        return _NUM_TOP_OF_NUCLEUS
+    return params.top_k or None
+
+
+def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
+    """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
+    width = _num_columns(draw.params)
+    if width is None or draw.matcher is not None:
+        return None
+    width = min(width, model.vocab_size)
+    if draw.banned:
+        is_mass_needed = draw.params.top_k == 0 and draw.params.top_p < 1
+        if is_mass_needed or not model.are_outside(draw.banned, draw.logits_row, width):
+            return None
+    return width
 
 
 class Sampler:
-    """Greedy choice and random sampling, a row at a time: no row's token depends on another row."""
+    """Greedy choice, random sampling and the candidates of beam search.
+
+    What is chosen for a row depends on that row and its draw only, to the bit. Where the likeliest
+    tokens are enough, those of all rows are worked on together; else the row is, alone.
+    """
 
     def __init__(self) -> None:
         self._stream = RandomStream()
 
-    def sample(self, logits: Floats, draws: Sequence[Draw]) -> list[Sampled | None]:
-        """Choose a token for each draw from its row of `logits`, [N, vocab_size].
+    def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamDraw]) -> list[Choice]:
+        """Choose a token for each draw, or the candidates of each BeamDraw, best first.
 
         None stands for a row that holds NaN or infinity: its model has failed.
         """
-        if not draws:
-            return []
-        likeliest = logits.argmax(axis=1)  # the lowest id among equals; NaN counts as largest
-        largest = logits[np.arange(len(logits)), likeliest]
-        log_total = _log_total(logits, largest)  # of exp(logit - largest)
-        greedy = list(zip(likeliest.tolist(), (-log_total).tolist(), strict=True))
-        is_finite = (np.isfinite(largest) & np.isfinite(log_total)).tolist()
-        sampled: list[Sampled | None] = []
-        for draw in draws:
-            n = draw.logits_row
-            if not is_finite[n]:
-                sampled.append(None)
-            elif draw.params.strategy == "greedy" and not draw.banned:
-                sampled.append(Sampled(*greedy[n]))
-            else:
-                token_id = self._choose(logits[n], draw)
-                sampled.append(
-                    Sampled(token_id, float(logits[n, token_id] - largest[n] - log_total[n]))
-                )
-        return sampled
+        model = ModelLogprobs(logits)
+        choices: list[Choice] = [None] * len(draws)
+        from_columns: list[tuple[int, Draw, int]] = []
+        for i, draw in enumerate(draws):
+            if isinstance(draw, BeamDraw):
+                choices[i] = self._continue(model, draw)
+            elif model.is_finite[draw.logits_row]:
+                width = _usable_columns(model, draw)
+                if width is None:
+                    choices[i] = self._choose_from_row(model, draw)
+                elif draw.params.strategy == "greedy":
+                    choices[i] = model.sampled_column(draw, 0)
+                else:
+                    from_columns.append((i, draw, width))
+        if from_columns:
+            self._choose_from_columns(model, from_columns, choices)
+        return choices
 
-    def _choose(self, row: Floats, draw: Draw) -> int:
-        if draw.banned:
-            row = row.copy()
-            row[list(draw.banned)] = -np.inf
-        if draw.params.strategy == "greedy":
-            return int(row.argmax())
-        scores, ids = truncate(_tempered(row, draw.params.temperature), draw.params)
+    def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
+        """Return the log-probabilities of given tokens; None if a row is not finite."""
+        model = ModelLogprobs(logits)
+        rows = range(draw.logits_row, draw.logits_row + len(draw.token_ids))
+        if not all(model.is_finite[row] for row in rows):
+            return None
+        return tuple(
+            model.position(row, token_id, draw.num_top)
+            for row, token_id in zip(rows, draw.token_ids, strict=True)
+        )
+
+    def _choose_from_columns(
+        self, model: ModelLogprobs, found: list[tuple[int, Draw, int]], choices: list[Choice]
+    ) -> None:
+        draws = [draw for _, draw, _ in found]
+        num_columns = np.array([width for _, _, width in found])
+        rows = [draw.logits_row for draw in draws]
+        top = model.logits.top_logits[rows, : num_columns.max()]  # [n, k]
+        scores = tempered(top, [[draw.params.temperature] for draw in draws])
+        totals = np.array([self._total(model, draw) for draw in draws])
+        weights, is_cut = truncated_weights(
+            scores, totals, [draw.params for draw in draws], num_columns
+        )
         # Tokens whose probability rounds to 0 take no room in the sum and so are never drawn.
+        cumulative = weights.cumsum(axis=1, dtype=np.float64)
+        uniform = np.array([self._uniform(draw) for draw in draws])
+        columns = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(axis=1)
+        for (i, draw, width), column, cut in zip(
+            found, columns.tolist(), is_cut.tolist(), strict=True
+        ):
+            if cut or draw.params.top_k or width == model.vocab_size:
+                choices[i] = model.sampled_column(draw, column)
+            else:  # what may be drawn goes on behind the columns
+                choices[i] = self._choose_from_row(model, draw)
+
+    def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled:
+        row = model.logits.logits[draw.logits_row]
+        if draw.banned or draw.matcher is not None or is_controlled(draw.params):
+            row = adjusted(row, draw)
+        if draw.params.strategy == "greedy":
+            return model.sampled(draw, int(row.argmax()))
+        scores, ids = truncate(tempered(row, draw.params.temperature), draw.params)
         cumulative = np.exp(scores).cumsum(dtype=np.float64)
-        uniform = self._stream.uniform(draw.seed, draw.sequence_index, draw.position)
-        chosen = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
-        return chosen if ids is None else int(ids[chosen])
+        chosen = int(cumulative.searchsorted(self._uniform(draw) * cumulative[-1], side="right"))
+        return model.sampled(draw, chosen if ids is None else int(ids[chosen]))
 
+    def _continue(self, model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...] | None:
+        if not all(model.is_finite[beam.logits_row] for beam in draw.beams):
+            return None
+        return best_candidates(model, draw, _num_columns(draw.beams[0].params) or 0)
 
-class RandomStream:
-    """Random numbers by counter (Philox, Salmon et al. 2011): any of them at any time.
+    def _uniform(self, draw: Draw) -> float:
+        return self._stream.uniform(draw.seed, draw.sequence_index, draw.position)
 
-    The number depends on nothing but its three arguments, so that a token can be drawn again
-    whatever shared the batch with it, and by another process.
-    """
-
-    def __init__(self) -> None:
-        self._generator = np.random.Philox(key=0)
-        self._state = self._generator.state
-
-    def uniform(self, seed: int, sequence_index: int, position: int) -> float:
-        """Return a number in [0, 1), a multiple of 2**-53."""
-        inner = self._state["state"]
-        inner["key"][0] = seed
-        inner["counter"][1:3] = position, sequence_index
-        self._generator.state = self._state
-        return float(int(self._generator.random_raw()) >> 11) * 2.0**-53
-
-
-def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids | None]:
-    """Return the scores that top_k, then top_p, then min_p leave, and their token ids.
-
-    Scores are logits over temperature, the largest 0. It always stays, and equals of the k-th stay
-    with it. Both results are in the order of ids; ids None: all stay.
-    """
-    ids: Ids | None = None
-    if 0 < params.top_k < len(scores):
-        threshold = np.partition(scores, -params.top_k)[-params.top_k]
-        ids = (scores >= threshold).nonzero()[0]
-        scores = scores[ids]
-    if params.top_p < 1:
-        kept = _nucleus(scores, params.top_p)
-        scores, ids = scores[kept], kept if ids is None else ids[kept]
-    if params.min_p > 0:
-        kept = (scores >= math.log(params.min_p)).nonzero()[0]
-        scores, ids = scores[kept], kept if ids is None else ids[kept]
-    return scores, ids
-
-
-def _nucleus(scores: Floats, top_p: float) -> Ids:
-    """Return where the fewest likeliest tokens are that have a probability of top_p in all.
-
-    Sorts only those around the border: scores are counted into bins first. Of equals at the border
-    the lower ids stay.
-    """
-    weights = np.exp(scores)
-    width = max(1e-6, min(-float(scores.min()), _BINNED_RANGE)) / _NUM_BINS
-    bins = np.minimum(scores / -width, _NUM_BINS).astype(np.intp)
-    total = np.bincount(bins, weights).cumsum()
-    needed = top_p * total[-1]
-    border = int(total.searchsorted(needed))
-    inside = (bins == border).nonzero()[0]
-    inside = inside[np.argsort(-scores[inside], kind="stable")]
-    before = weights[inside].cumsum(dtype=np.float64) - weights[inside]
-    before += total[border - 1] if border else 0.0
-    is_kept = bins < border
-    is_kept[inside[before < needed]] = True
-    kept: Ids = is_kept.nonzero()[0]
-    return kept
-
-
-def _tempered(row: Floats, temperature: float) -> Floats:
-    """Return logits over temperature, shifted so that the largest is 0 and none overflows."""
-    with np.errstate(over="ignore"):  # to -inf: a probability of 0
-        shifted: Floats = (row - row.max()) / max(temperature, _SMALLEST_NORMAL)
-    return shifted
-
-
-def _log_total(logits: Floats, largest: Floats) -> Floats:
-    """Return log(sum(exp(logits - largest))) of each row; not finite for a row that is not."""
-    total = np.empty(len(logits), np.float32)
-    height = max(1, _CACHED_FLOATS // logits.shape[1])
-    with np.errstate(invalid="ignore", over="ignore"):
-        for first in range(0, len(logits), height):
-            rows = slice(first, first + height)
-            shifted = logits[rows] - largest[rows, None]
-            total[rows] = np.exp(shifted, out=shifted).sum(axis=1)
-        return np.log(total, out=total)
+    def _total(self, model: ModelLogprobs, draw: Draw) -> float:
+        """Return what the weights of all tokens add up to; NaN if it is not needed."""
+        if draw.params.top_k or draw.params.top_p == 1:
+            return math.nan
+        row = draw.logits_row
+        if draw.params.temperature == 1:
+            return math.exp(-float(model.logits.top_logprobs[row, 0]))
+        return float(np.exp(tempered(model.logits.logits[row], draw.params.temperature)).sum())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.admission import max_cost
-from engine.batch import Draw, Encode, PrefillChunk, Sampled, ScheduledBatch
+from engine.batch import Candidate, Draw, Encode, PrefillChunk, Sampled, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import (
     EngineFailure,
@@ -134,7 +134,9 @@ class Scheduler:
             draws=self._draws([*decoding, *(s for s, _, ends in plan.chunks if ends)]),
         )
 
-    def update(self, sampled: Iterable[Sampled | None]) -> list[EngineOutput]:
+    def update(
+        self, sampled: Iterable[Sampled | tuple[Candidate, ...] | None]
+    ) -> list[EngineOutput]:
         """Take in the tokens drawn for the last step; None fails the draw's request."""
         now = self._clock()
         drawing, self._drawing = self._drawing, []
@@ -144,6 +146,7 @@ class Scheduler:
             if token is None:
                 self._fail(sequence.request, EngineFailure(_not_finite(sequence)))
             else:
+                assert isinstance(token, Sampled)  # candidates come of a BeamDraw only
                 self._append(sequence, token, now)
         self._tokens_rate.add(len(drawing), now)
         self._admit()

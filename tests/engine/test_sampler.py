@@ -16,8 +16,11 @@ from transformers import (
 )
 
 from engine.batch import Draw
+from engine.random_stream import RandomStream
 from engine.request import SamplingParams
-from engine.sampler import RandomStream, Sampler, truncate
+from engine.sampler import Sampler, num_top
+from engine.top_logits import step_logits
+from engine.truncation import truncate
 
 VOCAB = 40
 
@@ -30,6 +33,15 @@ def draw(row: int = 0, *, seed: int = 1, index: int = 0, position: int = 5, bann
     strategy = params.pop("strategy", "sampling")
     settings = SamplingParams(strategy=strategy, **params)
     return Draw(row, settings, seed, index, position, tuple(banned))
+
+
+def sample(logits: np.ndarray, draws: list) -> list:
+    """Sample with no more of the likeliest tokens at hand than needed."""
+    return Sampler().sample(step_logits(logits, max([1, *map(num_top_of, draws)])), draws)
+
+
+def num_top_of(draw) -> int:
+    return num_top(draw.params if isinstance(draw, Draw) else draw.beams[0].params)
 
 
 def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -105,7 +117,7 @@ def test_frequencies_of_many_draws_are_those_of_transformers(params: dict) -> No
     wanted = reference_probabilities(logits[0], SamplingParams("sampling", **params))
     draws = [draw(position=n, **params) for n in range(20_000)]
 
-    found = np.bincount([s.token_id for s in Sampler().sample(logits, draws)], minlength=VOCAB)
+    found = np.bincount([s.token_id for s in sample(logits, draws)], minlength=VOCAB)
 
     counted = wanted * len(draws) > 5  # rarer ones make chi-square unreliable
     expected = wanted[counted] * len(draws)
@@ -119,7 +131,7 @@ def test_greedy_takes_the_likeliest_and_the_lowest_id_among_equals() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[0, [30, 7]] = 4.0
 
-    sampled = Sampler().sample(logits, [draw(0, strategy="greedy"), draw(1, strategy="greedy")])
+    sampled = sample(logits, [draw(0, strategy="greedy"), draw(1, strategy="greedy")])
 
     assert [token.token_id for token in sampled] == [7, 0]
 
@@ -132,7 +144,7 @@ def test_logprobs_are_those_of_the_model_whatever_the_sampling() -> None:
         draw(2, strategy="greedy", banned=[int(logits[2].argmax())]),
     ]
 
-    sampled = Sampler().sample(logits, draws)
+    sampled = sample(logits, draws)
 
     wanted = torch.from_numpy(logits).log_softmax(-1).numpy()
     for row, token in enumerate(sampled):
@@ -143,8 +155,8 @@ def test_banned_tokens_are_never_chosen() -> None:
     logits = np.zeros((1, 4), np.float32)
     logits[0, 2] = 50.0
 
-    drawn = Sampler().sample(logits, [draw(position=n, banned=[2, 0]) for n in range(200)])
-    greedy = Sampler().sample(logits, [draw(strategy="greedy", banned=[2, 0])])
+    drawn = sample(logits, [draw(position=n, banned=[2, 0]) for n in range(200)])
+    greedy = sample(logits, [draw(strategy="greedy", banned=[2, 0])])
 
     assert {token.token_id for token in drawn} == {1, 3}
     assert greedy[0].token_id == 1
@@ -155,12 +167,12 @@ def test_a_draw_can_be_replayed_and_does_not_depend_on_its_batch_mates() -> None
     logits = random_logits(9, rows=6, vocab=1000)
     draws = [draw(row, seed=row, position=row + 3, temperature=1.3, top_p=0.95) for row in range(6)]
 
-    together = Sampler().sample(logits, draws)
-    backwards = Sampler().sample(
+    together = sample(logits, draws)
+    backwards = sample(
         logits[::-1].copy(), [d._replace(logits_row=5 - d.logits_row) for d in draws[::-1]]
     )
     alone = [
-        Sampler().sample(logits[row : row + 1].copy(), [draws[row]._replace(logits_row=0)])[0]
+        sample(logits[row : row + 1].copy(), [draws[row]._replace(logits_row=0)])[0]
         for row in range(6)
     ]
 
@@ -193,7 +205,7 @@ def test_a_row_that_is_not_finite_gives_nothing_and_its_neighbours_do(bad: float
     logits = random_logits(1, rows=3)
     logits[1, 17] = bad
 
-    sampled = Sampler().sample(logits, [draw(0), draw(1), draw(2, strategy="greedy")])
+    sampled = sample(logits, [draw(0), draw(1), draw(2, strategy="greedy")])
 
     assert [token is None for token in sampled] == [False, True, False]
 
@@ -202,7 +214,7 @@ def test_minus_infinity_is_a_token_that_the_model_rules_out() -> None:
     logits = np.full((2, 4), -np.inf, np.float32)
     logits[0, 3] = 1.0
 
-    sampled = Sampler().sample(logits, [draw(0), draw(1)])
+    sampled = sample(logits, [draw(0), draw(1)])
 
     assert sampled[0].token_id == 3
     assert sampled[1] is None
@@ -212,11 +224,11 @@ def test_minus_infinity_is_a_token_that_the_model_rules_out() -> None:
 def test_extreme_temperatures_draw_without_overflow(temperature: float) -> None:
     logits = random_logits(2) * 100
 
-    sampled = Sampler().sample(logits, [draw(temperature=temperature)])
+    sampled = sample(logits, [draw(temperature=temperature)])
 
     if temperature < 1:
         assert sampled[0].token_id == logits[0].argmax()
 
 
 def test_no_draws_need_no_logits() -> None:
-    assert Sampler().sample(np.zeros((0, 4), np.float32), []) == []
+    assert sample(np.zeros((0, 4), np.float32), []) == []
