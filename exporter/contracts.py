@@ -72,7 +72,7 @@ def image_contract(config: TransformerConfig) -> ImageContract | None:
 def _cache_shape(config: TransformerConfig, max_len: int) -> CacheShape:
     return CacheShape(
         num_layers=config.num_decoder_layers,
-        num_kv_heads=config.num_heads,
+        num_kv_heads=config.kv_heads,
         max_len=max_len,
         head_dim=cache_head_dim(config),
     )

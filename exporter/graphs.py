@@ -56,13 +56,15 @@ def widen_heads(decoder: Decoder) -> None:
 
     The kernels want one width for keys and values, a multiple of 8. A zero changes neither a dot
     product nor a sum, as long as the scale stays that of the narrow keys, which it does.
+    Keys that are turned by rotary positions have that width already: TransformerConfig sees to it.
     """
     for attention in decoder.modules():
         if isinstance(attention, MultiHeadAttention):
-            width, heads = decoder.cache_head_dim, attention.num_heads
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-                _widen_rows(projection, heads, width)
-            _widen_columns(attention.out_proj, heads, width)
+            width = decoder.cache_head_dim
+            _widen_rows(attention.q_proj, attention.num_heads, width)
+            for projection in (attention.k_proj, attention.v_proj):
+                _widen_rows(projection, attention.num_kv_heads, width)
+            _widen_columns(attention.out_proj, attention.num_heads, width)
             attention.key_dim = attention.value_dim = width
 
 
@@ -205,7 +207,7 @@ def _export_vision(model: ViT) -> ir.Model:
 def _example_rows(
     config: TransformerConfig, batch: int, length: int
 ) -> list[tuple[Tensor, Tensor]]:
-    size = (batch, config.num_heads, length, cache_head_dim(config))
+    size = (batch, config.kv_heads, length, cache_head_dim(config))
     return [(torch.zeros(size), torch.zeros(size)) for _ in range(config.num_decoder_layers)]
 
 

@@ -4,15 +4,17 @@ An eager module emits a node while it is exported; `attach_bodies` then gives th
 that computes it: the fastest kernel of the target, or standard operators for reference. What the
 standard has an operator for is emitted as that operator.
 
-| operator        | inputs                                                                  |
-|-----------------|-------------------------------------------------------------------------|
-| CachedAttention | packed_qkv, past_key, past_value, seqlens_k, total_seq                  |
-| CrossAttention  | query, cross_key, cross_value, source_lengths                           |
+| operator              | inputs                                                            |
+|-----------------------|-------------------------------------------------------------------|
+| CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq            |
+| RotaryCachedAttention | the same, cos_cache, sin_cache                                    |
+| CrossAttention        | query, cross_key, cross_value, source_lengths                     |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Template
 from types import MappingProxyType
 from typing import Literal
 
@@ -39,10 +41,20 @@ CachedAttention <num_heads, num_kv_heads, scale>
 }
 """
 
-_CACHED_ATTENTION_REFERENCE = """
-CachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq) => (output, present_key, present_value)
+# The kernel turns by the place in the row, which it knows from seqlens_k.
+_ROTARY_CACHED_ATTENTION_CPU = """
+RotaryCachedAttention <num_heads, num_kv_heads, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
+  => (output, present_key, present_value)
 {
+  output, present_key, present_value = com.microsoft.GroupQueryAttention
+    <num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads, scale: float = @scale,
+     do_rotary: int = 1, rotary_interleaved: int = 0>
+    (packed_qkv, , , past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
+}
+"""
+
+_SPLIT_HEADS = """
   one = Constant <value_ints: ints = [1]> ()
   last = Cast <to: int = 7> (seqlens_k)
   lengths = Add (last, one)
@@ -60,14 +72,40 @@ CachedAttention <num_heads, num_kv_heads, scale>
   heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
   parts = Concat <axis: int = 0> (num_heads, num_kv_heads, num_kv_heads)
   query, key, value = Split <axis: int = 1> (heads_first, parts)
-  present_key = TensorScatter <axis: int = -2> (past_key, key, start)
+"""
+
+_ROTATE = """
+  zero_scalar = Constant <value_int: int = 0> ()
+  one_scalar = Constant <value_int: int = 1> ()
+  num_new_scalar = Squeeze (num_new)
+  offsets = Range (zero_scalar, num_new_scalar, one_scalar)
+  starts = Unsqueeze (start, one)
+  positions = Add (starts, offsets)
+  turned_query = RotaryEmbedding (query, cos_cache, sin_cache, positions)
+  turned_key = RotaryEmbedding (key, cos_cache, sin_cache, positions)
+"""
+
+_ATTEND = """
+  present_key = TensorScatter <axis: int = -2> (past_key, $key, start)
   present_value = TensorScatter <axis: int = -2> (past_value, value, start)
   attended = Attention <scale: float = @scale, is_causal: int = 1>
-    (query, present_key, present_value, , , , lengths)
+    ($query, present_key, present_value, , , , lengths)
   tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
   flat = Concat <axis: int = 0> (same, rest)
   output = Reshape (tokens_first, flat)
-}
+"""
+
+_CACHED_ATTENTION_REFERENCE = f"""
+CachedAttention <num_heads, num_kv_heads, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq) => (output, present_key, present_value)
+{{{_SPLIT_HEADS}{Template(_ATTEND).substitute(query="query", key="key")}}}
+"""
+
+_ROTARY_CACHED_ATTENTION_REFERENCE = f"""
+RotaryCachedAttention <num_heads, num_kv_heads, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
+  => (output, present_key, present_value)
+{{{_SPLIT_HEADS}{_ROTATE}{Template(_ATTEND).substitute(query="turned_query", key="turned_key")}}}
 """
 
 # One query a row is what decoding does at every step. Measured on CPU, 4 heads of 32 over a row of
@@ -150,6 +188,10 @@ _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
             "cpu": _CACHED_ATTENTION_CPU,
             "reference": _CACHED_ATTENTION_REFERENCE,
         },
+        "RotaryCachedAttention": {
+            "cpu": _ROTARY_CACHED_ATTENTION_CPU,
+            "reference": _ROTARY_CACHED_ATTENTION_REFERENCE,
+        },
         "CrossAttention": {
             "cpu": _CROSS_ATTENTION_CPU,
             "reference": _CROSS_ATTENTION_REFERENCE,
@@ -170,17 +212,18 @@ def emit_cached_attention(
     num_heads: int,
     num_kv_heads: int,
     scale: float,
+    rotary: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Emit a CachedAttention node into the graph being exported.
+    """Emit a CachedAttention node, or with `rotary` a RotaryCachedAttention node.
 
     query [B, S, num_heads * D]; key, value [B, S, num_kv_heads * D]; past_key, past_value
-    [B, num_kv_heads, L, D]; seqlens_k int32 [B]; total_seq int32 [1]. Returns the output
-    [B, S, num_heads * D] and both rows after the call.
+    [B, num_kv_heads, L, D]; seqlens_k int32 [B]; total_seq int32 [1]; rotary, cosines
+    and sines [L, D / 2]. Returns the output [B, S, num_heads * D] and both rows after the call.
     """
     packed = torch.cat((query, key, value), dim=-1)  # [B, S, (num_heads + 2 * num_kv_heads) * D]
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
-        f"{DOMAIN}::CachedAttention",
-        (packed, past_key, past_value, seqlens_k, total_seq),
+        f"{DOMAIN}::{'Rotary' if rotary else ''}CachedAttention",
+        (packed, past_key, past_value, seqlens_k, total_seq, *(rotary or ())),
         {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale},
         dtypes=(query.dtype, past_key.dtype, past_value.dtype),
         shapes=(query.shape, past_key.shape, past_value.shape),

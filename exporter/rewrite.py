@@ -60,6 +60,18 @@ def _one_product(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
     return op.MatMul(x, _joined(op, f"{x.name}.qkv_weight", wq, wk, wv))
 
 
+# The two products of a gated feed-forward layer, the gate's through SiLU.
+def _gate_and_up(op: Any, x: Any, wg: Any, wu: Any) -> Any:
+    gate = op.MatMul(x, wg)
+    return op.Mul(op.Mul(gate, op.Sigmoid(gate)), op.MatMul(x, wu))
+
+
+def _gate_with_up(op: Any, x: ir.Value, wg: Any, wu: Any) -> Any:
+    product = op.MatMul(x, _joined(op, f"{x.name}.gate_up_weight", wg, wu))
+    gate, up = op.Split(product, axis=-1, num_outputs=2, _outputs=2)
+    return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
+
+
 def _are_weights(context: Any, **values: ir.Value) -> bool:
     return all(value.const_value is not None for name, value in values.items() if name[0] in "wb")
 
@@ -80,5 +92,6 @@ _RULES = RewriteRuleSet(
         ),
         RewriteRule(_three_linears, _one_linear, _are_weights),
         RewriteRule(_three_products, _one_product, _are_weights),
+        RewriteRule(_gate_and_up, _gate_with_up, _are_weights),
     ]
 )

@@ -80,17 +80,19 @@ class Conversion:
     ignored: re.Pattern[str]  # names of tensors that say nothing: masks, computed tables
 
 
-def linear(target: str, *names: str, transposed: bool = False) -> dict[str, SourceWeight]:
-    """Return the weight and bias of a linear layer, `names` being those of the same one."""
-    return {
-        f"{target}.weight": SourceWeight(_all(names, "weight"), transposed=transposed),
-        f"{target}.bias": SourceWeight(_all(names, "bias")),
-    }
+def linear(
+    target: str, *names: str, transposed: bool = False, bias: bool = True
+) -> dict[str, SourceWeight]:
+    """Return weight and bias, if any, of a linear layer, `names` being those of the same one."""
+    found = {f"{target}.weight": SourceWeight(_all(names, "weight"), transposed=transposed)}
+    if bias:
+        found[f"{target}.bias"] = SourceWeight(_all(names, "bias"))
+    return found
 
 
-def norm(target: str, *names: str) -> dict[str, SourceWeight]:
-    """Return the weight and bias of a layer norm, `names` being those of the same one."""
-    return {f"{target}.{kind}": SourceWeight(_all(names, kind)) for kind in ("weight", "bias")}
+def norm(target: str, *names: str, bias: bool = True) -> dict[str, SourceWeight]:
+    """Return weight and bias, if any, of a norm, `names` being those of the same one."""
+    return linear(target, *names, bias=bias)
 
 
 def _all(names: tuple[str, ...], kind: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from exporter.huggingface.conversion import Conversion, SpecialTokens
 from exporter.huggingface.fitting import fit_weights
 from exporter.huggingface.generation import GenerationOptions, merge_options
 from exporter.huggingface.gpt2 import convert_gpt2
+from exporter.huggingface.llama import convert_llama
 from exporter.huggingface.marian import convert_marian
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizer import read_tokenizer
@@ -34,6 +35,7 @@ GENERATION_NAME = "generation_config.json"
 Converter = Callable[[dict[str, Any], SpecialTokens], Conversion]
 CONVERTERS: Mapping[str, Converter] = {  # by the `model_type` of config.json
     "gpt2": convert_gpt2,
+    "llama": convert_llama,
     "marian": convert_marian,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from exporter.models.bert import Bert
-from exporter.models.config import ImageConfig, TransformerConfig
+from exporter.models.config import ImageConfig, RotaryScaling, TransformerConfig
 from exporter.models.gpt import GPT
 from exporter.models.labeller import Labeller
 from exporter.models.layers import EncoderOutput
@@ -19,6 +19,7 @@ __all__ = [
     "EncoderOutput",
     "ImageConfig",
     "Labeller",
+    "RotaryScaling",
     "TransformerConfig",
     "ViT",
     "build_model",

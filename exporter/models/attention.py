@@ -24,6 +24,7 @@ from exporter.models.cache import (
     unpad_heads,
 )
 from exporter.models.config import TransformerConfig
+from exporter.models.rotary import RotaryPositions
 from exporter.operators import emit_attention
 
 Score = Literal["dot", "additive"]
@@ -98,6 +99,8 @@ class MultiHeadAttention(nn.Module):
     """Section 3.2.2 of Vaswani et al. 2017, with key and value widths of their own.
 
     W_Q, W_K: [d_model, h * d_k]; W_V: [d_model, h * d_v]; W_O: [h * d_v, d_model].
+    With `num_kv_heads` below `num_heads` (Ainslie et al. 2023) W_K and W_V have only so many heads,
+    each for as many neighbouring query heads. With `rotary` queries and keys are turned.
     `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
     """
 
@@ -106,9 +109,11 @@ class MultiHeadAttention(nn.Module):
         d_model: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
         key_dim: int | None = None,
         value_dim: int | None = None,
         bias: bool = True,
+        rotary: RotaryPositions | None = None,
         score: Score = "dot",
         normalizer: Normalizer = "softmax",
         attention_dropout: float = 0.0,
@@ -116,14 +121,16 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.rotary = rotary
         self.key_dim = key_dim or d_model // num_heads
         self.value_dim = value_dim or d_model // num_heads
         self.score: Score = score
         self.normalizer: Normalizer = normalizer
         self.scale = self.key_dim**-0.5
         self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, num_heads * self.value_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.key_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.value_dim, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
         self.score_weight = (
             nn.Parameter(torch.empty(num_heads, self.key_dim)) if score == "additive" else None
@@ -133,11 +140,15 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_config(cls, config: TransformerConfig) -> MultiHeadAttention:
+    def from_config(
+        cls, config: TransformerConfig, rotary: RotaryPositions | None = None
+    ) -> MultiHeadAttention:
         """Build the attention that the options of a model describe."""
         return cls(
             config.d_model,
             config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            rotary=rotary,
             key_dim=config.key_dim,
             value_dim=config.value_dim,
             bias=config.attention_bias,
@@ -221,15 +232,16 @@ class MultiHeadAttention(nn.Module):
         width = cache.key.shape[-1]
         output, cache.key, cache.value = cached_attention(
             pad_heads(self.q_proj(hidden), self.num_heads, width),
-            pad_heads(self.k_proj(hidden), self.num_heads, width),
-            pad_heads(self.v_proj(hidden), self.num_heads, width),
+            pad_heads(self.k_proj(hidden), self.num_kv_heads, width),
+            pad_heads(self.v_proj(hidden), self.num_kv_heads, width),
             cache.key,
             cache.value,
             cache.seqlens_k,
             cache.total_seq,
             num_heads=self.num_heads,
-            num_kv_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
             scale=self.scale,
+            rotary=None if self.rotary is None else (self.rotary.cos, self.rotary.sin),
         )  # (B, T, h * width)
         return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
 
@@ -263,11 +275,15 @@ class MultiHeadAttention(nn.Module):
         return additive_scores(q, k, self.score_weight)
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            split_heads(self.q_proj(query), self.num_heads),  # (B, h, T, d_k)
-            split_heads(self.k_proj(key), self.num_heads),  # (B, h, S, d_k)
-            split_heads(self.v_proj(value), self.num_heads),  # (B, h, S, d_v)
-        )
+        q = split_heads(self.q_proj(query), self.num_heads)  # (B, h, T, d_k)
+        k = split_heads(self.k_proj(key), self.num_kv_heads)  # (B, num_kv_heads, S, d_k)
+        v = split_heads(self.v_proj(value), self.num_kv_heads)  # (B, num_kv_heads, S, d_v)
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        group = self.num_heads // self.num_kv_heads
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        return q, k, v  # each with h heads
 
     def _project_output(self, heads: Tensor) -> Tensor:
         output: Tensor = self.dropout(self.out_proj(heads))

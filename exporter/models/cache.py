@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from exporter.models.config import TransformerConfig
+from exporter.models.rotary import rotate
 from exporter.operators import emit_cached_attention, emit_cross_attention
 
 HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
@@ -56,12 +57,14 @@ def cached_attention(
     num_heads: int,
     num_kv_heads: int,
     scale: float,
+    rotary: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write S new positions into each row, then attend from them causally to their own row.
 
     query (B, S, num_heads * D); key, value (B, S, num_kv_heads * D); past_key, past_value
     (B, num_kv_heads, max_len, D); seqlens_k int32 (B,) = length of the row after this call,
-    minus 1; total_seq int32 (1,) = the largest such length (only kernels need it).
+    minus 1; total_seq int32 (1,) = the largest such length (only kernels need it). With `rotary`,
+    cosines and sines (max_len, D / 2), queries and keys are turned by their place in the row.
     Returns the output (B, S, num_heads * D) and the rows as they are afterwards.
     The new positions are the last S of the row. The one exception is a first call padded on the
     right (length below S): it writes positions 0 to S-1, and what it gives for padding is garbage
@@ -79,6 +82,7 @@ def cached_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             scale=scale,
+            rotary=rotary,
         )
     num_new = query.shape[1]
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
@@ -86,6 +90,10 @@ def cached_attention(
     value = split_heads(value, num_kv_heads)
     start = (seqlens_k.long() + 1 - num_new).clamp(min=0)  # (B,)
     positions = start[:, None] + torch.arange(num_new, device=query.device)  # (B, S)
+
+    if rotary is not None:
+        cos, sin = (table[positions][:, None] for table in rotary)  # (B, 1, S, D / 2)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
 
     index = positions[:, None, :, None].expand_as(key)
     present_key = past_key.scatter(2, index, key)

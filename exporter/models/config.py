@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Family = Literal["encoder-decoder", "gpt", "bert", "labeller", "vit"]
 PositiveInt = Annotated[int, Field(gt=0)]
+ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -31,6 +32,30 @@ class ImageConfig(BaseModel):
         return self
 
 
+class RotaryScaling(BaseModel):
+    """How Llama 3.1 stretches rotary positions beyond the length that it was first trained on.
+
+    Waves longer than original_max_len / low_freq_factor are slowed down by `factor`, those shorter
+    than original_max_len / high_freq_factor are left as they are, and those between are blended.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: Annotated[float, Field(ge=1)]
+    low_freq_factor: Annotated[float, Field(gt=0)]
+    high_freq_factor: Annotated[float, Field(gt=0)]
+    original_max_len: PositiveInt
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor ({self.high_freq_factor}) must be above low_freq_factor "
+                f"({self.low_freq_factor})"
+            )
+        return self
+
+
 class TransformerConfig(BaseModel):
     """Every option of every family; an option that a family does not use keeps its default."""
 
@@ -39,6 +64,7 @@ class TransformerConfig(BaseModel):
     family: Family
     d_model: PositiveInt
     num_heads: PositiveInt
+    num_kv_heads: PositiveInt | None = None  # grouped queries: gpt; None: num_heads
     d_ff: PositiveInt
     num_encoder_layers: Annotated[int, Field(ge=0)] = 0
     num_decoder_layers: Annotated[int, Field(ge=0)] = 0
@@ -52,6 +78,9 @@ class TransformerConfig(BaseModel):
 
     # Blocks
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    gated_feed_forward: bool = False  # down(activation(gate(x)) * up(x)), Shazeer 2020
+    feed_forward_bias: bool = True
+    norm: Literal["layer", "rms"] = "layer"
     norm_position: Literal["first", "last"] = "last"
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
@@ -63,8 +92,10 @@ class TransformerConfig(BaseModel):
     max_source_len: Annotated[int, Field(ge=0)] = 0  # encoder positions
     max_target_len: Annotated[int, Field(ge=0)] = 0  # decoder positions
     # sinusoidal: sines and cosines in turn, as in the paper; sinusoidal_halves: all sines, then
-    # all cosines (Marian)
-    positions: Literal["sinusoidal", "sinusoidal_halves", "learned"] = "sinusoidal"
+    # all cosines (Marian); rotary: queries and keys are turned, nothing is added (gpt)
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary"] = "sinusoidal"
+    rotary_base: Annotated[float, Field(gt=0)] = 10000.0
+    rotary_scaling: RotaryScaling | None = None
     scale_embeddings: bool = True  # by sqrt(d_model), section 3.4
     share_embeddings: bool = True  # source and target
     tie_output: bool = True  # the output projection is the target embedding
@@ -80,6 +111,11 @@ class TransformerConfig(BaseModel):
     image: ImageConfig | None = None
 
     @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values; each serves num_heads / kv_heads query heads."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
     def head_key_dim(self) -> int:
         """Width of a head's queries and keys."""
         return self.key_dim or self.d_model // self.num_heads
@@ -91,7 +127,7 @@ class TransformerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for problem in _problems(self):
+        for problem in [*_problems(self), *_attention_problems(self)]:
             raise ValueError(problem)
         return self
 
@@ -111,8 +147,6 @@ def _problems(c: TransformerConfig) -> list[str]:
             f"d_model ({c.d_model}) must be a multiple of num_heads ({c.num_heads}), "
             "or key_dim and value_dim must be given"
         )
-    if needs_decoder and (c.attention_score != "dot" or c.attention_normalizer != "softmax"):
-        found.append("additive scores and the relu normaliser are for encoder-only families")
     if c.family == "vit" and c.image is None:
         found.append("vit needs image")
     if c.family != "vit" and c.vocab_size == 0:
@@ -125,4 +159,40 @@ def _problems(c: TransformerConfig) -> list[str]:
         found.append(f"{c.family} needs labels")
     if c.family == "encoder-decoder" and c.bos_token_id is None:
         found.append("encoder-decoder needs bos_token_id, its first decoder token")
+    return found
+
+
+def _attention_problems(c: TransformerConfig) -> list[str]:
+    found = []
+    if c.family in {"encoder-decoder", "gpt"} and (
+        c.attention_score != "dot" or c.attention_normalizer != "softmax"
+    ):
+        found.append("additive scores and the relu normaliser are for encoder-only families")
+    if c.num_heads % c.kv_heads:
+        found.append(
+            f"num_heads ({c.num_heads}) must be a multiple of num_kv_heads ({c.num_kv_heads})"
+        )
+    if c.kv_heads != c.num_heads and c.family != "gpt":
+        found.append(
+            f"num_kv_heads ({c.num_kv_heads}) below num_heads ({c.num_heads}) is for gpt, "
+            f"got {c.family}"
+        )
+    if c.positions == "rotary":
+        found += _rotary_problems(c)
+    elif c.rotary_scaling is not None:
+        found.append(f"rotary_scaling needs rotary positions, got {c.positions}")
+    return found
+
+
+def _rotary_problems(c: TransformerConfig) -> list[str]:
+    found = []
+    if c.family != "gpt":
+        found.append(f"rotary positions are for gpt, got {c.family}")
+    # The two halves of a head turn together, so a head cannot be widened for the kernels.
+    if c.head_key_dim % ROTARY_HEAD_DIM_MULTIPLE or c.head_value_dim > c.head_key_dim:
+        found.append(
+            f"rotary positions need heads whose key_dim is a multiple of "
+            f"{ROTARY_HEAD_DIM_MULTIPLE} and at least value_dim, got {c.head_key_dim} and "
+            f"{c.head_value_dim}"
+        )
     return found

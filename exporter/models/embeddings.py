@@ -69,8 +69,10 @@ class LearnedPositions(nn.Module):
             )
 
 
-def make_positions(config: TransformerConfig, max_len: int) -> nn.Module:
-    """Return the positions that the configuration asks for."""
+def make_positions(config: TransformerConfig, max_len: int) -> nn.Module | None:
+    """Return the positions that are added to embeddings; None if attention turns heads instead."""
+    if config.positions == "rotary":
+        return None
     if config.positions == "learned":
         return LearnedPositions(max_len, config.d_model)
     halves = config.positions == "sinusoidal_halves"
@@ -83,6 +85,12 @@ def make_token_embedding(config: TransformerConfig) -> nn.Embedding:
     std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
     nn.init.normal_(embedding.weight, std=std)
     return embedding
+
+
+def make_norm(config: TransformerConfig) -> nn.Module:
+    """Return a norm over the width of the model: of mean and variance, or of the mean square."""
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return kind(config.d_model, eps=config.norm_eps)
 
 
 class Embeddings(nn.Module):
@@ -100,7 +108,7 @@ class Embeddings(nn.Module):
             nn.init.normal_(self.token_type.weight, std=INIT_STD)
         self.norm: nn.Module = nn.Identity()
         if config.embedding_norm:
-            self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+            self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.d_model**0.5 if config.scale_embeddings else 1.0
 
@@ -111,9 +119,11 @@ class Embeddings(nn.Module):
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Return (B, S, d_model) for int64 ids (B, S); positions count from 0 if not given."""
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        hidden = self.token(input_ids) * self.scale + self.positions(position_ids)
+        hidden = self.token(input_ids) * self.scale
+        if self.positions is not None:
+            if position_ids is None:
+                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+            hidden = hidden + self.positions(position_ids)
         if self.token_type is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros_like(input_ids)

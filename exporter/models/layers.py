@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from exporter.models.attention import MultiHeadAttention, padding_mask
 from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import TransformerConfig
-from exporter.models.embeddings import Embeddings
+from exporter.models.embeddings import Embeddings, make_norm
+from exporter.models.rotary import RotaryPositions, make_rotary
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -41,23 +42,38 @@ def make_final_norm(config: TransformerConfig) -> nn.Module:
     wanted = config.final_norm
     if wanted is None:
         wanted = config.norm_position == "first"
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps) if wanted else nn.Identity()
+    return make_norm(config) if wanted else nn.Identity()
 
 
 class PositionwiseFeedForward(nn.Module):
-    """Section 3.3 of Vaswani et al. 2017: d_model -> d_ff -> d_model, at each position alone."""
+    """Section 3.3 of Vaswani et al. 2017: d_model -> d_ff -> d_model, at each position alone.
+
+    Gated as in Shazeer 2020, "GLU Variants Improve Transformer": down(activation(gate) * up).
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.up_proj = make_linear(config.d_model, config.d_ff)
+        bias = config.feed_forward_bias
+        self.gate_proj: nn.Linear | None = None
+        if config.gated_feed_forward:
+            self.gate_proj = make_linear(config.d_model, config.d_ff, bias=bias)
+        self.up_proj = make_linear(config.d_model, config.d_ff, bias=bias)
         self.activation = ACTIVATIONS[config.activation]()
-        self.down_proj = make_linear(config.d_ff, config.d_model)
+        self.down_proj = make_linear(config.d_ff, config.d_model, bias=bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (B, S, d_model) to (B, S, d_model)."""
-        output: Tensor = self.dropout(self.down_proj(self.activation(self.up_proj(hidden))))
+        output: Tensor = self.dropout(self.down_proj(self._inner(hidden)))
         return output
+
+    def _inner(self, hidden: Tensor) -> Tensor:
+        up: Tensor = self.up_proj(hidden)  # (B, S, d_ff)
+        if self.gate_proj is None:
+            activated: Tensor = self.activation(up)
+            return activated
+        gated: Tensor = self.activation(self.gate_proj(hidden)) * up
+        return gated
 
 
 class Residual(nn.Module):
@@ -68,7 +84,7 @@ class Residual(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.norm = make_norm(config)
         self.norm_first = config.norm_position == "first"
 
     def forward(self, hidden: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -118,9 +134,9 @@ class Encoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention where there is an encoder, then feed-forward."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, rotary: RotaryPositions | None = None) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention.from_config(config)
+        self.self_attention = MultiHeadAttention.from_config(config, rotary)
         self.self_attention_residual = Residual(config)
         self.cross_attention: MultiHeadAttention | None = None
         if config.num_encoder_layers:
@@ -176,7 +192,10 @@ class Decoder(nn.Module):
     def __init__(self, config: TransformerConfig, token: nn.Embedding | None = None) -> None:
         super().__init__()
         self.embeddings = Embeddings(config, config.max_target_len, token)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        rotary = make_rotary(config, config.max_target_len)  # one table for all layers
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, rotary) for _ in range(config.num_decoder_layers)
+        )
         self.final_norm = make_final_norm(config)
         self.output = make_linear(config.d_model, config.vocab_size, bias=config.output_bias)
         if config.tie_output:

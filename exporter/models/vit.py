@@ -23,7 +23,9 @@ class PatchEmbeddings(nn.Module):
         self.class_token = nn.Parameter(torch.empty(config.d_model))
         nn.init.normal_(self.class_token, std=INIT_STD)
         num_patches = (image.size // image.patch_size) ** 2
-        self.positions = make_positions(config, num_patches + 1)
+        positions = make_positions(config, num_patches + 1)
+        assert positions is not None, "TransformerConfig keeps rotary positions to gpt"
+        self.positions = positions
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, pixel_values: Tensor) -> Tensor:

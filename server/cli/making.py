@@ -77,7 +77,7 @@ def print_report(report: TrainingReport) -> None:
 def import_(source: Path, out: Path) -> None:
     """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
 
-    Families: GPT-2 and Marian. SOURCE holds config.json, tokenizer.json and the weights as
+    Families: GPT-2, Llama and Marian. SOURCE holds config.json, tokenizer.json and the weights as
     safetensors, as `save_pretrained` of transformers writes them; pickles are not read.
     """
     from exporter.huggingface import import_checkpoint

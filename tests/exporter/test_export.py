@@ -16,11 +16,23 @@ from engine.package import load_package
 from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package, verify_package
-from exporter.graphs import Graphs
+from exporter.graphs import Graphs, build_graphs
 
 MakeCheckpoint = Callable[..., Path]
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 
+LLAMA: dict[str, Any] = {
+    "num_decoder_layers": 2,
+    "num_kv_heads": 1,
+    "key_dim": 16,
+    "value_dim": 16,
+    "attention_bias": False,
+    "activation": "silu",
+    "gated_feed_forward": True,
+    "feed_forward_bias": False,
+    "norm": "rms",
+    "positions": "rotary",
+}
 OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
     (
         "encoder-decoder",
@@ -47,6 +59,8 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
             "scale_embeddings": True,
         },
     ),
+    ("gpt", LLAMA),
+    ("gpt", {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True}),
     (
         "labeller",
         {
@@ -121,6 +135,19 @@ def test_a_decoder_layer_has_the_nodes_it_needs_and_no_more(tiny_graphs: TinyGra
     layer += ["LayerNormalization", "MatMul", "Add", "Gelu", "MatMul", "Add", "Add"]
     head = ["LayerNormalization", "Reshape", "Gather", "Gemm"]
     assert ops == ["Gather", "Gather", "Add", *layer, *layer, *head]
+
+
+def test_a_decoder_layer_of_llama_has_the_nodes_it_needs_and_no_more(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
+    graphs = build_graphs(load_checkpoint(make_checkpoint("gpt", **LLAMA)).model)
+
+    ops = [node.op_type for node in graphs["decoder.onnx"].graph]
+
+    layer = ["RMSNormalization", "MatMul", "RotaryCachedAttention", "MatMul", "Add"]
+    layer += ["RMSNormalization", "MatMul", "Split", "Sigmoid", "Mul", "Mul", "MatMul", "Add"]
+    head = ["RMSNormalization", "Reshape", "Gather", "Gemm"]
+    assert ops == ["Gather", *layer, *layer, *head]
 
 
 def test_weights_are_stored_once_beside_their_graph(

@@ -22,7 +22,9 @@ from exporter.operators import DOMAIN, Body, attach_bodies
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 BODIES: tuple[Body, ...] = ("cpu", "reference")
+FIXED = {"total_seq", "cos", "sin"}  # inputs whose sizes are
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY, SCALE = 4, 2, 8, 12, 0.3
+ROTARY_HEAD_DIM = 16  # the smallest that the kernel turns
 
 
 class Cached(nn.Module):
@@ -41,6 +43,25 @@ class Cached(nn.Module):
         )
 
 
+class RotaryCached(nn.Module):
+    def forward(  # type: ignore[no-untyped-def]
+        self, query, key, value, past_key, past_value, seqlens_k, total_seq, cos, sin
+    ):
+        return cached_attention(
+            query,
+            key,
+            value,
+            past_key,
+            past_value,
+            seqlens_k,
+            total_seq,
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            scale=SCALE,
+            rotary=(cos, sin),
+        )
+
+
 class Cross(nn.Module):
     def forward(self, query, cross_key, cross_value, source_lengths):  # type: ignore[no-untyped-def]
         return cross_attention_over_row(
@@ -48,18 +69,24 @@ class Cross(nn.Module):
         )
 
 
-def cached_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
+def cached_inputs(lengths: list[int], num_new: int, head_dim: int = HEAD_DIM) -> dict[str, Tensor]:
     batch = len(lengths)
-    row = (batch, KV_HEADS, CAPACITY, HEAD_DIM)
+    row = (batch, KV_HEADS, CAPACITY, head_dim)
     return {
-        "query": torch.randn(batch, num_new, HEADS * HEAD_DIM),
-        "key": torch.randn(batch, num_new, KV_HEADS * HEAD_DIM),
-        "value": torch.randn(batch, num_new, KV_HEADS * HEAD_DIM),
+        "query": torch.randn(batch, num_new, HEADS * head_dim),
+        "key": torch.randn(batch, num_new, KV_HEADS * head_dim),
+        "value": torch.randn(batch, num_new, KV_HEADS * head_dim),
         "past_key": torch.randn(row),
         "past_value": torch.randn(row),
         "seqlens_k": torch.tensor(lengths, dtype=torch.int32) - 1,
         "total_seq": torch.tensor([max(lengths)], dtype=torch.int32),
     }
+
+
+def rotary_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
+    angles = torch.randn(CAPACITY, ROTARY_HEAD_DIM // 2)
+    inputs = cached_inputs(lengths, num_new, ROTARY_HEAD_DIM)
+    return {**inputs, "cos": angles.cos(), "sin": angles.sin()}
 
 
 def cross_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
@@ -78,6 +105,7 @@ def graphs() -> dict[str, ir.Model]:
     """Export each operator alone."""
     cases = {
         "CachedAttention": (Cached(), cached_inputs([4, 5], 3)),
+        "RotaryCachedAttention": (RotaryCached(), rotary_inputs([4, 5], 3)),
         "CrossAttention": (Cross(), cross_inputs([4, 5], 3)),
     }
     return {name: _export(module, inputs) for name, (module, inputs) in cases.items()}
@@ -87,14 +115,15 @@ def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
     open_sizes = {
         name: {0: "batch", 1: "tokens"} if tensor.ndim == 3 else {0: "batch"}
         for name, tensor in inputs.items()
-        if name != "total_seq"
+        if name not in FIXED
     }
+    fixed: dict[str, dict[int, str]] = {name: {} for name in inputs if name in FIXED}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells of its own use of deprecated functions
         program = torch.onnx.export(
             module,
             kwargs=inputs,
-            dynamic_shapes={**open_sizes, **({"total_seq": {}} if "total_seq" in inputs else {})},
+            dynamic_shapes={**open_sizes, **fixed},
             opset_version=24,
             dynamo=True,
             verbose=False,
@@ -127,6 +156,39 @@ def test_cached_attention_is_the_eager_function(
     for row, length in enumerate(lengths):
         np.testing.assert_array_equal(present_key[row, :, :length], expected[1][row, :, :length])
         np.testing.assert_array_equal(present_value[row, :, :length], expected[2][row, :, :length])
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([5], 5), ([9], 4)]
+)
+def test_rotary_cached_attention_is_the_eager_function(
+    body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = rotary_inputs(lengths, num_new)
+
+    outputs = run(graphs["RotaryCachedAttention"], body, inputs, tmp_path)
+
+    expected = [tensor.numpy() for tensor in RotaryCached()(**inputs)]
+    np.testing.assert_allclose(outputs[0], expected[0], atol=2e-6)
+    for row, length in enumerate(lengths):
+        for cache, wanted in zip(outputs[1:], expected[1:], strict=True):
+            np.testing.assert_allclose(cache[row, :, :length], wanted[row, :, :length], atol=2e-6)
+
+
+def test_a_rotary_prompt_padded_on_the_right_is_turned_from_its_start(
+    graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = rotary_inputs([2, 4], 4)
+
+    outputs = run(graphs["RotaryCachedAttention"], "cpu", inputs, tmp_path)
+
+    expected = [tensor.numpy() for tensor in RotaryCached()(**inputs)]
+    for row, length in enumerate([2, 4]):
+        np.testing.assert_allclose(outputs[0][row, :length], expected[0][row, :length], atol=2e-6)
+        np.testing.assert_allclose(
+            outputs[1][row, :, :length], expected[1][row, :, :length], atol=2e-6
+        )
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.models.marian import MarianConfig, MarianMTModel
 
 VOCAB_SIZE = 37
@@ -25,6 +26,21 @@ GPT2_OPTIONS: dict[str, Any] = {
     "bos_token_id": 28,
     "eos_token_id": 28,  # which the model writes behind some prompts
     "layer_norm_epsilon": 1e-3,
+}
+LLAMA_OPTIONS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 20,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "tie_word_embeddings": True,
+    "bos_token_id": 25,
+    "eos_token_id": 25,  # which the model writes behind some prompts
 }
 MARIAN_OPTIONS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -48,6 +64,13 @@ MARIAN_OPTIONS: dict[str, Any] = {
 def save_gpt2(path: Path, **options: Any) -> GPT2LMHeadModel:
     """Make a GPT-2 and save it at `path`."""
     model = GPT2LMHeadModel(GPT2Config(**{**GPT2_OPTIONS, **options}))
+    _save(model, path, tokenizer())
+    return model
+
+
+def save_llama(path: Path, **options: Any) -> LlamaForCausalLM:
+    """Make a Llama and save it at `path`."""
+    model = LlamaForCausalLM(LlamaConfig(**{**LLAMA_OPTIONS, **options}))
     _save(model, path, tokenizer())
     return model
 

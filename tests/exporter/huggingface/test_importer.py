@@ -23,8 +23,21 @@ from tests.exporter.huggingface.sources import (
     VOCAB_SIZE,
     edit_json,
     save_gpt2,
+    save_llama,
     save_marian,
 )
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+SAVE: dict[str, Any] = {"gpt2": save_gpt2, "llama": save_llama, "marian": save_marian}
 
 
 def imported_model(source: Path) -> Any:
@@ -54,6 +67,43 @@ def test_logits_of_gpt2_are_those_of_hugging_face(options: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize(
     "options",
+    [
+        {},
+        {"tie_word_embeddings": False, "num_key_value_heads": 4, "head_dim": None},
+        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": LLAMA3_ROPE, "hidden_act": "gelu_pytorch_tanh"},
+    ],
+)
+@torch.no_grad()
+def test_logits_of_llama_are_those_of_hugging_face(options: dict[str, Any], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if options.get("head_dim", 0) is None:
+        options = {**options, "hidden_size": 64}
+    twin = save_llama(source, **options)
+    ids = torch.randint(0, VOCAB_SIZE, (3, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["type", "rope_type"])
+@torch.no_grad()
+def test_rotary_positions_are_read_from_an_old_config(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    twin = save_llama(source, rope_parameters=LLAMA3_ROPE)
+    scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"}
+    scaling[name] = scaling.pop("rope_type")
+    edit_json(source / "config.json", rope_parameters=None, rope_scaling=scaling, rope_theta=10.0)
+    ids = torch.randint(0, VOCAB_SIZE, (1, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
     [{}, {"activation_function": "gelu", "scale_embedding": False}, {"encoder_layers": 1}],
 )
 @torch.no_grad()
@@ -73,12 +123,12 @@ def test_logits_of_marian_are_those_of_hugging_face(
     assert (logits[..., PAD] == logits[0, 0, PAD]).all() and float(logits[0, 0, PAD]) < -1e29
 
 
-@pytest.mark.parametrize("family", ["gpt2", "marian"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "marian"])
 async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
     family: str, tmp_path: Path
 ) -> None:
     source, checkpoint, package = (tmp_path / name for name in ("source", "checkpoint", "package"))
-    twin: Any = save_gpt2(source) if family == "gpt2" else save_marian(source)
+    twin: Any = SAVE[family](source)
     torch.manual_seed(1)
     prompts = [torch.randint(3, PAD, (length,)).tolist() for length in (1, 2, 3, 5, 8, 8, 8, 8)]
 

@@ -13,7 +13,7 @@ import torch
 from engine.errors import CheckpointError
 from exporter.huggingface import import_checkpoint
 from server.cli.app import run
-from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_marian
+from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_llama, save_marian
 
 
 def refusal(source: Path) -> str:
@@ -28,7 +28,7 @@ def refusal(source: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "messages"),
     [
-        ({"model_type": "bloom"}, ["model_type is bloom; supported: gpt2, marian"]),
+        ({"model_type": "bloom"}, ["model_type is bloom; supported: gpt2, llama, marian"]),
         ({"activation_function": "tanh"}, ["activation_function is 'tanh'; supported: 'relu', "]),
         (
             {"scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True},
@@ -55,6 +55,41 @@ def test_unsupported_options_of_gpt2_are_named(
 
     for message in messages:
         assert message in found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_parameters.rope_type is 'yarn'; supported: 'default' or 'llama3'",
+        ),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.rope_type is 'linear'; supported: 'default' or 'llama3'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}},
+            "rope_type llama3 needs high_freq_factor, original_max_position_embeddings",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor is 0.5; supported: 1",
+        ),
+        ({"rope_interleaved": True}, "rope_interleaved is True; supported: False"),
+        ({"num_key_value_heads": 3}, "num_heads (4) must be a multiple of num_kv_heads (3)"),
+        ({"head_dim": 8}, "key_dim is a multiple of 16 and at least value_dim, got 8 and 8"),
+        ({"mlp_bias": True}, "missing weights: model.layers.0.mlp.gate_proj.bias"),
+    ],
+)
+def test_unsupported_options_of_llama_are_named(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    edit_json(source / "config.json", **options)
+
+    assert message in refusal(source)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from exporter.models import RotaryScaling, TransformerConfig, build_model
+from exporter.models.cache import LayerCache
+from exporter.models.rotary import RotaryPositions, rotary_frequencies
+
+OPTIONS = {
+    "family": "gpt",
+    "d_model": 24,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "key_dim": 16,
+    "value_dim": 16,
+    "attention_bias": False,
+    "d_ff": 40,
+    "num_decoder_layers": 2,
+    "activation": "silu",
+    "gated_feed_forward": True,
+    "feed_forward_bias": False,
+    "norm": "rms",
+    "norm_position": "first",
+    "norm_eps": 1e-3,
+    "vocab_size": 29,
+    "max_target_len": 12,
+    "positions": "rotary",
+    "rotary_base": 100.0,
+    "scale_embeddings": False,
+    "tie_output": False,
+}
+HUGGING_FACE_NAMES = {
+    "embeddings.token": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "output": "lm_head",
+    "layers": "model.layers",
+    "self_attention_residual.norm": "input_layernorm",
+    "feed_forward_residual.norm": "post_attention_layernorm",
+    "self_attention": "self_attn",
+    "out_proj": "o_proj",
+    "feed_forward": "mlp",
+}
+
+
+def config_of(**options: object) -> TransformerConfig:
+    return TransformerConfig.model_validate({**OPTIONS, **options})
+
+
+def copy_to_hugging_face(model: nn.Module, twin: nn.Module) -> None:
+    renamed = {}
+    for name, weight in model.decoder.state_dict().items():
+        for ours, theirs in HUGGING_FACE_NAMES.items():
+            name = name.replace(ours, theirs)
+        renamed[name] = weight
+    twin.load_state_dict(renamed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gpt_with_the_options_of_llama_equals_hugging_face(num_kv_heads, bias, randomize):
+    options = {"num_kv_heads": num_kv_heads, "attention_bias": bias, "feed_forward_bias": bias}
+    model = randomize(build_model(config_of(**options)))
+    twin = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=29,
+            hidden_size=24,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=num_kv_heads,
+            head_dim=16,
+            rms_norm_eps=1e-3,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+            attention_bias=bias,
+            mlp_bias=bias,
+        )
+    ).eval()
+    copy_to_hugging_face(model, twin)
+    ids = torch.randint(0, 29, (3, 12))
+
+    logits = model(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_rotary_positions_in_a_cache_are_those_of_the_whole_text(randomize):
+    decoder = randomize(build_model(config_of())).decoder
+    ids = torch.randint(0, 29, (1, 12))
+    whole = decoder(ids)
+    empty = torch.zeros(1, 2, 12, decoder.cache_head_dim)
+    caches = [LayerCache(empty, empty, torch.tensor([0]), torch.tensor([0])) for _ in range(2)]
+
+    parts = []
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        for cache in caches:
+            cache.seqlens_k = torch.tensor([end - 1], dtype=torch.int32)
+        parts.append(decoder(ids[:, start:end], caches=caches))
+
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_of_turned_heads_depend_on_their_distance_alone():
+    rotary = RotaryPositions(9, 16, base=100.0)
+    query, key = torch.randn(16), torch.randn(16)
+
+    queries, keys = (rotary(head.expand(1, 1, 9, 16))[0, 0] for head in (query, key))
+
+    scores = queries @ keys.T
+    for distance in range(-8, 9):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+
+
+def test_llama3_scaling_slows_long_waves_and_leaves_short_ones():
+    plain = rotary_frequencies(16, base=1000.0)
+    scaling = RotaryScaling(factor=4, low_freq_factor=1, high_freq_factor=2, original_max_len=64)
+
+    scaled = rotary_frequencies(16, base=1000.0, scaling=scaling)
+
+    ratio = scaled / plain
+    turns = 64 * plain / (2 * torch.pi)
+    assert (ratio[turns >= 2] == 1).all() and (ratio[turns <= 1] == 0.25).all()
+    between = ratio[(turns > 1) & (turns < 2)]
+    assert between.numel() and ((between > 0.25) & (between < 1)).all()
+
+
+def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
+    with pytest.raises(ValueError, match="13 positions is longer than the 12"):
+        build_model(config_of())(torch.zeros(1, 13, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_kv_heads": 3}, r"num_heads \(4\) must be a multiple of num_kv_heads \(3\)"),
+        ({"key_dim": 8, "value_dim": 8}, "key_dim is a multiple of 16 .* got 8 and 8"),
+        ({"value_dim": 32}, "at least value_dim, got 16 and 32"),
+        ({"rotary_base": 0}, "rotary_base"),
+        (
+            {
+                "positions": "learned",
+                "rotary_scaling": {
+                    "factor": 2,
+                    "low_freq_factor": 1,
+                    "high_freq_factor": 4,
+                    "original_max_len": 8,
+                },
+            },
+            "rotary_scaling needs rotary positions, got learned",
+        ),
+        (
+            {
+                "rotary_scaling": {
+                    "factor": 2,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                    "original_max_len": 8,
+                }
+            },
+            r"high_freq_factor \(4.0\) must be above low_freq_factor \(4.0\)",
+        ),
+    ],
+)
+def test_impossible_options_are_refused_with_their_values(options, message):
+    with pytest.raises(ValidationError, match=message):
+        config_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positions": "rotary"}, "rotary positions are for gpt, got bert"),
+        ({"num_kv_heads": 1}, r"num_kv_heads \(1\) below num_heads \(2\) is for gpt, got bert"),
+    ],
+)
+def test_options_of_gpt_alone_are_refused_elsewhere(options, message):
+    bert = {
+        "family": "bert",
+        "d_model": 32,
+        "num_heads": 2,
+        "d_ff": 8,
+        "num_encoder_layers": 1,
+        "vocab_size": 9,
+        "max_source_len": 4,
+        "labels": ("a",),
+    }
+
+    with pytest.raises(ValidationError, match=message):
+        TransformerConfig.model_validate({**bert, **options})
