@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.batch import Candidate
-from engine.request import FinishReason, PositionLogprobs, SamplingParams
+from engine.request import FinishReason, LogitControls, PositionLogprobs, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ class BeamSearch:
     earlier comes first.
 
     With `early_stop` the search is over when `num_outputs` finished hypotheses score at least what
-    any running one can still reach. Log-probabilities only fall, so that is the score of now at
-    the most favourable length left, and going on to `max_new_tokens` would return the same.
+    any running one can still reach. Sums only fall, so that is the sum of now at the most
+    favourable length left, and going on to `max_new_tokens` would return the same. Where controls
+    can make a sum rise, nothing bounds it, and the search does go on.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class BeamSearch:
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._stop_ids = frozenset(params.stop_token_ids)
         self._max_new_tokens = max_new_tokens
+        self._may_stop_early = params.early_stop and not _can_raise_scores(params.controls)
         self._num_steps = 0
         self._running: list[_Beam | None] = [None]  # best first; None has no token yet
         self._ended: list[_Ended] = []  # best first
@@ -90,8 +92,8 @@ class BeamSearch:
     def advance(self, candidates: Sequence[Candidate]) -> BeamStep:
         """Continue the running hypotheses with the best of `candidates`, which are best first.
 
-        A candidate's score is at most that of its hypothesis. Minus infinity marks one that is
-        not allowed; there may be fewer than `num_candidates`, and so fewer hypotheses.
+        A score of minus infinity marks one that is not allowed. There may be fewer than
+        `num_candidates`, and so fewer hypotheses.
         """
         assert self._running, "the search is over"
         self._num_steps += 1
@@ -155,7 +157,7 @@ class BeamSearch:
 
     def _is_decided(self, running: Sequence[_Beam | None]) -> bool:
         num_outputs = self._params.num_outputs
-        if not self._params.early_stop or not running or len(self._ended) < num_outputs:
+        if not self._may_stop_early or not running or len(self._ended) < num_outputs:
             return False
         best = max(beam.last.score for beam in running if beam)
         # Monotonic in the length: rising for a positive alpha, falling for a negative one.
@@ -222,6 +224,15 @@ class _Ended(NamedTuple):
     score: float
     beam: _Beam | None
     reason: FinishReason
+
+
+def _can_raise_scores(controls: LogitControls) -> bool:
+    """Whether a log-probability may be above 0 when controls have changed it."""
+    return (
+        controls.frequency_penalty < 0
+        or controls.presence_penalty < 0
+        or any(bias > 0 for _, bias in controls.logit_bias)
+    )
 
 
 def _path(beam: _Beam | None) -> Iterator[_Beam]:

@@ -16,7 +16,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from engine.batch import Candidate
 from engine.beam_search import BeamSearch, Hypothesis, assign_rows
-from engine.request import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
+from engine.request import (
+    FinishReason,
+    LogitControls,
+    PositionLogprobs,
+    SamplingParams,
+    TokenLogprob,
+)
 
 Model = Callable[[tuple[int, ...]], list[float]]  # tokens so far -> a log-probability a token
 
@@ -27,12 +33,17 @@ def params(width: int, **others) -> SamplingParams:
     return SamplingParams(strategy="beam", beam_width=width, **others)
 
 
-def random_model(seed: int, vocab_size: int, *, ties: bool = False) -> Model:
+def random_model(
+    seed: int, vocab_size: int, *, ties: bool = False, biases: tuple[tuple[int, float], ...] = ()
+) -> Model:
     @cache
     def model(tokens: tuple[int, ...]) -> list[float]:
         logits = np.random.default_rng([seed, *tokens]).normal(0, 1.5, vocab_size)
         logprobs = logits - np.logaddexp.reduce(logits)
-        return (np.ceil(logprobs) if ties else logprobs).tolist()
+        changed = np.ceil(logprobs) if ties else logprobs
+        for token_id, bias in biases:
+            changed[token_id] += bias
+        return changed.tolist()
 
     return model
 
@@ -118,18 +129,20 @@ def optimum(
     max_new_tokens=st.integers(1, 8),
     num_ends=st.integers(1, 3),
     ties=st.booleans(),
+    biases=st.sampled_from([(), ((0, -1.0),), ((1, 1.5),)]),
     early_stop=st.booleans(),
 )
 def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
-    seed, vocab_size, width, num_outputs, alpha, max_new_tokens, num_ends, ties, early_stop
+    seed, vocab_size, width, num_outputs, alpha, max_new_tokens, num_ends, ties, biases, early_stop
 ):
-    model = random_model(seed, vocab_size, ties=ties)
+    model = random_model(seed, vocab_size, ties=ties, biases=biases)
     ends = frozenset(range(min(num_ends, vocab_size - 1)))
     p = params(
         width,
         num_outputs=min(num_outputs, width),
         length_penalty=alpha,
         early_stop=early_stop,
+        controls=LogitControls(logit_bias=biases),
     )
 
     assert found(model, p, max_new_tokens, ends) == plain_beam_search(
@@ -218,6 +231,24 @@ def test_search_goes_on_while_a_longer_hypothesis_may_score_more():
     assert num_steps == 10
     assert best.token_ids == (1,) * 10
     assert best.score == pytest.approx(long) and long > short
+
+
+@pytest.mark.parametrize(
+    ("controls", "is_early"),
+    [
+        (LogitControls(logit_bias=((1, -1.0),), frequency_penalty=0.5, presence_penalty=0.5), True),
+        (LogitControls(repetition_penalty=0.5), True),
+        (LogitControls(logit_bias=((1, -1.0), (2, 0.1))), False),
+        (LogitControls(frequency_penalty=-0.1), False),
+        (LogitControls(presence_penalty=-0.1), False),
+    ],
+)
+def test_search_goes_on_where_controls_can_make_scores_rise(controls, is_early):
+    search = BeamSearch(params(2, controls=controls), eos_ids=EOS, max_new_tokens=10)
+
+    search.advance([Candidate(0, 0, -0.1, -0.1), Candidate(0, 1, -9.0, -9.0)])
+
+    assert search.is_done == is_early
 
 
 def test_search_goes_on_while_a_penalty_on_long_ones_lets_the_next_step_win():
