@@ -27,10 +27,13 @@ from server._client_types import (
     ModelInfo,
     ModelLimits,
     ParityCertificate,
+    PositionLogprobs,
     Provenance,
     ReplicaLoad,
+    Score,
     ScoredLabel,
     ServerInfo,
+    TokenLogprob,
 )
 
 T = TypeVar("T")
@@ -42,11 +45,26 @@ def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
         raise BrokenStream(
             f"{len(response.results)} results came back for one prompt, or one without a sequence"
         )
+    (result,) = response.results
+    usage = _usage(response.usage)
     return Generation(
         request_id=response.request_id,
-        sequences=tuple(_sequence(sequence) for sequence in response.results[0].sequences),
-        usage=_usage(response.usage),
+        sequences=tuple(_sequence(one, usage.input_tokens) for one in result.sequences),
+        usage=usage,
         timing=_timing(response.timing),
+        provenance=_provenance(response.provenance),
+        prompt_logprobs=_positions(result.prompt_logprobs),
+    )
+
+
+def score(response: generation_service_pb2.ScoreResponse) -> Score:
+    """Return the score of the one target of a request."""
+    if len(response.scores) != 1:
+        raise BrokenStream(f"{len(response.scores)} scores came back for one target")
+    return Score(
+        sum_logprob=response.scores[0].sum_logprob,
+        positions=_positions(response.scores[0].positions),
+        usage=_usage(response.usage),
         provenance=_provenance(response.provenance),
     )
 
@@ -102,8 +120,10 @@ def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
             max_input_tokens=limits.max_input_tokens,
             max_output_tokens=limits.max_output_tokens,
             max_inputs=limits.max_inputs,
+            max_beam_width=limits.max_beam_width,
             max_num_outputs=limits.max_num_outputs,
             max_stop_strings=limits.max_stop_strings,
+            max_logprobs=limits.max_logprobs,
             max_request_bytes=limits.max_request_bytes,
         ),
         manifest_sha256=model.manifest_sha256.hex(),
@@ -155,6 +175,7 @@ class StreamAssembler:
         self._num_messages = 0
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
         self._finished: generation_service_pb2.GenerateStreamResponse.Finished | None = None
         self._summary: generation_service_pb2.GenerateStreamResponse.Summary | None = None
 
@@ -169,9 +190,11 @@ class StreamAssembler:
             case "delta":
                 self._pieces.append(message.delta.text)
                 self._token_ids.extend(message.delta.tokens.ids)
+                self._logprobs.extend(_positions(message.delta.logprobs))
                 return message.delta.text
             case "finished":
                 self._finished = message.finished
+                return message.finished.sequence.text  # empty if it was streamed
             case "summary":
                 self._summary = message.summary
         return ""
@@ -183,20 +206,31 @@ class StreamAssembler:
                 f"the stream ended after {self._num_messages} messages without its "
                 f"{'end of the sequence' if self._finished is None else 'summary'}"
             )
+        usage = _usage(self._summary.usage)
         return Generation(
             request_id=self._summary.request_id,
-            sequences=(
-                GeneratedSequence(
-                    text="".join(self._pieces),
-                    token_ids=tuple(self._token_ids),
-                    finish_reason=finish_reason(self._finished.finish_reason),
-                    matched_stop=_matched_stop(self._finished),
-                    sum_logprob=self._finished.sum_logprob,
-                ),
-            ),
-            usage=_usage(self._summary.usage),
+            sequences=(self._sequence(self._finished, usage.input_tokens),),
+            usage=usage,
             timing=_timing(self._summary.timing),
             provenance=_provenance(self._summary.provenance),
+            prompt_logprobs=_positions(self._summary.prompt_logprobs),
+        )
+
+    def _sequence(
+        self,
+        finished: generation_service_pb2.GenerateStreamResponse.Finished,
+        num_source_tokens: int,
+    ) -> GeneratedSequence:
+        if finished.sequence.finish_reason:  # all of it is there: nothing was streamed
+            return _sequence(finished.sequence, num_source_tokens)
+        return GeneratedSequence(
+            text="".join(self._pieces),
+            token_ids=tuple(self._token_ids),
+            finish_reason=finish_reason(finished.finish_reason),
+            matched_stop=_matched_stop(finished),
+            sum_logprob=finished.sum_logprob,
+            logprobs=tuple(self._logprobs),
+            alignment=_alignment(finished.sequence.alignment, num_source_tokens),
         )
 
 
@@ -211,14 +245,43 @@ def _only(results: Sequence[T]) -> T:
     return results[0]
 
 
-def _sequence(sequence: generation_service_pb2.Sequence) -> GeneratedSequence:
+def _sequence(
+    sequence: generation_service_pb2.Sequence, num_source_tokens: int
+) -> GeneratedSequence:
     return GeneratedSequence(
         text=sequence.text,
         token_ids=tuple(sequence.tokens.ids),
         finish_reason=finish_reason(sequence.finish_reason),
         matched_stop=_matched_stop(sequence),
         sum_logprob=sequence.sum_logprob,
+        score=sequence.score,
+        logprobs=_positions(sequence.logprobs),
+        alignment=_alignment(sequence.alignment, num_source_tokens),
     )
+
+
+def _alignment(values: Sequence[float], num_source_tokens: int) -> tuple[tuple[float, ...], ...]:
+    """Return the rows of a row-major [generated, source] matrix."""
+    if not values:
+        return ()
+    if num_source_tokens < 1 or len(values) % num_source_tokens:
+        raise BrokenStream(
+            f"{len(values)} values of alignment do not fit {num_source_tokens} source tokens"
+        )
+    starts = range(0, len(values), num_source_tokens)
+    return tuple(tuple(values[start : start + num_source_tokens]) for start in starts)
+
+
+def _positions(
+    positions: Sequence[common_pb2.PositionLogprobs],
+) -> tuple[PositionLogprobs, ...]:
+    return tuple(
+        PositionLogprobs(_token(one.chosen), tuple(map(_token, one.top))) for one in positions
+    )
+
+
+def _token(token: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(token.id, token.piece, token.logprob, token.rank)
 
 
 def _matched_stop(
@@ -263,6 +326,9 @@ def _provenance(provenance: common_pb2.Provenance) -> Provenance:
         model_version=provenance.model_version,
         manifest_sha256=provenance.manifest_sha256.hex(),
         seed=provenance.seed,
+        determinism=_enum_name(
+            common_pb2.Determinism.DESCRIPTOR, provenance.determinism, "DETERMINISM_"
+        ),
         replica_id=provenance.replica_id,
     )
 
@@ -276,6 +342,7 @@ def _parity(parity: admin_service_pb2.ParityCertificate) -> ParityCertificate:
         tolerance=parity.tolerance,
         dtype=parity.dtype,
         toolchain=dict(parity.toolchain),
+        batch_invariant=parity.batch_invariant,
     )
 
 

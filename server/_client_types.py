@@ -17,7 +17,26 @@ class Provenance:
     model_version: str
     manifest_sha256: str  # hexadecimal
     seed: int  # that was in fact used
+    determinism: str  # "batch_invariant" or "best_effort": what was in fact used
     replica_id: str
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token with its natural log-probability, before penalties and truncation."""
+
+    token_id: int
+    piece: bytes  # what the token adds to the text; need not be whole characters
+    logprob: float
+    rank: int  # 1: the most likely
+
+
+@dataclass(frozen=True)
+class PositionLogprobs:
+    """Log-probabilities at one position."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]  # as many as were asked for, best first
 
 
 @dataclass(frozen=True)
@@ -29,6 +48,9 @@ class GeneratedSequence:
     finish_reason: str  # "eos", "stop", "length", "context_full", ...
     matched_stop: str | int | None
     sum_logprob: float
+    score: float = 0.0  # sequences are ordered by it: beam search and best_of
+    logprobs: tuple[PositionLogprobs, ...] = ()  # if asked for
+    alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source] attention, if asked for
 
 
 @dataclass(frozen=True)
@@ -40,6 +62,7 @@ class Generation:
     usage: Usage
     timing: Timing
     provenance: Provenance
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
 
     @property
     def text(self) -> str:
@@ -52,6 +75,16 @@ class Generation:
     @property
     def finish_reason(self) -> str:
         return self.sequences[0].finish_reason
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model thinks of a target behind its source."""
+
+    sum_logprob: float
+    positions: tuple[PositionLogprobs, ...]  # of the target's tokens
+    usage: Usage
+    provenance: Provenance
 
 
 @dataclass(frozen=True)
@@ -112,8 +145,10 @@ class ModelLimits:
     max_input_tokens: int
     max_output_tokens: int
     max_inputs: int
+    max_beam_width: int
     max_num_outputs: int
     max_stop_strings: int
+    max_logprobs: int
     max_request_bytes: int
 
 
@@ -128,6 +163,7 @@ class ParityCertificate:
     tolerance: float
     dtype: str
     toolchain: Mapping[str, str]
+    batch_invariant: bool  # rows were bit-equal alone and in a batch
 
 
 @dataclass(frozen=True)

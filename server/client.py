@@ -6,6 +6,8 @@
             for piece in pieces:
                 print(piece, end="", flush=True)
         print(pieces.result.finish_reason)
+        best = client.generate("dates", "3rd of Feb, 1998", beam=4, num_outputs=2).sequences
+        print(client.score("dates", "3rd of Feb, 1998", best[1].text).sum_logprob)
 
 Every call has a deadline (60 s unless told otherwise) and is retried, while nothing of an answer
 has come, if the server is unavailable or full; the server's push-back says how long to wait.
@@ -59,11 +61,13 @@ from server._client_errors import (
     Unavailable,
     error_from_call,
 )
-from server._client_requests import (
+from server._client_options import (
     CallOptions,
     GenerateOptions,
     Item,
     PredictOptions,
+    Prompt,
+    ScoreOptions,
     StreamOptions,
 )
 from server._client_streams import AsyncTextStream, TextStream
@@ -77,10 +81,13 @@ from server._client_types import (
     ModelInfo,
     ModelLimits,
     ParityCertificate,
+    PositionLogprobs,
     Provenance,
     ReplicaLoad,
+    Score,
     ScoredLabel,
     ServerInfo,
+    TokenLogprob,
 )
 
 __all__ = [
@@ -107,14 +114,19 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "ParityCertificate",
+    "PositionLogprobs",
     "PredictOptions",
+    "Prompt",
     "Provenance",
     "ReplicaLoad",
     "ResourceExhausted",
+    "Score",
+    "ScoreOptions",
     "ScoredLabel",
     "ServerInfo",
     "StreamOptions",
     "TextStream",
+    "TokenLogprob",
     "TokenweirClientError",
     "Unavailable",
 ]
@@ -144,20 +156,25 @@ class Client:
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def generate(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+        self, model: str, prompt: Prompt, **options: Unpack[GenerateOptions]
     ) -> Generation:
         """Generate from a text or from token ids, and return everything at once."""
         request = requests.generate_request(model, prompt, options)
         return answers.generation(self._call(self._generation.Generate, request, options))
 
-    def stream(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
-    ) -> TextStream:
+    def stream(self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
         """Generate, and return an iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
         return TextStream(self._generation.GenerateStream(request, timeout=timeout))
+
+    def score(
+        self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
+    ) -> Score:
+        """Return the log-probability of a target behind a source, and of each of its tokens."""
+        request = requests.score_request(model, source, target, options)
+        return answers.score(self._call(self._generation.Score, request, options))
 
     def classify(
         self,
@@ -256,7 +273,7 @@ class AsyncClient:
         self._stubs: _AsyncStubs | None = None
 
     async def generate(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+        self, model: str, prompt: Prompt, **options: Unpack[GenerateOptions]
     ) -> Generation:
         """Generate from a text or from token ids, and return everything at once."""
         request = requests.generate_request(model, prompt, options)
@@ -264,7 +281,7 @@ class AsyncClient:
         return answers.generation(await self._call(method, request, options))
 
     def stream(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
+        self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]
     ) -> AsyncTextStream:
         """Generate, and return an asynchronous iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
@@ -272,8 +289,15 @@ class AsyncClient:
         timeout = options.get("timeout", self._timeout)
         return AsyncTextStream(self._open().generation.GenerateStream(request, timeout=timeout))
 
+    async def score(
+        self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
+    ) -> Score:
+        """Return the log-probability of a target behind a source, and of each of its tokens."""
+        request = requests.score_request(model, source, target, options)
+        return answers.score(await self._call(self._open().generation.Score, request, options))
+
     async def stream_events(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
+        self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]
     ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
         """Generate, and yield the messages of the protocol as they come, unchecked.
 

@@ -191,7 +191,7 @@ async def test_several_outputs_are_printed_one_a_line(
     ("arguments", "message"),
     [
         (("one", "--seed", "-1"), "error: seed=-1: "),
-        (("caf\udce9",), "error: text is no Unicode text: "),
+        (("caf\udce9",), "error: prompt is no Unicode text: "),
     ],
 )
 async def test_what_cannot_be_sent_is_an_error_of_one_line(

@@ -21,6 +21,7 @@ from server.client import (
     TokenweirClientError,
 )
 from tests.server.fakes import (
+    OPTIONS,
     FakeGenerator,
     FakePredictor,
     prediction_package,
@@ -54,6 +55,79 @@ async def test_sampled_outputs_come_with_their_seed():
 
     assert [sequence.text for sequence in answer.sequences] == ["a b "] * 3
     assert answer.provenance.seed == 9
+
+
+@pytest.fixture
+def generator() -> FakeGenerator:
+    generator = FakeGenerator()
+    generator.capabilities = (*generator.capabilities, *OPTIONS)
+    return generator
+
+
+async def test_a_streamed_answer_holds_what_the_whole_one_holds(generator: FakeGenerator):
+    async with (
+        running_worker(generator) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        whole = await client.generate(
+            "dates", "a bb", logprobs=2, prompt_logprobs=0, alignment=True
+        )
+        stream = client.stream("dates", "a bb", logprobs=2, prompt_logprobs=0, alignment=True)
+        pieces = [piece async for piece in stream]
+
+    assert "".join(pieces) == whole.text == "a bb "
+    assert stream.result.sequences == whole.sequences
+    assert stream.result.prompt_logprobs == whole.prompt_logprobs
+    assert [one.chosen.piece for one in whole.sequences[0].logprobs] == [b"<1>", b"<2>"]
+    assert [token.rank for token in whole.sequences[0].logprobs[0].top] == [1, 2]
+    assert whole.sequences[0].alignment == ((0.25, 0.75), (0.25, 0.75))
+    assert len(whole.prompt_logprobs) == 1
+    assert whole.provenance.determinism == "batch_invariant"
+
+
+async def test_beams_come_best_first_and_a_stream_gives_the_best_as_one_piece(
+    generator: FakeGenerator,
+):
+    async with (
+        running_worker(generator) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        whole = await client.generate("dates", "a b", beam=4, num_outputs=2)
+        stream = client.stream("dates", "a b", beam=4)
+        pieces = [piece async for piece in stream]
+
+    assert [sequence.score for sequence in whole.sequences] == [-0.25, -0.5]
+    assert pieces == ["a b "]
+    assert stream.result.sequences == whole.sequences[:1]
+
+
+async def test_a_target_is_scored_by_both_clients(generator: FakeGenerator):
+    def score(address: str):
+        with Client(address, timeout=10) as client:
+            return client.score("dates", "a", "b c", top_logprobs=1)
+
+    async with (
+        running_worker(generator) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        score_of_both = await client.score("dates", "a", "b c", top_logprobs=1)
+        assert await asyncio.to_thread(score, address) == score_of_both
+
+    assert score_of_both.sum_logprob == -1.0
+    assert [(p.chosen.token_id, p.top[0].token_id) for p in score_of_both.positions] == [
+        (3, 90)
+    ] * 2
+
+
+async def test_what_the_model_lacks_is_refused_by_name():
+    async with (
+        running_worker(FakeGenerator()) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        with pytest.raises(NotSupported, match=r"decoding.beam, inputs\[0\].prefix_text"):
+            await client.generate("dates", "a", beam=2, target_prefix="b")
+        with pytest.raises(NotSupported, match="cannot score"):
+            await client.score("dates", "a", "b")
 
 
 async def test_sync_client_in_a_thread():

@@ -1,0 +1,107 @@
+"""Turns the options of a generation into the protocol's Decoding, Stopping, Output, Scheduling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tokenweir.v1 import common_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
+
+from server._client_fields import extend_field, set_field, set_fields, update_field
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
+_BEAM = ("beam", "length_penalty", "early_stop")
+_BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
+_STRATEGIES = ("greedy", "sampling", "beam")
+_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram")
+
+
+def decoding(options: Mapping[str, object]) -> pb.Decoding:
+    """Return how the next token is chosen; raises ValueError for options that exclude another."""
+    message = pb.Decoding()
+    match _strategy(options):
+        case "sampling":
+            message.sampling.SetInParent()
+            set_fields(message.sampling, options, *_SAMPLING)
+        case "beam":
+            set_field(message.beam, "width", options.get("beam"), "beam")
+            set_fields(message.beam, options, "length_penalty", "early_stop")
+        case _:
+            message.greedy.SetInParent()
+    set_fields(message, options, "num_outputs")
+    _fill_controls(message, options)
+    _fill_constraint(message, options)
+    return message
+
+
+def stopping(options: Mapping[str, object]) -> pb.Stopping:
+    """Return when to stop."""
+    message = pb.Stopping()
+    set_fields(message, options, "max_new_tokens", "min_new_tokens", "include_stop", "ignore_eos")
+    for name in ("stop", "stop_strings"):
+        value = options.get(name)
+        extend_field(message.strings, [value] if isinstance(value, str) else value, name)
+    extend_field(message.token_ids, options.get("stop_token_ids"), "stop_token_ids")
+    return message
+
+
+def output(options: Mapping[str, object]) -> pb.Output:
+    """Return what to return; token ids always."""
+    message = pb.Output(token_ids=True)
+    set_fields(message, options, "logprobs", "prompt_logprobs", "alignment", "allow_partial")
+    return message
+
+
+def scheduling(options: Mapping[str, object]) -> pb.Scheduling:
+    """Return when and how exactly to run."""
+    message = pb.Scheduling()
+    set_fields(message, options, "priority", "tenant")
+    if options.get("batch_invariant") is not None:
+        message.determinism = (
+            common_pb2.DETERMINISM_BATCH_INVARIANT
+            if options["batch_invariant"]
+            else common_pb2.DETERMINISM_BEST_EFFORT
+        )
+    return message
+
+
+def _strategy(options: Mapping[str, object]) -> str:
+    """Return the strategy that is named, or else the one that the other options imply."""
+    given = [name for name in _BELONG_TO if options.get(name) is not None]
+    implied = {_BELONG_TO[name] for name in given}
+    if len(implied) > 1:
+        raise ValueError(f"{', '.join(given)}: give options of sampling or of beam search only")
+    strategy = options.get("strategy") or (implied.pop() if implied else "greedy")
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy={strategy!r} must be one of {', '.join(_STRATEGIES)}")
+    wrong = [name for name in given if _BELONG_TO[name] != strategy]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} mean nothing with strategy={strategy!r}")
+    if strategy == "beam" and options.get("beam") is None:
+        raise ValueError("beam search needs beam=WIDTH, the number of hypotheses kept")
+    return str(strategy)
+
+
+def _fill_controls(message: pb.Decoding, options: Mapping[str, object]) -> None:
+    if any(options.get(name) is not None for name in (*_PENALTIES, "logit_bias", "banned_tokens")):
+        set_fields(message.controls, options, *_PENALTIES)
+        update_field(message.controls.logit_bias, options.get("logit_bias"), "logit_bias")
+        extend_field(message.controls.banned_tokens, options.get("banned_tokens"), "banned_tokens")
+
+
+def _fill_constraint(message: pb.Decoding, options: Mapping[str, object]) -> None:
+    given = [name for name in _CONSTRAINTS if options.get(name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"{', '.join(given)}: give one of them only")
+    for name in given:
+        value = options[name]
+        if name == "choice":
+            if isinstance(value, str):
+                raise ValueError(f"choice={value!r} is one text; give a list of them")
+            message.constraint.choice.SetInParent()
+            extend_field(message.constraint.choice.values, value, name)
+        else:
+            text = json.dumps(value) if isinstance(value, Mapping) else value
+            set_field(message.constraint, name, text)

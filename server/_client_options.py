@@ -1,0 +1,82 @@
+"""The keyword options of the client's calls, typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+Prompt = str | Sequence[int]  # text, or token ids
+Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every call that runs a model."""
+
+    model_version: str | None
+    request_id: str | None  # one is made if it is left out
+    timeout: float | None  # seconds; None: no deadline
+
+
+class GenerateOptions(CallOptions, total=False):
+    """Options of a generation: the fields of SamplingParams under names that read well in a call.
+
+    None is the same as leaving an option out, but for `timeout`.
+    """
+
+    # Left out: what the other options imply. "greedy", "sampling" or "beam".
+    strategy: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    seed: int | None  # left out: the server draws one and reports it
+    best_of: int | None  # sample so many, return the num_outputs best
+    beam: int | None  # hypotheses kept by beam search
+    length_penalty: float | None  # alpha of ((5 + n) / 6) ** alpha, beam search
+    early_stop: bool | None  # end when no open hypothesis can win, beam search
+    num_outputs: int | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    no_repeat_ngram: int | None
+    logit_bias: Mapping[int, float] | None  # by token id
+    banned_tokens: Sequence[int] | None
+    json_schema: str | Mapping[str, object] | None  # at most one of these four
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str] | None
+    target_prefix: Prompt | None  # the output begins with it
+    max_new_tokens: int | None  # left out: the model's limit
+    min_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_strings: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    include_stop: bool | None
+    ignore_eos: bool | None
+    logprobs: int | None  # alternatives of every token; 0: the token's own only
+    prompt_logprobs: int | None  # the same of the prompt or the target prefix
+    alignment: bool | None  # attention from every output token to the source
+    allow_partial: bool | None  # at the deadline, return what there is
+    priority: int | None  # lower runs earlier
+    tenant: str | None  # among whom the server is shared fairly
+    batch_invariant: bool | None  # True: or refuse; False: last bits may depend on the batch
+
+
+class StreamOptions(GenerateOptions, total=False):
+    """Options of a streamed generation."""
+
+    tokens_per_message: int | None
+
+
+class ScoreOptions(CallOptions, total=False):
+    """Options of the scoring of a target."""
+
+    top_logprobs: int | None  # alternatives of every token
+
+
+class PredictOptions(CallOptions, total=False):
+    """Options of a one-pass prediction."""
+
+    text_pair: str | None  # the second text of a pair

@@ -1,0 +1,144 @@
+"""What the client is told becomes fields of the protocol, or is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenweir.v1 import common_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
+
+from server._client_requests import generate_request, score_request
+
+SCHEMA = {"type": "object", "properties": {"day": {"type": "integer"}}}
+
+
+def _request(**options: Any) -> pb.GenerateRequest:
+    return generate_request("m", "p", options)  # type: ignore[arg-type]  # what is tested
+
+
+def test_beam_search_and_its_options() -> None:
+    decoding = _request(beam=4, num_outputs=2, length_penalty=0.0, early_stop=False).decoding
+
+    assert decoding == pb.Decoding(
+        beam=pb.BeamSearch(width=4, length_penalty=0, early_stop=False), num_outputs=2
+    )
+
+
+def test_best_of_and_typical_p_ask_for_sampling() -> None:
+    decoding = _request(best_of=4, typical_p=0.5).decoding
+
+    assert decoding == pb.Decoding(sampling=pb.Sampling(best_of=4, typical_p=0.5))
+
+
+def test_controls() -> None:
+    decoding = _request(
+        repetition_penalty=1.5,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        no_repeat_ngram=3,
+        logit_bias={7: -2.0},
+        banned_tokens=[9],
+    ).decoding
+
+    assert decoding.controls == pb.LogitControls(
+        repetition_penalty=1.5,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        no_repeat_ngram=3,
+        logit_bias={7: -2.0},
+        banned_tokens=[9],
+    )
+
+
+def test_without_controls_or_constraint_none_are_sent() -> None:
+    decoding = _request(repetition_penalty=None, regex=None).decoding
+
+    assert not decoding.HasField("controls") and not decoding.HasField("constraint")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"json_schema": SCHEMA}, pb.Constraint(json_schema=json.dumps(SCHEMA))),
+        ({"json_schema": "{}"}, pb.Constraint(json_schema="{}")),
+        ({"regex": "a+"}, pb.Constraint(regex="a+")),
+        ({"grammar": 'start: "a"'}, pb.Constraint(grammar='start: "a"')),
+        ({"choice": ["a", "b"]}, pb.Constraint(choice=pb.Phrases(values=["a", "b"]))),
+    ],
+)
+def test_constraints(options: dict[str, Any], expected: pb.Constraint) -> None:
+    assert _request(**options).decoding.constraint == expected
+
+
+def test_what_is_to_be_returned() -> None:
+    output = _request(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True).output
+
+    assert output == pb.Output(
+        token_ids=True, logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch_invariant", "expected"),
+    [
+        (True, common_pb2.DETERMINISM_BATCH_INVARIANT),
+        (False, common_pb2.DETERMINISM_BEST_EFFORT),
+        (None, common_pb2.DETERMINISM_UNSPECIFIED),
+    ],
+)
+def test_scheduling(batch_invariant: bool | None, expected: int) -> None:
+    scheduling = _request(priority=-2, tenant="team", batch_invariant=batch_invariant).scheduling
+
+    assert (scheduling.priority, scheduling.tenant) == (-2, "team")
+    assert scheduling.determinism == expected
+
+
+def test_target_prefix_as_text_or_ids() -> None:
+    (text,) = _request(target_prefix="20").inputs
+    (ids,) = _request(target_prefix=[4, 5]).inputs
+    (none,) = _request().inputs
+
+    assert text.prefix_text == "20"
+    assert list(ids.prefix_tokens.ids) == [4, 5]
+    assert none.WhichOneof("target_prefix") is None
+
+
+def test_score() -> None:
+    request = score_request("m", "source", [4, 5], {"top_logprobs": 3, "request_id": "r"})
+
+    assert request == pb.ScoreRequest(
+        model="m",
+        request_id="r",
+        inputs=[pb.Input(text="source", prefix_tokens=common_pb2.TokenIds(ids=[4, 5]))],
+        top_logprobs=3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 4, "temperature": 0.5}, "temperature, beam: give options of sampling or of beam"),
+        ({"length_penalty": 1.0}, "beam search needs beam=WIDTH"),
+        ({"strategy": "beam"}, "beam search needs beam=WIDTH"),
+        ({"strategy": "greedy", "beam": 2}, "beam mean nothing with strategy='greedy'"),
+        ({"beam": "wide"}, "beam='wide'"),
+        ({"regex": "a", "choice": ["a"]}, "regex, choice: give one of them only"),
+        ({"choice": "yes"}, "choice='yes' is one text; give a list of them"),
+        ({"choice": [1]}, "choice=[1]"),
+        ({"regex": "no\udce9"}, "regex is no Unicode text"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias="),
+        ({"logit_bias": 3}, "logit_bias=3"),
+        ({"banned_tokens": ["a"]}, "banned_tokens="),
+        ({"target_prefix": "no\udce9"}, "target_prefix is no Unicode text"),
+        ({"target_prefix": ["a"]}, "target_prefix is a list that is neither text nor"),
+        ({"logprobs": "all"}, "logprobs='all'"),
+        ({"priority": 2**40}, "priority="),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_its_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        _request(**options)
+
+    assert message in str(caught.value)
