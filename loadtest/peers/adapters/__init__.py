@@ -1,0 +1,1 @@
+"""One module an engine, each with `load(LoadOptions) -> Adapter`; see worker.py."""

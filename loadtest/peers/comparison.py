@@ -1,0 +1,269 @@
+"""Runs the engines of a work in turn: whatever disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from loadtest.peers.process import Sample, WorkerError, WorkerProcess
+from loadtest.peers.worker import LoadOptions, Prompts
+from loadtest.peers.works import Engine, Setting, Work
+
+_PAUSE = 0.3  # seconds before a run: the threads of the last engine spin no longer
+_TRIALS = 2  # of every setting, to choose the fastest
+
+
+class Worker(Protocol):
+    """A loaded engine; a WorkerProcess outside of tests."""
+
+    versions: Mapping[str, str]
+
+    def generate(self, prompts: Prompts, num_new_tokens: int) -> Sample:
+        """Run the prompts together."""
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time used so far."""
+
+    def close(self) -> None:
+        """Unload."""
+
+
+StartWorker = Callable[[Engine, LoadOptions], Worker]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    work: Work
+    concurrencies: tuple[int, ...]
+    num_rounds: int
+    num_threads: int
+    vocab_size: int
+    directory: Path  # of the models
+    seed: int = 0
+    engines: tuple[str, ...] = ()  # names that contain one of these; none: all
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement of one engine: the whole work, and its prompts with one token each."""
+
+    engine: str
+    concurrency: int
+    round: int
+    setting: Setting
+    seconds: float
+    prompt_seconds: float
+    others_cpu_seconds: float  # used meanwhile by the workers that have nothing to do
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How many of an engine's outputs were those of ours."""
+
+    engine: str
+    against: str
+    concurrency: int
+    must_agree: bool
+    equal: int
+    compared: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison with all that was measured."""
+
+    runs: tuple[Run, ...]
+    agreements: tuple[Agreement, ...]
+    missing: dict[str, str]  # engines that could not be loaded, and why
+    versions: dict[str, str]
+
+
+def compare(
+    plan: Plan, start: StartWorker, note: Callable[[str], None], pause: float = _PAUSE
+) -> Comparison:
+    """Load every engine, then measure them in turn, every round in another order."""
+    with contextlib.ExitStack() as stack:
+        fleet = _Fleet(plan, start, note)
+        stack.callback(fleet.close)
+        fleet.load()
+        runs: list[Run] = []
+        agreements: list[Agreement] = []
+        for concurrency in plan.concurrencies:
+            measured = _Concurrency(plan, fleet, concurrency, note, pause)
+            runs += measured.measure()
+            agreements += measured.agreements()
+        return Comparison(tuple(runs), tuple(agreements), fleet.missing, fleet.versions)
+
+
+def start_process(log: Path) -> StartWorker:
+    """Return what starts workers as processes that write to a log."""
+    return lambda engine, options: WorkerProcess(engine.adapter, options, log)
+
+
+def prompts_of(plan: Plan, concurrency: int, name: str) -> list[list[int]]:
+    """Return random prompts, the same for every engine that asks by the same name."""
+    draw = random.Random(f"{plan.seed} {concurrency} {name}")
+    return [
+        [draw.randrange(plan.vocab_size) for _ in range(plan.work.num_prompt_tokens)]
+        for _ in range(concurrency)
+    ]
+
+
+class _Fleet:
+    """A worker for every engine and setting."""
+
+    def __init__(self, plan: Plan, start: StartWorker, note: Callable[[str], None]) -> None:
+        self._plan, self._start, self._note = plan, start, note
+        self.workers: dict[Engine, list[tuple[Setting, Worker]]] = {}
+        self.missing: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Start all workers that can be started."""
+        wanted = self._plan.engines
+        for engine in self._plan.work.engines:
+            if wanted and not any(part in engine.name for part in wanted):
+                continue
+            for setting in engine.settings:
+                self._load(engine, setting)
+
+    def all(self) -> list[Worker]:
+        """Return every worker."""
+        return [worker for workers in self.workers.values() for _, worker in workers]
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.all():
+            worker.close()
+
+    def _load(self, engine: Engine, setting: Setting) -> None:
+        plan, work = self._plan, self._plan.work
+        options = LoadOptions(
+            directory=str(plan.directory),
+            weights=engine.weights,
+            num_threads=plan.num_threads,
+            max_concurrency=max(plan.concurrencies),
+            max_tokens=work.num_prompt_tokens + work.num_new_tokens,
+            num_beams=work.num_beams,
+            setting=setting,
+        )
+        try:
+            worker = self._start(engine, options)
+        except WorkerError as error:
+            self.missing[engine.name] = str(error)
+            self._note(f"without {engine.name}: {error}")
+            return
+        self.versions.update(worker.versions)
+        self.workers.setdefault(engine, []).append((setting, worker))
+        self._note(f"loaded {engine.name} {dict(setting) or ''}")
+
+
+class _Concurrency:
+    """All rounds of one concurrency."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        fleet: _Fleet,
+        concurrency: int,
+        note: Callable[[str], None],
+        pause: float,
+    ) -> None:
+        self._plan, self._fleet, self._concurrency = plan, fleet, concurrency
+        self._note, self._pause = note, pause
+        self._outputs: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {}  # engine, round
+
+    def measure(self) -> list[Run]:
+        """Choose every engine's setting, then run the rounds."""
+        engines = [
+            (engine, *self._fastest(engine, workers))
+            for engine, workers in self._fleet.workers.items()
+            if engine.max_concurrency is None or self._concurrency <= engine.max_concurrency
+        ]
+        runs = []
+        for number in range(self._plan.num_rounds):
+            first = number % len(engines)
+            for engine, setting, worker in engines[first:] + engines[:first]:
+                runs.append(self._run(engine, setting, worker, number))
+        return runs
+
+    def agreements(self) -> list[Agreement]:
+        """Compare the outputs of every engine with those of the one of ours."""
+        found = []
+        for engine in self._fleet.workers:
+            rounds = [n for n in range(self._plan.num_rounds) if (engine.name, n) in self._outputs]
+            pairs = [
+                pair
+                for n in rounds
+                if engine.against and (engine.against, n) in self._outputs
+                for pair in zip(
+                    self._outputs[engine.name, n], self._outputs[engine.against, n], strict=True
+                )
+            ]
+            if engine.against and pairs:
+                equal = sum(one == other for one, other in pairs)
+                found.append(
+                    Agreement(
+                        engine.name,
+                        engine.against,
+                        self._concurrency,
+                        engine.must_agree,
+                        equal,
+                        len(pairs),
+                    )
+                )
+        return found
+
+    def _fastest(
+        self, engine: Engine, workers: Sequence[tuple[Setting, Worker]]
+    ) -> tuple[Setting, Worker]:
+        times = []
+        for _, worker in workers:
+            worker.generate(prompts_of(self._plan, self._concurrency, "warm-up"), 2)
+            trials = _TRIALS if len(workers) > 1 else 0
+            prompts = prompts_of(self._plan, self._concurrency, "trial")
+            seconds = [
+                self._generate(worker, prompts, self._plan.work.num_new_tokens).seconds
+                for _ in range(trials)
+            ]
+            times.append(min(seconds, default=0.0))
+        best = times.index(min(times))
+        if len(workers) > 1:
+            self._note(f"{engine.name} at {self._concurrency}: fastest with {workers[best][0]}")
+        return workers[best]
+
+    def _run(self, engine: Engine, setting: Setting, worker: Worker, number: int) -> Run:
+        others = [other for other in self._fleet.all() if other is not worker]
+        # Never the same prompt twice: what is kept of one must not help another.
+        alone = self._generate(worker, self._prompts(f"prefill {number}"), 1)
+        before = sum(other.cpu_seconds() for other in others)
+        whole = worker.generate(self._prompts(f"{number}"), self._plan.work.num_new_tokens)
+        self._outputs[engine.name, number] = whole.tokens
+        run = Run(
+            engine=engine.name,
+            concurrency=self._concurrency,
+            round=number,
+            setting=setting,
+            seconds=whole.seconds,
+            prompt_seconds=alone.seconds,
+            others_cpu_seconds=sum(other.cpu_seconds() for other in others) - before,
+        )
+        rate = self._concurrency * self._plan.work.num_new_tokens / whole.seconds
+        self._note(
+            f"round {number}, {self._concurrency} at once, {engine.name}: {rate:.1f} tokens/s"
+        )
+        return run
+
+    def _prompts(self, name: str) -> list[list[int]]:
+        return prompts_of(self._plan, self._concurrency, name)
+
+    def _generate(self, worker: Worker, prompts: Prompts, num_new_tokens: int) -> Sample:
+        time.sleep(self._pause)
+        return worker.generate(prompts, num_new_tokens)
