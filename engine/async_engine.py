@@ -15,6 +15,7 @@ from itertools import count
 from engine.config import EngineConfig
 from engine.core import EngineCore, StepTimes
 from engine.errors import (
+    DeadlineExpired,
     Draining,
     EngineFailure,
     ExpiredInQueue,
@@ -163,8 +164,8 @@ class AsyncEngine:
         """Give the events of a request: Admitted, then each sequence's, then RequestFinished.
 
         Raises InvalidRequest with the path of every wrong field, before anything waits; QueueFull,
-        TokenBudgetFull, Starting, Draining, ReplicaLost, ExpiredInQueue, ExpiredInDecode or
-        EngineFailure.
+        TokenBudgetFull, Starting, Draining, ReplicaLost, ExpiredInQueue, ExpiredInDecode,
+        CannotMeet or EngineFailure.
         Closing or cancelling the iterator aborts the request by the end of the step in flight.
         """
         arrival = self._clock()
@@ -275,7 +276,7 @@ class AsyncEngine:
                 self._num_taken += 1
                 try:
                     scheduler.add(command)
-                except Overloaded as error:
+                except (Overloaded, DeadlineExpired) as error:
                     self._hand_over([FailedOutput(command.key, error)])
             case _Abort():
                 scheduler.abort(command.key)

@@ -11,7 +11,8 @@
     │   └── TokenBudgetFull
     ├── DeadlineExpired
     │   ├── ExpiredInQueue
-    │   └── ExpiredInDecode
+    │   ├── ExpiredInDecode
+    │   └── CannotMeet            refused at once: carries retry_after, or None
     ├── Unavailable               carries retry_after
     │   ├── Starting
     │   ├── Draining
@@ -116,6 +117,16 @@ class ExpiredInDecode(DeadlineExpired):
     """... while it was running."""
 
     reason = "EXPIRED_IN_DECODE"
+
+
+class CannotMeet(DeadlineExpired):
+    """... surely would pass: the request was refused at once."""
+
+    reason = "CANNOT_MEET"
+
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        self.retry_after = retry_after  # seconds; None: too little time even with nothing waiting
+        super().__init__(message)
 
 
 class Unavailable(_Retryable):

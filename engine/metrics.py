@@ -1,4 +1,4 @@
-"""A rate of events that forgets old ones."""
+"""Measures that forget what is long ago."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ class DecayingRate:
         # A young counter has seen a part of the window only.
         seen = max(1e-3, 1 - math.exp((first - now) / self._window))
         return weight * math.exp((when - now) / self._window) / (self._window * seen)
+
+
+class DecayingLeast:
+    """The least of the values of late; one that is not reached any more rises slowly."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window  # seconds in which it comes 63 % nearer to values above it
+        self._when = 0.0
+        self.value: float | None = None  # None before the first
+
+    def add(self, value: float, now: float) -> None:
+        """Take in a value measured now."""
+        if self.value is None or value <= self.value:
+            self.value = value
+        else:
+            self.value += (value - self.value) * (1 - math.exp((self._when - now) / self._window))
+        self._when = now

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.admission import max_cost
+from engine.admission import CompletionEstimates, least_new_tokens, max_cost
 from engine.batch import Candidate, Draw, Encode, PrefillChunk, Sampled, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import (
+    CannotMeet,
     EngineFailure,
     ExpiredInDecode,
     ExpiredInQueue,
@@ -53,7 +54,10 @@ class Scheduler:
         self._tokens_rate = DecayingRate()
         self._admission_rate = DecayingRate(window=30.0)
         self._admitted_tokens_rate = DecayingRate(window=30.0)
+        self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
         self._step = 0
+        self._step_started = 0.0
+        self._step_size = (0, 0)  # decoding sequences, source and prompt tokens
         self._clear()
 
     def _clear(self) -> None:
@@ -90,10 +94,12 @@ class Scheduler:
         return self._tokens_rate.at(self._clock())
 
     def add(self, source: TokenRequest) -> None:
-        """Queue a request, or admit it at once; raise QueueFull or TokenBudgetFull."""
+        """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""
         request = self._make_request(source)
         if self._waiting or len(request.sequences) > self._num_free_slots:
             self._refuse_if_full(request)
+        if source.deadline is not None:
+            self._refuse_if_too_late(request, source.deadline)
         self._waiting.add(request)
         if source.deadline is not None:
             self._next_deadline = min(self._next_deadline, source.deadline)
@@ -118,13 +124,15 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Return the next step, counting its tokens as computed."""
         self._step += 1
-        self._expire(self._clock())
+        self._step_started = self._clock()
+        self._expire(self._step_started)
         self._admit()
         plan = self._plan_prefill()
         decoding = self._slots.decoding
         for sequence in decoding:
             sequence.num_computed += 1
             sequence.request.num_computed += 1
+        self._step_size = (len(decoding), plan.num_tokens)
         self._count_step(decoding, plan)
         return ScheduledBatch(
             row_ops=self._slots.take_ops(),
@@ -139,6 +147,10 @@ class Scheduler:
     ) -> list[EngineOutput]:
         """Take in the tokens drawn for the last step; None fails the draw's request."""
         now = self._clock()
+        num_decoding, num_read = self._step_size
+        self._estimates.took_step(
+            now - self._step_started, now, num_decoding=num_decoding, num_read=num_read
+        )
         drawing, self._drawing = self._drawing, []
         for sequence, token in zip(drawing, sampled, strict=True):
             if sequence.is_finished:  # a sibling's draw has failed the request
@@ -210,6 +222,7 @@ class Scheduler:
         if request.needs_encoding:
             request.needs_encoding = False
             request.num_computed += size
+            plan.num_tokens += size
             plan.encoded.append(leader)
             return
         if leader.num_left == 1:
@@ -219,6 +232,7 @@ class Scheduler:
         ids = tuple(leader.tokens[leader.num_computed : leader.num_computed + size])
         leader.num_computed += size
         request.num_computed += size
+        plan.num_tokens += size
         plan.chunks.append((leader, ids, leader.num_left == 0))
         if leader.num_left == 0:
             del self._prefilling[request.key]
@@ -334,11 +348,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give slots to the requests that are next, all of a group's at once."""
+        num_admitted, now = 0, self._clock()
         while (request := self._waiting.head()) is not None:
             if len(request.sequences) > self._num_free_slots:
-                return
+                break
             self._waiting.pop()
-            now = self._clock()
+            num_admitted += len(request.sequences)
             self._admission_rate.add(1, now)
             self._admitted_tokens_rate.add(request.max_cost, now)
             self._refused = max(0, self._refused - 1)
@@ -348,6 +363,9 @@ class Scheduler:
             request.admitted = request.last_token = now
             self._running[request.key] = self._prefilling[request.key] = request
             self._outputs.append(AdmittedOutput(request.key))
+        self._estimates.queue_changed(
+            now, num_admitted=num_admitted, is_waiting=len(self._waiting) > 0
+        )
 
     def _expire(self, now: float) -> None:
         if now < self._next_deadline:
@@ -369,6 +387,31 @@ class Scheduler:
             )
         made = sum(sequence.num_generated for sequence in request.sequences)
         return ExpiredInDecode(f"{after}, with {made} tokens generated")
+
+    def _refuse_if_too_late(self, request: Request, deadline: float) -> None:
+        source, time_left = request.source, deadline - self._clock()
+        num_before = self._waiting.num_sequences_before(request)
+        refusal = self._estimates.refusal(
+            time_left=time_left,
+            num_read=len(source.prompt_ids),
+            num_new=least_new_tokens(request, self._contract),
+            num_slots_to_free=max(0, num_before + len(request.sequences) - self._num_free_slots),
+        )
+        if refusal is None:
+            return
+        needs = f"{source.request_id}: it needs at least {refusal.own_time:.3f} s"
+        if refusal.retry_after is None:
+            raise CannotMeet(
+                f"{needs} even with nothing waiting, and its deadline is in {time_left:.3f} s; "
+                "allow more time, or ask for fewer tokens",
+                None,
+            )
+        raise CannotMeet(
+            f"{needs} and would wait about {refusal.queue_wait:.3f} s behind {num_before} "
+            f"sequences, but its deadline is in {time_left:.3f} s; retry in "
+            f"{refusal.retry_after:.1f} s, or allow more time",
+            refusal.retry_after,
+        )
 
     def _refuse_if_full(self, request: Request) -> None:
         source, config, num_tokens = request.source, self._config, request.max_cost
@@ -401,6 +444,7 @@ class _PrefillPlan:
     encoded: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, tuple[int, ...], bool]] = field(default_factory=list)
     is_empty: bool = True
+    num_tokens: int = 0  # without single ones, which are decoded
 
 
 def _not_finite(sequence: Sequence) -> str:

@@ -78,6 +78,37 @@ class WaitingQueue:
         self._last_served.charged += request.max_cost
         return request
 
+    def num_sequences_before(self, request: Request) -> int:
+        """Return how many waiting sequences go before a request that would be added now.
+
+        Those of later arrivals are not known, and what running requests use may be less than they
+        are charged.
+        """
+        priority, tenant = request.source.priority, request.source.tenant
+        count = 0
+        for other, one_class in self._classes.items():
+            if other < priority:
+                lines = one_class.lines.values()
+                count += sum(len(one.sequences) for line in lines for one in line.values())
+        if (own := self._classes.get(priority)) is not None:
+            turn = max(self._given(tenant), 0 if tenant in own.lines else self._level(own))
+            turn += sum(one.max_cost for one in own.lines.get(tenant, {}).values())
+            count += sum(
+                self._num_sequences_until(turn, self._given(other), line)
+                for other, line in own.lines.items()
+            )
+        return count
+
+    def _num_sequences_until(self, turn: int, given: int, line: OrderedDict[int, Request]) -> int:
+        """Return how many sequences of a line are taken before a request whose turn that is."""
+        count = 0
+        for one in line.values():
+            if given > turn:
+                break
+            count += len(one.sequences)
+            given += one.max_cost
+        return count
+
     def remove(self, key: int) -> Request | None:
         """Let a request go that was not taken; None if it does not wait here."""
         request = self._requests.get(key)
@@ -94,8 +125,13 @@ class WaitingQueue:
         self._close_account(request.source.tenant)
 
     def _turn(self, request: Request) -> tuple[int, int]:
-        account = self._accounts[request.source.tenant]
-        return account.used + account.charged, request.key
+        return self._given(request.source.tenant), request.key
+
+    def _given(self, tenant: str) -> int:
+        account = self._accounts.get(tenant)
+        if account is None:
+            return self._idle.get(tenant, 0)
+        return account.used + account.charged
 
     def _level(self, one_class: _PriorityClass) -> int:
         """Return the tokens from which a tenant starts that did not wait before."""

@@ -30,6 +30,7 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
     errors.DeadlineExpired: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ExpiredInQueue: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ExpiredInDecode: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.CannotMeet: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Starting: grpc.StatusCode.UNAVAILABLE,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
@@ -79,7 +80,7 @@ def _code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
 
 def _retry_after(error: errors.TokenweirError) -> float | None:
     match error:
-        case errors.Overloaded() | errors.Unavailable():
+        case errors.Overloaded() | errors.Unavailable() | errors.CannotMeet():
             return error.retry_after
         case _:
             return None
@@ -93,10 +94,10 @@ def _details(error: errors.TokenweirError, request_id: str) -> list[Message]:
             details.append(_bad_request(error))
         case errors.CapabilityNotSupported() if error.features:
             metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
-        case errors.Overloaded() | errors.Unavailable():
-            delay = Duration()
-            delay.FromMilliseconds(round(error.retry_after * 1000))
-            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if (retry_after := _retry_after(error)) is not None:
+        delay = Duration()
+        delay.FromMilliseconds(round(retry_after * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     return [info, *details]
 

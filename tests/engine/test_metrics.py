@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.metrics import DecayingRate
+from engine.metrics import DecayingLeast, DecayingRate
 
 
 def test_a_steady_rate_is_told_from_the_first_seconds_on() -> None:
@@ -25,3 +25,20 @@ def test_the_rate_falls_while_nothing_happens() -> None:
 
 def test_nothing_yet_is_no_rate() -> None:
     assert DecayingRate().at(5.0) == 0.0
+
+
+def test_the_least_falls_at_once_and_rises_slowly() -> None:
+    least = DecayingLeast(window=10.0)
+    for when, value in enumerate((5.0, 2.0, 4.0)):
+        least.add(value, float(when))
+
+    assert least.value == pytest.approx(2.0 + 2.0 * 0.095, rel=0.01)
+
+
+def test_the_least_comes_to_what_all_values_are() -> None:
+    least = DecayingLeast(window=10.0)
+    least.add(1.0, 0.0)
+    for second in range(1, 60):
+        least.add(3.0, float(second))
+
+    assert least.value == pytest.approx(3.0, rel=0.01)

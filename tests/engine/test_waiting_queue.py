@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -119,6 +119,26 @@ def test_the_accounts_of_tenants_that_never_come_back_are_forgotten() -> None:
 
     assert len(queue._accounts) == 0
     assert len(queue._idle) == 1024
+
+
+described = st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 50))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(described, min_size=1, max_size=15), described, st.integers(0, 5))
+def test_the_number_of_those_before_a_new_request_is_how_many_are_taken_before_it(
+    earlier: list[tuple[str, int, int]], new: tuple[str, int, int], num_taken: int
+) -> None:
+    queue = WaitingQueue()
+    for key, (tenant, priority, cost) in enumerate([*earlier, new]):
+        if key == len(earlier):
+            for _ in range(min(num_taken, len(queue))):
+                queue.pop()
+            last = request(key, tenant=tenant, priority=priority, cost=cost)
+            expected = queue.num_sequences_before(last)
+        queue.add(request(key, tenant=tenant, priority=priority, cost=cost))
+
+    assert taken(queue).index(len(earlier)) == expected
 
 
 def jain(shares: list[int]) -> float:

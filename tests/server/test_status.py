@@ -41,6 +41,8 @@ def test_the_table_has_every_class_of_the_tree() -> None:
         (errors.ModelNotFound("x"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
         (errors.QueueFull("x", 0.3), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
         (errors.ExpiredInQueue("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "EXPIRED_IN_QUEUE"),
+        (errors.CannotMeet("x", 0.3), grpc.StatusCode.DEADLINE_EXCEEDED, "CANNOT_MEET"),
+        (errors.CannotMeet("x", None), grpc.StatusCode.DEADLINE_EXCEEDED, "CANNOT_MEET"),
         (errors.Draining("x", 0.3), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
         (errors.RequestAborted("x"), grpc.StatusCode.ABORTED, "ABORTED_BY_OPERATOR"),
         (errors.EngineFailure("x"), grpc.StatusCode.INTERNAL, "INTERNAL"),
@@ -71,6 +73,20 @@ def test_a_refusal_says_when_to_come_back() -> None:
     ]
     assert retry.retry_delay.ToMilliseconds() == 250
     assert trailing[PUSHBACK_KEY] == "250"
+
+
+@pytest.mark.parametrize(("retry_after", "sent"), [(1.5, ["1500"]), (None, [])])
+def test_a_deadline_that_cannot_be_met_says_when_it_could_if_ever(
+    retry_after: float | None, sent: list[str]
+) -> None:
+    status = call_status(errors.CannotMeet("too late", retry_after), "call-1")
+
+    trailing = dict(status.trailing_metadata)
+    retries = [
+        d for d in _details(trailing[DETAILS_KEY]) if isinstance(d, error_details_pb2.RetryInfo)
+    ]
+    assert [str(retry.retry_delay.ToMilliseconds()) for retry in retries] == sent
+    assert trailing.get(PUSHBACK_KEY) == (sent[0] if sent else None)
 
 
 def test_a_subclass_of_somebody_else_is_answered_as_its_base() -> None:
