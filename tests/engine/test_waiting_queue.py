@@ -121,24 +121,30 @@ def test_the_accounts_of_tenants_that_never_come_back_are_forgotten() -> None:
     assert len(queue._idle) == 1024
 
 
-described = st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 50))
+described = st.tuples(st.sampled_from("abc"), st.integers(1, 50))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(described, min_size=1, max_size=15), described, st.integers(0, 5))
 def test_the_number_of_those_before_a_new_request_is_how_many_are_taken_before_it(
-    earlier: list[tuple[str, int, int]], new: tuple[str, int, int], num_taken: int
+    earlier: list[tuple[str, int]], new: tuple[str, int], num_taken: int
 ) -> None:
     queue = WaitingQueue()
-    for key, (tenant, priority, cost) in enumerate([*earlier, new]):
+    for key, (tenant, cost) in enumerate([*earlier, new]):
         if key == len(earlier):
             for _ in range(min(num_taken, len(queue))):
                 queue.pop()
-            last = request(key, tenant=tenant, priority=priority, cost=cost)
+            last = request(key, tenant=tenant, cost=cost)
             expected = queue.num_sequences_before(last)
-        queue.add(request(key, tenant=tenant, priority=priority, cost=cost))
+        queue.add(request(key, tenant=tenant, cost=cost))
 
     assert taken(queue).index(len(earlier)) == expected
+
+
+def test_those_of_a_higher_priority_are_before_a_new_request_with_all_their_sequences() -> None:
+    queue = queue_of(request(1, size=3), request(2), request(3, priority=2, size=5))
+
+    assert queue.num_sequences_before(request(4, priority=1)) == 4
 
 
 def jain(shares: list[int]) -> float:
