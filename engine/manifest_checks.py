@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from engine.package import Manifest
 
 
+def is_lossy(manifest: Manifest) -> bool:
+    """Return whether the package rounds what the eager model does not."""
+    return manifest.weights != "fp32"
+
+
 def find_contradictions(manifest: Manifest) -> list[str]:
     """Return one sentence, beginning with the field, for everything that cannot be so."""
     return [
@@ -96,7 +101,13 @@ def _impossible_image(manifest: Manifest) -> Iterator[str]:
 
 def _failed_certificate(manifest: Manifest) -> Iterator[str]:
     found = manifest.certificate
-    if found.tokens_equal != found.tokens_compared:
+    if (found.loss is not None) != is_lossy(manifest):
+        yield (
+            f"certificate.loss: must {'not ' if found.loss else ''}be there for weights "
+            f"{manifest.weights}"
+        )
+    allowed = found.loss.max_token_loss * found.tokens_compared if found.loss else 0
+    if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
         yield (
             f"certificate: only {found.tokens_equal} of {found.tokens_compared} tokens were equal "
             "to those of the eager model"

@@ -22,6 +22,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
 Task = Literal["generate", "classify", "label"]
+Weights = Literal["fp32", "int8", "int8-blocks", "int4"]
 PositiveInt = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -95,6 +96,19 @@ class ImageContract(_Model):
     embedding_dim: PositiveInt
 
 
+class Loss(_Model):
+    """What a format that rounds weights or cache loses, and what was allowed when it was made."""
+
+    mean_abs_logit_diff: Annotated[float, Field(ge=0)]
+    logit_std: Annotated[float, Field(ge=0)]  # of the eager model's logits, within a position
+    text_tokens: Annotated[int, Field(ge=0)] = 0  # of the text that both perplexities are of
+    perplexity: Annotated[float, Field(gt=0)] | None = None
+    eager_perplexity: Annotated[float, Field(gt=0)] | None = None
+    max_token_loss: Annotated[float, Field(ge=0)]  # share of greedy tokens that may differ
+    max_logit_loss: Annotated[float, Field(ge=0)]  # largest difference, in logit_std
+    max_perplexity_loss: Annotated[float, Field(ge=0)]  # share of eager_perplexity
+
+
 class Certificate(_Model):
     """The outcome of comparing the package with the eager PyTorch model."""
 
@@ -103,9 +117,11 @@ class Certificate(_Model):
     tokens_equal: Annotated[int, Field(ge=0)]
     max_abs_logit_diff: Annotated[float, Field(ge=0)]
     max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
-    tolerance: Annotated[float, Field(gt=0)]  # 1e-4 for every 16 of the largest logit
+    # 1e-4 for every 16 of the largest logit; of a format with loss: max_logit_loss * logit_std
+    tolerance: Annotated[float, Field(gt=0)]
     batch_invariant: bool  # rows were bit-equal alone and in a batch
     dtype: str
+    loss: Loss | None = None  # None: a format without loss
     covered: dict[str, list[int] | int]  # prompt lengths, batch sizes, steps, ... that were tried
 
 
@@ -119,7 +135,7 @@ class Manifest(_Model):
     task: Task
     target: Literal["cpu"]
     layout: Literal["slots"] | None  # None: no cache
-    weights: Literal["fp32"]
+    weights: Weights
     generation: GenerationContract | None = None
     encoding: EncodingContract | None = None
     image: ImageContract | None = None

@@ -69,12 +69,13 @@ def certify_generation(
     contract: GenerationContract,
     directory: Path,
     samples: Sequence[Tokens],
+    comparison: Comparison,
     progress: Progress,
-) -> tuple[Comparison, int, Covered]:
-    """Return the comparison, the number of cases and what they covered.
+) -> tuple[int, Covered]:
+    """Compare all cases; return their number and what they covered.
 
     `samples` are prompts (or sources) to try besides random ones. Raises CertificateError at the
-    first difference.
+    first difference that `comparison` refuses.
     """
     num_parameters = sum(weight.numel() for weight in model.parameters())
     per_length = affordable_prompts(
@@ -82,7 +83,7 @@ def certify_generation(
     )
     cases = make_cases(contract, samples, per_length)
     np.random.default_rng(SEED).shuffle(cases)
-    certifier = _Certifier(model, contract, directory)
+    certifier = _Certifier(model, contract, directory, comparison)
     blocks = [
         _Block(certifier, cases[i : i + BLOCK_SIZE]) for i in range(0, len(cases), BLOCK_SIZE)
     ]
@@ -97,11 +98,11 @@ def certify_generation(
         "prefill_chunks": [WHOLE, certifier.chunk],
         "prompts_per_length": per_length,
         "steps": max(case.num_tokens for case in cases),
-        "undecided_tokens": certifier.comparison.tokens_undecided,
+        "undecided_tokens": comparison.tokens_undecided,
     }
     if contract.cross_cache:
         covered["source_lengths"] = sorted({len(case.source) for case in cases})
-    return certifier.comparison, len(cases), covered
+    return len(cases), covered
 
 
 def make_cases(
@@ -208,8 +209,14 @@ def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
 class _Certifier:
     """The two sides, and what was found so far."""
 
-    def __init__(self, model: nn.Module, contract: GenerationContract, directory: Path) -> None:
-        self.comparison = Comparison()
+    def __init__(
+        self,
+        model: nn.Module,
+        contract: GenerationContract,
+        directory: Path,
+        comparison: Comparison,
+    ) -> None:
+        self.comparison = comparison
         self.model = model
         self.chunk = prefill_chunk(contract.cache.max_len)
         self.vocab_size = contract.vocab_size

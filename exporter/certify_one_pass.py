@@ -45,11 +45,13 @@ def certify_encoding(
     contract: EncodingContract,
     directory: Path,
     samples: Sequence[Tokens],
+    comparison: Comparison,
     progress: Progress,
-) -> tuple[Comparison, int, Covered]:
-    """Return the comparison, the number of cases and what they covered.
+) -> tuple[int, Covered]:
+    """Compare all cases; return their number and what they covered.
 
-    `samples` are texts to try besides random ones. Raises CertificateError at the first difference.
+    `samples` are texts to try besides random ones. Raises CertificateError at the first
+    difference that `comparison` refuses.
     """
     rng = np.random.default_rng(SEED)
     lengths = spread_lengths(contract.max_len)
@@ -57,7 +59,7 @@ def certify_encoding(
     for length in lengths:
         texts = [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]
         groups.append(texts)
-    certifier = _TextCertifier(model, directory, contract.vocab_size)
+    certifier = _TextCertifier(model, directory, comparison, contract.vocab_size)
     num_texts, done = sum(map(len, groups)), 0
     total = (1 + len(BATCH_SIZES)) * num_texts
 
@@ -79,36 +81,40 @@ def certify_encoding(
         "lengths": sorted(set(map(len, texts))),
         "padded_rows": num_texts,
         "batch_sizes": [1, *BATCH_SIZES],
-        "undecided_labels": certifier.comparison.tokens_undecided,
+        "undecided_labels": comparison.tokens_undecided,
     }
-    return certifier.comparison, num_texts, covered
+    return num_texts, covered
 
 
 def certify_images(
-    model: nn.Module, contract: ImageContract, directory: Path, progress: Progress
-) -> tuple[Comparison, int, Covered]:
+    model: nn.Module,
+    contract: ImageContract,
+    directory: Path,
+    comparison: Comparison,
+    progress: Progress,
+) -> tuple[int, Covered]:
     """Do as `certify_encoding` with images of noise, of different brightness and contrast."""
     rng = np.random.default_rng(SEED)
     shape = (NUM_IMAGES, contract.channels, contract.size, contract.size)
     spread = rng.uniform(0.1, 2.0, (NUM_IMAGES, 1, 1, 1))
     pixels = (rng.standard_normal(shape) * spread + rng.uniform(-1, 1, spread.shape)).astype("f4")
-    certifier = _Certifier(model, directory)
+    certifier = _Certifier(model, directory, comparison)
     eager_input = torch.from_numpy(pixels).to(next(model.parameters()).dtype)
     certifier.check_rows({"pixel_values": pixels}, eager_input, "image")
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
         "images": NUM_IMAGES,
         "batch_sizes": [1, *BATCH_SIZES],
-        "undecided_labels": certifier.comparison.tokens_undecided,
+        "undecided_labels": comparison.tokens_undecided,
     }
-    return certifier.comparison, NUM_IMAGES, covered
+    return NUM_IMAGES, covered
 
 
 class _Certifier:
     """The two sides, and what was found so far."""
 
-    def __init__(self, model: nn.Module, directory: Path) -> None:
-        self.comparison = Comparison()
+    def __init__(self, model: nn.Module, directory: Path, comparison: Comparison) -> None:
+        self.comparison = comparison
         self._model = model
         with exported_graphs():
             self._session = create_session(directory / "model.onnx")
@@ -152,8 +158,10 @@ class _Certifier:
 class _TextCertifier(_Certifier):
     """Texts come with lengths, and may be padded."""
 
-    def __init__(self, model: nn.Module, directory: Path, vocab_size: int) -> None:
-        super().__init__(model, directory)
+    def __init__(
+        self, model: nn.Module, directory: Path, comparison: Comparison, vocab_size: int
+    ) -> None:
+        super().__init__(model, directory, comparison)
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(SEED)
 

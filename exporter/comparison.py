@@ -8,6 +8,7 @@ that was used, and the largest logit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ Floats = NDArray[np.float32]
 
 TOLERANCE = 1e-4  # of a logit, or of a value of an embedding, in float32
 FULL_SIZE = 16.0  # of the largest value of a position: the tolerance grows with what is above
+NEVER = -1e20  # logits below are of tokens that an import keeps from being written, by a bias
 
 # Where the eager model's two best tokens are nearer than this, it has not decided: the order in
 # which a processor sums decides. Such a position is held to the tolerance, not to the token. It
@@ -42,10 +44,12 @@ class Comparison:
 
     def __init__(self) -> None:
         self.tokens_compared = 0
+        self.tokens_equal = 0
         self.tokens_undecided = 0
         self.max_abs_logit_diff = 0.0
         self.max_abs_logit = 0.0
         self.tolerance = TOLERANCE  # the largest that was used
+        self.batch_invariant = True
 
     def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits [N, V]: each within the tolerance, and the same best entry in each row.
@@ -55,7 +59,7 @@ class Comparison:
         diff, growth = _differences(exported, eager), _growth(eager)
         allowed = TOLERANCE * growth
         self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
-        self.max_abs_logit = max(self.max_abs_logit, float(np.abs(eager).max()))
+        self.max_abs_logit = max(self.max_abs_logit, float(_sizes(eager).max()))
         self.tolerance = max(self.tolerance, float(allowed.max()))
         decided = _lead(eager) > UNDECIDED * growth
         got, expected = exported.argmax(-1), eager.argmax(-1)
@@ -67,6 +71,7 @@ class Comparison:
                 f"{expected[i]}; largest logit difference {diff[i]:.3g}, allowed {allowed[i]:g}"
             )
         self.tokens_compared += int(decided.sum())
+        self.tokens_equal = self.tokens_compared
         self.tokens_undecided += int((~decided).sum())
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
@@ -92,6 +97,60 @@ class Comparison:
             )
 
 
+class LossyComparison(Comparison):
+    """Counts how much a format loses; only what is no number is refused at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_logits = 0
+        self._sum_of_diffs = 0.0
+        self._sum_of_squares = 0.0  # of the eager logits, around the mean of their position
+
+    @property
+    def mean_abs_logit_diff(self) -> float:
+        """Return the mean difference of all logits that were compared."""
+        return self._sum_of_diffs / max(1, self._num_logits)
+
+    @property
+    def logit_std(self) -> float:
+        """Return the spread of the eager model's logits within a position."""
+        return math.sqrt(self._sum_of_squares / max(1, self._num_logits))
+
+    def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
+        """Compare logits [N, V]; of the best entry in each row, count whether it is the same."""
+        _refuse_no_number(exported, place)
+        diff = np.abs(exported - eager)
+        self._num_logits += diff.size
+        self._sum_of_diffs += float(diff.sum())
+        written = np.where(eager > NEVER, eager, np.nan)
+        self._sum_of_squares += float(np.nanvar(written, axis=-1).sum()) * eager.shape[-1]
+        self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
+        self.max_abs_logit = max(self.max_abs_logit, float(_sizes(eager).max()))
+        decided = _lead(eager) > UNDECIDED * _growth(eager)
+        equal = exported.argmax(-1) == eager.argmax(-1)
+        self.tokens_compared += int(decided.sum())
+        self.tokens_equal += int((decided & equal).sum())
+        self.tokens_undecided += int((~decided).sum())
+
+    def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
+        """Refuse embeddings [N, D] that are no numbers."""
+        _refuse_no_number(exported, place)
+
+    def bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> None:
+        """Compare rows [N, ...] computed in a batch with the same rows computed alone."""
+        _refuse_no_number(batched.reshape(len(batched), -1), place)
+        self.batch_invariant &= bool((batched == alone).all())
+
+
+def _refuse_no_number(exported: Floats, place: Callable[[int], str]) -> None:
+    bad = ~np.isfinite(exported).all(axis=-1)
+    if bad.any():
+        raise CertificateError(
+            f"{place(int(bad.argmax()))}: the exported model gives what is no finite number; "
+            "export with --weights fp32"
+        )
+
+
 def _differences(exported: Floats, eager: Floats) -> Floats:
     """Return the largest difference in each row [N, V]."""
     with np.errstate(invalid="ignore"):  # infinity less infinity: NaN, which is no agreement
@@ -101,9 +160,14 @@ def _differences(exported: Floats, eager: Floats) -> Floats:
 
 def _growth(eager: Floats) -> Floats:
     """Return how many times the tolerance is allowed in each row [N, V]: at least once."""
-    size: Floats = np.abs(np.nan_to_num(eager, posinf=0, neginf=0)).max(axis=-1)
-    growth: Floats = np.maximum(size / FULL_SIZE, 1)
+    growth: Floats = np.maximum(_sizes(eager).max(axis=-1) / FULL_SIZE, 1)
     return growth
+
+
+def _sizes(eager: Floats) -> Floats:
+    """Return the absolute values, 0 for tokens that are never written."""
+    sizes: Floats = np.where(np.isfinite(eager) & (eager > NEVER), np.abs(eager), 0)
+    return sizes
 
 
 def _lead(logits: Floats) -> Floats:

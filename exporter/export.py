@@ -21,6 +21,7 @@ from engine.package import (
     MANIFEST_NAME,
     Certificate,
     Manifest,
+    Weights,
     hash_file,
     load_package,
 )
@@ -35,7 +36,9 @@ from exporter.contracts import (
     image_contract,
 )
 from exporter.graphs import Graphs, build_graphs
+from exporter.loss import DEFAULT_LIMITS, LossLimits, limits_of
 from exporter.operators import OPSET
+from exporter.quantize import quantize
 
 Target = Literal["cpu"]
 
@@ -48,22 +51,37 @@ def export_package(
     out_dir: str | os.PathLike[str],
     *,
     target: Target = "cpu",
+    weights: Weights = "fp32",
+    limits: LossLimits | None = None,
+    text: Path | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
-    `progress(done, total)` follows the certificate. An existing package at `out_dir` is replaced
-    when the new one is whole. Raises CheckpointError, CertificateError or PackageError, and leaves
-    `out_dir` as it was.
+    With other weights than fp32 it is not equal: the certificate says what was lost, on `text` too,
+    and `limits` (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows the
+    certificate. An existing package at `out_dir` is replaced when the new one is whole. Raises
+    CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
     out = Path(os.path.abspath(out_dir))
     _check_replaceable(out)
     checkpoint = load_checkpoint(checkpoint_dir)
     with _staging(out) as directory:
-        write_graphs(build_graphs(checkpoint.model, body=target), directory)
+        graphs = build_graphs(checkpoint.model, body=target)
+        for graph in graphs.values():
+            quantize(graph, weights)
+        write_graphs(graphs, directory)
         _copy_files(checkpoint, directory)
-        certificate = certify(checkpoint, directory, progress or _no_progress)
-        manifest = _describe(checkpoint, directory, target, certificate)
+        certificate = certify(
+            checkpoint,
+            directory,
+            progress or _no_progress,
+            generation=generation_contract(checkpoint.config.model),
+            weights=weights,
+            limits=None if weights == "fp32" else limits or DEFAULT_LIMITS[weights],
+            text=text,
+        )
+        manifest = _describe(checkpoint, directory, target, weights, certificate)
         (directory / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")
         _replace(out, directory)
     return manifest
@@ -73,6 +91,7 @@ def verify_package(
     package_dir: str | os.PathLike[str],
     checkpoint_dir: str | os.PathLike[str],
     *,
+    text: Path | None = None,
     progress: Progress | None = None,
 ) -> Certificate:
     """Compare a package with a checkpoint again, and return the certificate of this comparison.
@@ -86,16 +105,24 @@ def verify_package(
                 f"{package.path / name} is not that of {checkpoint.path}; "
                 "give the checkpoint that the package was exported from, or export it again"
             )
-    expected = _describe(
-        checkpoint, package.path, package.manifest.target, package.manifest.certificate
-    )
+    manifest = package.manifest
+    certificate = manifest.certificate
+    expected = _describe(checkpoint, package.path, manifest.target, manifest.weights, certificate)
     for field in ("architecture", "task", "generation", "encoding", "image", "labels"):
-        found, wanted = getattr(package.manifest, field), getattr(expected, field)
+        found, wanted = getattr(manifest, field), getattr(expected, field)
         if found != wanted:
             raise CertificateError(
                 f"{package.path / MANIFEST_NAME}: {field} is {found}, the checkpoint's is {wanted}"
             )
-    return certify(checkpoint, package.path, progress or _no_progress)
+    return certify(
+        checkpoint,
+        package.path,
+        progress or _no_progress,
+        generation=manifest.generation,
+        weights=manifest.weights,
+        limits=limits_of(certificate.loss) if certificate.loss else None,
+        text=text,
+    )
 
 
 def write_graphs(graphs: Graphs, directory: Path) -> None:
@@ -105,7 +132,11 @@ def write_graphs(graphs: Graphs, directory: Path) -> None:
 
 
 def _describe(
-    checkpoint: Checkpoint, directory: Path, target: Target, certificate: Certificate
+    checkpoint: Checkpoint,
+    directory: Path,
+    target: Target,
+    weights: Weights,
+    certificate: Certificate,
 ) -> Manifest:
     config = checkpoint.config.model
     generation = generation_contract(config)
@@ -117,7 +148,7 @@ def _describe(
         task=TASKS[config.family],
         target=target,
         layout="slots" if generation else None,
-        weights="fp32",
+        weights=weights,
         generation=generation,
         encoding=encoding_contract(config),
         image=image_contract(config),

@@ -11,7 +11,16 @@ from exporter.tasks import TASKS
 from server.cli.options import any_path, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
+    from engine.package import Weights
+    from exporter.loss import LossLimits
     from exporter.training.trainer import TrainingReport
+
+_SHARE = click.FloatRange(min=0)
+text_option = click.option(
+    "--text",
+    type=existing_file,
+    help="UTF-8 text to measure perplexity on; lines of source, tab, target for an encoder.",
+)
 
 
 @click.command(
@@ -113,30 +122,94 @@ def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
 
 @click.command(
     short_help="Export a checkpoint to a package, proven equal.",
-    epilog=examples("tokenweir export checkpoints/dates --out packages/dates"),
+    epilog=examples(
+        "tokenweir export checkpoints/dates --out packages/dates",
+        "tokenweir export checkpoints/gpt2 --out packages/gpt2 --weights int8 --text book.txt",
+    ),
 )
 @click.argument("checkpoint", type=existing_directory)
 @click.option("--out", required=True, type=any_path, help="Directory of the package.")
 @click.option(
     "--target", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Runs on."
 )
-def export(checkpoint: Path, out: Path, target: Literal["cpu"]) -> None:
+@click.option(
+    "--weights",
+    type=click.Choice(["fp32", "int8", "int8-blocks", "int4"]),
+    default="fp32",
+    show_default=True,
+    help="Number format of the weights.",
+)
+@text_option
+@click.option("--max-token-loss", type=_SHARE, help="Greedy tokens that may differ, as a share.")
+@click.option(
+    "--max-logit-loss", type=_SHARE, help="Largest logit difference, in their standard deviations."
+)
+@click.option("--max-perplexity-loss", type=_SHARE, help="Rise on --text, as a share.")
+def export(
+    checkpoint: Path,
+    out: Path,
+    target: Literal["cpu"],
+    weights: Weights,
+    text: Path | None,
+    **limits: float | None,
+) -> None:
     """Export CHECKPOINT to a package that `tokenweir serve` can run.
 
     Compares the exported model with the eager one over prompts, lengths, batches, paddings and
     chunkings. If they differ, nothing is written, and the first difference is printed.
+
+    \b
+    int8         an 8-bit scale for each output, and for each row at its input
+    int8-blocks  one for every 32 inputs: more exact, slower for many rows
+    int4         4 bits, one for every 32 inputs: smallest, fastest for one row
+
+    These are not equal to the eager model: the certificate says how much they lose, and nothing is
+    written if that is more than the --max-...-loss options allow. They default to 0.1, 1 and 0.05;
+    with int4 to 0.3, 4 and 0.25. A model with random weights needs --max-token-loss 1.
     """
-    export_with_progress(checkpoint, out, target=target)
+    from dataclasses import replace
+
+    from exporter.loss import DEFAULT_LIMITS
+
+    given = {name: value for name, value in limits.items() if value is not None}
+    if weights == "fp32" and (given or text):
+        raise click.UsageError(
+            "fp32 loses nothing: give --weights, or no --text and --max-...-loss"
+        )
+    export_with_progress(
+        checkpoint,
+        out,
+        target=target,
+        weights=weights,
+        text=text,
+        limits=replace(DEFAULT_LIMITS[weights], **given),
+    )
     click.echo(f"package: {out}")
 
 
-def export_with_progress(checkpoint: Path, out: Path, *, target: Literal["cpu"] = "cpu") -> None:
+def export_with_progress(
+    checkpoint: Path,
+    out: Path,
+    *,
+    target: Literal["cpu"] = "cpu",
+    weights: Weights = "fp32",
+    text: Path | None = None,
+    limits: LossLimits | None = None,
+) -> None:
     """Export, show the progress, print the certificate."""
     from exporter.export import export_package
     from server.cli.tables import certificate_table, print_table, progress_bar
 
     with progress_bar("Comparing with PyTorch") as progress:
-        manifest = export_package(checkpoint, out, target=target, progress=progress)
+        manifest = export_package(
+            checkpoint,
+            out,
+            target=target,
+            weights=weights,
+            text=text,
+            limits=limits,
+            progress=progress,
+        )
     print_table(certificate_table(manifest, manifest.certificate))
 
 
@@ -146,13 +219,16 @@ def export_with_progress(checkpoint: Path, out: Path, *, target: Literal["cpu"] 
 )
 @click.argument("package", type=existing_directory)
 @click.argument("checkpoint", type=existing_directory)
-def verify(package: Path, checkpoint: Path) -> None:
+@text_option
+def verify(package: Path, checkpoint: Path, text: Path | None) -> None:
     """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does."""
     from engine.package import read_manifest
     from exporter.export import verify_package
     from server.cli.tables import certificate_table, print_table, progress_bar
 
     manifest = read_manifest(package)
+    if text and manifest.certificate.loss is None:
+        raise click.UsageError(f"{package} loses nothing; leave out --text")
     with progress_bar("Comparing with PyTorch") as progress:
-        certificate = verify_package(package, checkpoint, progress=progress)
+        certificate = verify_package(package, checkpoint, text=text, progress=progress)
     print_table(certificate_table(manifest, certificate))

@@ -19,7 +19,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from engine.benchmark import BenchmarkReport, ConcurrencyResult, Memory
-    from engine.package import Certificate, Manifest
+    from engine.package import Certificate, Loss, Manifest
     from server.client import ModelInfo
 
 
@@ -59,11 +59,26 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table.add_row(
         "largest logit difference", f"{c.max_abs_logit_diff:.2e} (allowed {c.tolerance:.0e})"
     )
+    if c.loss is not None:
+        for name, value in _loss(c.loss):
+            table.add_row(name, value)
     table.add_row("rows bit-equal alone and in a batch", "yes" if c.batch_invariant else "no")
     for name, covered in c.covered.items():
         table.add_row(name.replace("_", " "), _covered(name, covered))
     table.add_row("made with", ", ".join(f"{k} {v}" for k, v in manifest.toolchain.items()))
     return table
+
+
+def _loss(loss: Loss) -> Iterator[tuple[str, str]]:
+    yield "mean logit difference", f"{loss.mean_abs_logit_diff:.2e} (std {loss.logit_std:.2e})"
+    yield "greedy tokens that may differ", f"{loss.max_token_loss:.0%}"
+    if loss.perplexity is not None and loss.eager_perplexity is not None:
+        rise = loss.perplexity / loss.eager_perplexity - 1
+        yield (
+            "perplexity",
+            f"{loss.perplexity:.4g}, of the eager model {loss.eager_perplexity:.4g}: "
+            f"{rise:+.2%} on {loss.text_tokens:,} tokens (allowed {loss.max_perplexity_loss:+.0%})",
+        )
 
 
 def _covered(name: str, covered: list[int] | int) -> str:

@@ -247,6 +247,41 @@ def test_certificate_that_was_not_passed_is_refused(
     assert reason in _refusal(directory)
 
 
+LOSS = {
+    "mean_abs_logit_diff": 0.01,
+    "logit_std": 1.0,
+    "max_token_loss": 0.1,
+    "max_logit_loss": 1.0,
+    "max_perplexity_loss": 0.05,
+}
+
+
+@pytest.mark.parametrize(
+    ("weights", "change", "reason"),
+    [
+        ("int8", {}, "certificate.loss: must be there for weights int8"),
+        ("fp32", {"loss": LOSS}, "certificate.loss: must not be there for weights fp32"),
+        ("int8", {"loss": LOSS, "tokens_equal": 80}, "80 of 96 tokens were equal"),
+    ],
+)
+def test_certificate_of_a_format_with_loss_is_held_to_its_limits(
+    tmp_path: Path, weights: str, change: dict[str, Any], reason: str
+) -> None:
+    def rewrite(manifest: dict[str, Any]) -> None:
+        manifest["weights"] = weights
+        manifest["certificate"].update(change)
+
+    assert reason in _refusal(_write(tmp_path / "p", rewrite))
+
+
+def test_certificate_may_lose_what_its_limits_allow(tmp_path: Path) -> None:
+    def rewrite(manifest: dict[str, Any]) -> None:
+        manifest["weights"] = "int4"
+        manifest["certificate"].update({"loss": LOSS, "tokens_equal": 90})
+
+    assert load_package(_write(tmp_path / "p", rewrite)).manifest.weights == "int4"
+
+
 TEXT = {"vocab_size": 20, "max_len": 8, "pad_token_id": 0, "embedding_dim": 4}
 IMAGE = {"size": 4, "channels": 3, "mean": [0.5] * 3, "std": [0.5] * 3, "embedding_dim": 4}
 ONE_PASS = {"task": "classify", "layout": None, "generation": None, "labels": ["a"]}

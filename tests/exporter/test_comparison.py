@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.errors import CertificateError
-from exporter.comparison import Comparison, exported_graphs
+from exporter.comparison import Comparison, LossyComparison, exported_graphs
 
 LOGITS = np.array([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], np.float32)
 
@@ -44,6 +44,42 @@ def test_the_tolerance_grows_with_logits_above_16() -> None:
 
     assert comparison.max_abs_logit == 161
     assert comparison.tolerance == pytest.approx(1e-4 * 161 / 16)
+
+
+@pytest.mark.parametrize("kind", [Comparison, LossyComparison])
+def test_a_token_that_is_never_written_makes_no_tolerance_larger(kind: type[Comparison]) -> None:
+    never = np.array([[1.0, 3.0, -1e30]], np.float32)
+    comparison = kind()
+
+    comparison.logits(never, never, place)
+
+    assert (comparison.tolerance, comparison.max_abs_logit) == (1e-4, 3)
+    if isinstance(comparison, LossyComparison):
+        assert comparison.logit_std == pytest.approx(1)
+
+
+def test_a_lossy_comparison_counts_what_is_lost() -> None:
+    exported = LOGITS.copy()
+    exported[1] = [4.0, 5.0, 0.0]
+    comparison = LossyComparison()
+
+    comparison.logits(exported, LOGITS, place)
+    comparison.bits(exported, LOGITS, place)
+
+    assert (comparison.tokens_compared, comparison.tokens_equal) == (2, 1)
+    assert comparison.max_abs_logit_diff == 1
+    assert comparison.mean_abs_logit_diff == pytest.approx(2 / 6)
+    assert not comparison.batch_invariant
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_lossy_comparison_refuses_what_is_no_number(wrong: float) -> None:
+    exported = LOGITS.copy()
+    exported[1, 1] = wrong
+
+    for compare in (LossyComparison().logits, LossyComparison().values, LossyComparison().bits):
+        with pytest.raises(CertificateError, match="row 1: .* no finite number"):
+            compare(exported, LOGITS, place)
 
 
 def test_the_tolerance_of_small_logits_is_the_same_for_all() -> None:

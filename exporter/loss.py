@@ -1,0 +1,79 @@
+"""What a format that rounds may lose against the eager model, and whether it lost more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from engine.errors import CertificateError
+from engine.package import Loss, Weights
+from exporter.comparison import LossyComparison
+from exporter.perplexity import Perplexity
+
+
+@dataclass(frozen=True)
+class LossLimits:
+    """The most that is taken; a random model has no favourite tokens, so give 1 for its tokens."""
+
+    max_token_loss: float  # share of greedy tokens that are others than the eager model's
+    max_logit_loss: float  # largest difference, in standard deviations of a position's logits
+    max_perplexity_loss: float  # rise on the given text, as a share of the eager model's
+
+
+DEFAULT_LIMITS = MappingProxyType[Weights, LossLimits](
+    {
+        "fp32": LossLimits(0.1, 1.0, 0.05),  # with a cache in 8 bits
+        "int8": LossLimits(0.1, 1.0, 0.05),
+        "int8-blocks": LossLimits(0.1, 1.0, 0.05),
+        "int4": LossLimits(0.3, 4.0, 0.25),
+    }
+)
+
+
+def check_loss(
+    comparison: LossyComparison, perplexity: Perplexity | None, limits: LossLimits
+) -> Loss:
+    """Return what was lost; CertificateError if it is more than allowed."""
+    different = comparison.tokens_compared - comparison.tokens_equal
+    token_loss = different / max(1, comparison.tokens_compared)
+    logit_loss = comparison.max_abs_logit_diff / (comparison.logit_std or 1)
+    losses = [
+        (
+            "token",
+            token_loss,
+            limits.max_token_loss,
+            f"{different:,} of {comparison.tokens_compared:,} greedy tokens are not the eager "
+            "model's, a share of",
+        ),
+        (
+            "logit",
+            logit_loss,
+            limits.max_logit_loss,
+            f"the largest logit difference is {comparison.max_abs_logit_diff:.3g}, in standard "
+            "deviations of the logits",
+        ),
+    ]
+    if perplexity is not None:
+        text = f"perplexity rises from {perplexity.eager:.4g} to {perplexity.exported:.4g}, by"
+        losses.append(("perplexity", perplexity.loss, limits.max_perplexity_loss, text))
+    for name, value, limit, text in losses:
+        if not value <= limit:
+            raise CertificateError(
+                f"{text} {value:.3g}, allowed {limit:g}; export with a format that loses less, or "
+                f"allow more with --max-{name}-loss"
+            )
+    return Loss(
+        mean_abs_logit_diff=comparison.mean_abs_logit_diff,
+        logit_std=comparison.logit_std,
+        text_tokens=perplexity.num_tokens if perplexity else 0,
+        perplexity=perplexity.exported if perplexity else None,
+        eager_perplexity=perplexity.eager if perplexity else None,
+        max_token_loss=limits.max_token_loss,
+        max_logit_loss=limits.max_logit_loss,
+        max_perplexity_loss=limits.max_perplexity_loss,
+    )
+
+
+def limits_of(loss: Loss) -> LossLimits:
+    """Return the limits that a certificate was made with."""
+    return LossLimits(loss.max_token_loss, loss.max_logit_loss, loss.max_perplexity_loss)

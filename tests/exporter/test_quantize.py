@@ -1,0 +1,192 @@
+"""Weights in 8 and 4 bits: how near they are, what the certificate tells, what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import CertificateError
+from engine.package import Manifest, Weights, load_package
+from exporter import export
+from exporter.checkpoint import load_checkpoint
+from exporter.contracts import generation_contract
+from exporter.export import export_package, verify_package, write_graphs
+from exporter.graphs import Graphs
+from exporter.loss import LossLimits
+from exporter.perplexity import measure_perplexity
+from exporter.quantize import quantize, quantize_blocks, quantize_columns
+
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
+ExportTiny = Callable[..., Manifest]
+
+ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
+FORMATS: list[Weights] = ["int8", "int8-blocks", "int4"]
+MATRIX = np.random.default_rng(0).normal(size=(70, 5)).astype(np.float32)
+
+
+@pytest.fixture
+def export_tiny(tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch) -> ExportTiny:
+    """Export a tiny checkpoint without tracing it again."""
+
+    def make(family: str, out: Path, weights: Weights, **options: object) -> Manifest:
+        checkpoint, graphs = tiny_graphs(family)
+        monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+        options = {"limits": ANY_LOSS, **options}
+        return export_package(checkpoint, out, weights=weights, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+def test_a_column_is_rounded_by_half_a_127th_of_its_largest_weight() -> None:
+    values, scales = quantize_columns(MATRIX)
+
+    error = np.abs(values * scales - MATRIX)
+    assert (error <= np.abs(MATRIX).max(axis=0) / 127 / 2 + 1e-6).all()
+
+
+@pytest.mark.parametrize(("bits", "steps"), [(8, 127), (4, 7)])
+def test_a_block_is_rounded_by_half_a_step_of_its_largest_weight(bits: int, steps: int) -> None:
+    values, scales = quantize_blocks(MATRIX, bits)
+
+    if bits == 4:
+        values = np.stack([values & 15, values >> 4], axis=-1).reshape(5, 3, 32)
+    restored = (values.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]  # [5, 3, 32]
+    restored = restored.reshape(5, 96).T
+    assert (np.abs(restored[:70] - MATRIX) <= scales.max() / 2 + 1e-6).all()
+    assert (restored[70:] == 0).all()
+    assert scales.max() == pytest.approx(np.abs(MATRIX).max() / steps)
+
+
+def test_weights_that_are_all_zero_stay_zero() -> None:
+    zeros = np.zeros((40, 3), np.float32)
+
+    columns, column_scales = quantize_columns(zeros)
+    blocks, block_scales = quantize_blocks(zeros, 8)
+
+    assert not (columns * column_scales).any()
+    assert not ((blocks.astype(np.float32) - 128) * block_scales[..., None]).any()
+
+
+def test_products_of_one_input_share_its_rounded_rows(tiny_graphs: TinyGraphs) -> None:
+    _, graphs = tiny_graphs("encoder-decoder")
+    encoder = graphs["encoder.onnx"]
+    num_products = sum(node.op_type == "MatMul" for node in encoder.graph)
+
+    quantize(encoder, "int8")
+
+    ops = Counter(node.op_type for node in encoder.graph)
+    assert ops["MatMulIntegerToFloat"] == num_products
+    assert ops["MatMul"] == 0
+    # A layer's query, key and value read one input; all cross keys and values another.
+    assert ops["QuantizeLinear"] == 2 * 4 + 1
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+def test_the_certificate_tells_what_a_format_loses(
+    family: str, weights: Weights, export_tiny: ExportTiny, tmp_path: Path
+) -> None:
+    manifest = export_tiny(family, tmp_path / "package", weights)
+
+    certificate = load_package(tmp_path / "package").manifest.certificate
+    assert manifest.weights == certificate.dtype == weights
+    assert certificate.loss is not None
+    assert 0 < certificate.loss.mean_abs_logit_diff < certificate.loss.logit_std
+    assert certificate.loss.mean_abs_logit_diff < certificate.max_abs_logit_diff
+    assert certificate.max_abs_logit_diff < certificate.tolerance
+    assert certificate.tokens_equal > certificate.tokens_compared / 2
+    assert certificate.batch_invariant
+    assert certificate.loss.perplexity is None
+
+
+@pytest.mark.parametrize("family", ["bert", "labeller", "vit"])
+def test_a_one_pass_model_is_rounded_too(
+    family: str, export_tiny: ExportTiny, tmp_path: Path
+) -> None:
+    manifest = export_tiny(family, tmp_path / "package", "int8")
+
+    assert manifest.certificate.loss is not None
+    assert manifest.certificate.loss.mean_abs_logit_diff > 0
+    assert manifest.certificate.batch_invariant
+
+
+def test_8_bits_lose_less_than_4(export_tiny: ExportTiny, tmp_path: Path) -> None:
+    losses = []
+    for weights in FORMATS:
+        loss = export_tiny("gpt", tmp_path / weights, weights).certificate.loss
+        assert loss is not None
+        losses.append(loss.mean_abs_logit_diff)
+
+    assert max(losses[:2]) < losses[2] / 4
+
+
+def test_verify_repeats_the_certificate_of_a_format_with_loss(
+    export_tiny: ExportTiny, tiny_graphs: TinyGraphs, tmp_path: Path
+) -> None:
+    manifest = export_tiny("gpt", tmp_path / "package", "int8")
+
+    again = verify_package(tmp_path / "package", tiny_graphs("gpt")[0])
+
+    assert again == manifest.certificate
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (LossLimits(1, 0.01, 1), r"largest logit difference .* allowed 0.01; .*--max-logit-loss"),
+        (LossLimits(0, 100, 1), r"greedy tokens .* allowed 0; .*--max-token-loss"),
+    ],
+)
+def test_a_format_that_loses_more_than_allowed_is_refused_and_leaves_nothing(
+    limits: LossLimits, message: str, export_tiny: ExportTiny, tmp_path: Path
+) -> None:
+    with pytest.raises(CertificateError, match=message):
+        export_tiny("gpt", tmp_path / "package", "int4", limits=limits)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_perplexity_is_measured_on_a_text(export_tiny: ExportTiny, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16")
+
+    loss = export_tiny("gpt", tmp_path / "package", "int8", text=text).certificate.loss
+
+    assert loss is not None and loss.perplexity is not None and loss.eager_perplexity is not None
+    assert loss.text_tokens == 11 + 3  # pieces of 12 and 4 tokens
+    assert loss.perplexity == pytest.approx(loss.eager_perplexity, rel=0.2)
+    assert loss.perplexity != loss.eager_perplexity
+
+
+@pytest.mark.parametrize(
+    ("family", "content"),
+    [("gpt", "w3 w4 w5 w6 w7"), ("encoder-decoder", "w3 w4\tw5 w6\n\nw7 w8 w9\tw5\n")],
+)
+def test_both_sides_give_a_text_the_same_perplexity_in_fp32(
+    family: str, content: str, tiny_graphs: TinyGraphs, tmp_path: Path
+) -> None:
+    path, graphs = tiny_graphs(family)
+    write_graphs(graphs, tmp_path)
+    checkpoint = load_checkpoint(path)
+    contract = generation_contract(checkpoint.config.model)
+    assert contract is not None and checkpoint.tokenizer is not None
+    (tmp_path / "text.txt").write_text(content)
+
+    found = measure_perplexity(
+        checkpoint.model.double(), contract, tmp_path, checkpoint.tokenizer, tmp_path / "text.txt"
+    )
+
+    assert found.num_tokens == (4 if family == "gpt" else 3 + 2)
+    assert found.exported == pytest.approx(found.eager, rel=1e-5)
+
+
+def test_a_text_without_tokens_is_refused(export_tiny: ExportTiny, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 without a tab")
+
+    with pytest.raises(CertificateError, match="lines of source, tab, target"):
+        export_tiny("encoder-decoder", tmp_path / "package", "int8", text=text)
