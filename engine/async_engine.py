@@ -43,6 +43,8 @@ _CAPABILITIES = (  # names of server/capabilities.py: what is not here is refuse
     "sampling",
     "num_outputs",
     "stop",
+    "typical_p",
+    "controls",
     "priority",
     "fair_share",
 )

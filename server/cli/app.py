@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import click
 
 from engine.errors import TokenweirError
-from server.cli.calling import classify, embed, generate, health, label, models
+from server.cli.calling import classify, embed, health, label, models
 from server.cli.demonstrate import demo
+from server.cli.generating import generate, score
 from server.cli.making import explain, export, import_, train, verify
 from server.cli.measuring import bench, loadtest
 from server.cli.serving import serve
@@ -50,6 +51,7 @@ for command in (
     verify,
     serve,
     generate,
+    score,
     classify,
     label,
     embed,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from server.cli.calling import print_stream
+from server.cli.generating import print_stream
 from server.cli.making import export_with_progress, print_report
 from server.cli.measuring import report_load_test
 from server.cli.options import any_path, examples
@@ -125,7 +125,7 @@ def _ask(address: str) -> list[str]:
     with Client(address) as client:
         for typed, meant in TYPED_DATES.items():
             click.echo(f"{typed:>26} -> ", nl=False)
-            answer = print_stream(client, MODEL, typed, {})
+            answer = print_stream(client, MODEL, typed, {}).text
             if answer != meant:
                 wrong.append(f"{typed!r} is {meant}, not {answer!r}")
     click.echo(f"{len(TYPED_DATES) - len(wrong)} of {len(TYPED_DATES)} right")

@@ -14,10 +14,17 @@ from pathlib import Path
 import click
 import pytest
 
+from engine.request import Constraint, LogitControls
 from server.cli import app
 from server.cli.app import cli, run
 from server.config import WorkerConfig
-from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
+from tests.server.fakes import (
+    OPTIONS,
+    FakeGenerator,
+    FakePredictor,
+    prediction_package,
+    running_worker,
+)
 
 HEAVY = ("torch", "ray", "onnxruntime", "grpc", "numpy", "matplotlib", "transformers")
 
@@ -187,10 +194,70 @@ async def test_several_outputs_are_printed_one_a_line(
     assert capsys.readouterr().out == "one \n" * 3
 
 
+@pytest.fixture
+def generator() -> FakeGenerator:
+    generator = FakeGenerator()
+    generator.capabilities = (*generator.capabilities, *OPTIONS)
+    return generator
+
+
+async def test_beams_are_printed_with_their_scores(
+    generator: FakeGenerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beam = ("--beam", "4", "--length-penalty", "0")
+    async with running_worker(generator) as (_, address):
+        arguments = ("generate", "--model", "dates", "one two", *beam)
+        assert await _tokenweir(address, *arguments, "--num-outputs", "2") == 0
+        assert await _tokenweir(address, *arguments) == 0
+
+    assert capsys.readouterr().out == "-0.2500\tone two \n-0.5000\tone two \none two \n"
+    assert [request.params.length_penalty for request in generator.requests] == [0.0, 0.0]
+
+
+async def test_tokens_are_printed_with_their_alternatives(
+    generator: FakeGenerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_worker(generator) as (_, address):
+        await _tokenweir(address, "generate", "--model", "dates", "one three", "--logprobs", "1")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "one three ",
+        "'<3>' -2.0000\t'<90>' -1.0000",
+        "'<5>' -2.0000\t'<90>' -1.0000",
+    ]
+
+
+async def test_options_reach_the_engine(generator: FakeGenerator, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    typed = "--top-k 0 --logprobs 0 --priority -1 --tenant team --prefix 20 --batch-invariant"
+    penalties = "--repetition-penalty 1.5 --no-repeat-ngram 3 --allow-partial --best-of 2"
+    async with running_worker(generator) as (_, address):
+        arguments = ("generate", "--model", "dates", "one", "--json-schema", str(schema))
+        assert await _tokenweir(address, *arguments, *typed.split(), *penalties.split()) == 0
+
+    (request,) = generator.requests
+    assert request.params.constraint == Constraint("json_schema", ('{"type": "integer"}',))
+    assert request.params.controls == LogitControls(repetition_penalty=1.5, no_repeat_ngram=3)
+    assert (request.params.strategy, request.params.best_of) == ("sampling", 2)
+    assert (request.params.logprobs, request.params.allow_partial) == (0, True)
+    assert (request.priority, request.tenant, request.target_prefix) == (-1, "team", "20")
+
+
+async def test_a_target_is_scored_with_its_tokens(
+    generator: FakeGenerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_worker(generator) as (_, address):
+        assert await _tokenweir(address, "score", "--model", "dates", "one", "two three") == 0
+
+    assert capsys.readouterr().out == "-1.0000\n'<3>' -2.0000\n'<3>' -2.0000\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("one", "--seed", "-1"), "error: seed=-1: "),
+        (("one", "--beam", "2", "--top-k", "3"), "error: top_k, beam: give options of "),
         (("caf\udce9",), "error: prompt is no Unicode text: "),
     ],
 )
