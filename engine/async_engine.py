@@ -47,6 +47,7 @@ _CAPABILITIES = (  # names of server/capabilities.py: what is not here is refuse
     "controls",
     "priority",
     "fair_share",
+    "allow_partial",
 )
 _JOIN_TIMEOUT = 30.0  # seconds for the step in flight when the engine stops
 

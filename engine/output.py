@@ -28,6 +28,15 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOutput:
+    """A sequence has ended without a further token: its request may go on no longer."""
+
+    key: int
+    index: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedOutput:
     """All sequences of a request have ended."""
 
@@ -43,4 +52,4 @@ class FailedOutput:
     error: TokenweirError
 
 
-EngineOutput = AdmittedOutput | TokenOutput | FinishedOutput | FailedOutput
+EngineOutput = AdmittedOutput | TokenOutput | CutOutput | FinishedOutput | FailedOutput

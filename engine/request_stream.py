@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from engine.errors import TokenweirError
-from engine.output import AdmittedOutput, EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.output import (
+    AdmittedOutput,
+    CutOutput,
+    EngineOutput,
+    FailedOutput,
+    FinishedOutput,
+    TokenOutput,
+)
 from engine.request import (
     Admitted,
     FinishReason,
@@ -64,6 +71,8 @@ class RequestStream:
         match output:
             case TokenOutput():
                 self._take_token(output)
+            case CutOutput():
+                self._sequences[output.index].cut(output.reason)
             case AdmittedOutput():
                 self._admitted = True
             case FinishedOutput():
@@ -142,6 +151,12 @@ class _SequenceText:
         if self._is_text():
             self._add(self._detokenizer.push([output.token_id]))
         if self._reason is not None:
+            self._add(self._detokenizer.finish())
+
+    def cut(self, reason: FinishReason) -> None:
+        """End with what there is."""
+        if self._reason is None:
+            self._reason = reason
             self._add(self._detokenizer.finish())
 
     def _is_text(self) -> bool:

@@ -20,7 +20,14 @@ from engine.errors import (
     TokenweirError,
 )
 from engine.metrics import DecayingRate
-from engine.output import AdmittedOutput, EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.output import (
+    AdmittedOutput,
+    CutOutput,
+    EngineOutput,
+    FailedOutput,
+    FinishedOutput,
+    TokenOutput,
+)
 from engine.package import GenerationContract
 from engine.request import FinishReason, LoadSnapshot
 from engine.sequence import Request, Sequence, TokenRequest
@@ -374,9 +381,20 @@ class Scheduler:
         for request in [*self._running.values(), *self._waiting]:
             deadline = request.source.deadline
             if deadline is not None and deadline <= now:
-                self._fail(request, self._expired(request, now))
+                self._expire_request(request, now)
             elif deadline is not None:
                 self._next_deadline = min(self._next_deadline, deadline)
+
+    def _expire_request(self, request: Request, now: float) -> None:
+        is_running = request.key in self._running
+        if not (is_running and request.source.params.allow_partial):
+            self._fail(request, self._expired(request, now))
+            return
+        for sequence in request.sequences:
+            if not sequence.is_finished:
+                self._outputs.append(CutOutput(request.key, sequence.index, FinishReason.DEADLINE))
+        self._release(request)
+        self._outputs.append(FinishedOutput(request.key, request.timing()))
 
     def _expired(self, request: Request, now: float) -> TokenweirError:
         source = request.source

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.errors import EngineFailure
-from engine.output import AdmittedOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.output import AdmittedOutput, CutOutput, FailedOutput, FinishedOutput, TokenOutput
 from engine.request import (
     Admitted,
     FinishReason,
@@ -174,3 +174,31 @@ async def test_sequences_have_texts_of_their_own(byte_tokenizer: Tokenizer) -> N
         TextDelta(0, "ac", (97, 99)),
         TextDelta(1, "b", (98,)),
     ]
+
+
+async def test_a_sequence_that_is_cut_gives_out_what_was_held_back(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, stop_strings=("ab!",))
+    watched.give("xab")
+    watched.stream.take(CutOutput(0, 0, FinishReason.DEADLINE))
+    watched.stream.take(FinishedOutput(0, TIMING))
+
+    events = await watched.stream.events()
+
+    assert events[:2] == [
+        TextDelta(0, "xab", tuple(b"xab")),
+        SequenceFinished(0, FinishReason.DEADLINE, "xab", tuple(b"xab"), None, -0.75),
+    ]
+
+
+async def test_a_stop_string_that_came_before_the_cut_stays_the_reason(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, stop_strings=("b",))
+    watched.give("ab")
+    watched.stream.take(CutOutput(0, 0, FinishReason.DEADLINE))
+
+    events = await watched.stream.events()
+
+    assert [e.reason for e in events if isinstance(e, SequenceFinished)] == [FinishReason.STOP]

@@ -16,7 +16,14 @@ from engine.errors import (
     QueueFull,
     TokenBudgetFull,
 )
-from engine.output import AdmittedOutput, EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.output import (
+    AdmittedOutput,
+    CutOutput,
+    EngineOutput,
+    FailedOutput,
+    FinishedOutput,
+    TokenOutput,
+)
 from engine.request import FinishReason, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
@@ -537,6 +544,49 @@ def test_deadlines_are_kept_in_the_queue_and_in_the_batch(make_scheduler, clock)
     assert AdmittedOutput(4) in late
     message = next(str(o.error) for o in late if isinstance(o, FailedOutput))
     assert message == "request-1: its deadline passed after 5.000 s, with 2 tokens generated"
+
+
+def test_a_request_that_allows_it_ends_at_its_deadline_with_what_it_has(
+    make_scheduler, clock
+) -> None:
+    scheduler = make_scheduler()
+    options = {"strategy": "sampling", "num_outputs": 3, "allow_partial": True}
+    scheduler.add(request(1, deadline=105.0, **options))
+    step(scheduler, A, EOS, B)
+    step(scheduler, C)
+
+    clock.now = 105.0
+    batch, outputs = step(scheduler)
+
+    reason = FinishReason.DEADLINE
+    assert outputs[:2] == [CutOutput(1, 0, reason), CutOutput(1, 2, reason)]
+    assert isinstance(outputs[2], FinishedOutput) and len(outputs) == 3
+    assert batch.is_empty and not scheduler.has_work
+
+
+def test_a_request_that_waits_fails_at_its_deadline_whatever_it_allows(
+    make_scheduler, clock
+) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=1))
+    scheduler.add(request(1))
+    scheduler.add(request(2, deadline=105.0, allow_partial=True))
+
+    clock.now = 105.0
+    _, outputs = step(scheduler)
+
+    assert ends(outputs) == {2: ExpiredInQueue}
+
+
+def test_a_deadline_in_the_middle_of_a_prompt_ends_without_a_token(make_scheduler, clock) -> None:
+    scheduler = make_scheduler(small_config())
+    scheduler.add(request(1, length=20, deadline=105.0, allow_partial=True))
+    step(scheduler)
+
+    clock.now = 105.0
+    _, outputs = step(scheduler)
+
+    assert outputs[0] == CutOutput(1, 0, FinishReason.DEADLINE)
+    assert scheduler.load().running == 0
 
 
 def test_logits_that_are_not_finite_fail_their_request_only(make_scheduler) -> None:
