@@ -45,7 +45,7 @@ def generation_requests(
     are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
     """
     check_generation(request, capabilities)
-    _check_count("inputs", len(request.inputs), limits)  # before any of them is looked at
+    _check_sizes(request, limits)  # before any of them is looked at
     assert manifest.generation is not None
     params = sampling_params(request)
     violations = check_sampling_params(
@@ -206,6 +206,26 @@ def _check_count(path: str, count: int, limits: RequestLimits) -> None:
     if not 1 <= count <= limits.max_inputs:
         what = f"{count} of them are outside 1 to {limits.max_inputs}"
         raise_if_any([FieldViolation(path, what)])
+
+
+def _check_sizes(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
+    _check_count("inputs", len(request.inputs), limits)
+    controls, stopping = request.decoding.controls, request.stopping
+    choices = request.decoding.constraint.choice.values
+    sizes = (
+        ("decoding.controls.logit_bias", controls.logit_bias, limits.max_logit_biases),
+        ("decoding.controls.banned_tokens", controls.banned_tokens, limits.max_banned_tokens),
+        ("decoding.constraint.choice", choices, limits.max_choices),
+        ("stopping.strings", stopping.strings, limits.max_stop_strings),
+        ("stopping.token_ids", stopping.token_ids, limits.max_stop_token_ids),
+    )
+    raise_if_any(
+        [
+            FieldViolation(path, f"{len(values)} of them are more than {most}; send fewer")
+            for path, values, most in sizes
+            if len(values) > most
+        ]
+    )
 
 
 def _check_request_id(request_id: str) -> list[FieldViolation]:

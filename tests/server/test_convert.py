@@ -331,6 +331,33 @@ def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int) -> 
     )
 
 
+def test_the_number_of_everything_is_checked_before_any_of_it_is_looked_at() -> None:
+    request = generate(
+        "a",
+        decoding=pb.Decoding(
+            controls=pb.LogitControls(
+                logit_bias=dict.fromkeys(range(2000), 1.0), banned_tokens=[-1] * 2000
+            ),
+            constraint=pb.Constraint(choice=pb.Phrases(values=[""] * 2000)),
+        ),
+        stopping=pb.Stopping(strings=[""] * 2000, token_ids=[-1] * 2000),
+    )
+
+    with pytest.raises(InvalidRequest) as caught:
+        _convert(request)
+
+    assert [(v.field, v.description) for v in caught.value.violations] == [
+        (path, f"2000 of them are more than {most}; send fewer")
+        for path, most in {
+            "decoding.controls.logit_bias": 1024,
+            "decoding.controls.banned_tokens": 1024,
+            "decoding.constraint.choice": 256,
+            "stopping.strings": 16,
+            "stopping.token_ids": 64,
+        }.items()
+    ]
+
+
 def test_a_stream_takes_one_input_and_a_sane_number_of_tokens_per_message() -> None:
     request = pb.GenerateStreamRequest(request=generate("a", "b"), tokens_per_message=0)
 
