@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.package import Package
 from engine.tokenizer import Tokenizer
-from server.client import AsyncClient
+from server.client import AsyncClient, DeadlineExceeded
 from server.config import WorkerConfig
 from server.worker import Worker
 
@@ -26,16 +28,25 @@ Serving = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 
 
 @pytest.fixture
+def clock() -> Callable[[], float]:
+    """The clock of the deadlines that the server gives to the engine."""
+    return time.monotonic
+
+
+@pytest.fixture
 def serving(
-    make_core: Callable[..., tuple[EngineCore, object]],
+    make_core: Callable[..., tuple[EngineCore, Any]],
     make_package: Callable[..., Package],
     byte_tokenizer: Tokenizer,
 ) -> Serving:
     """Serve a scripted model, and yield a client of it."""
 
     @asynccontextmanager
-    async def serve(script: Script, **shape: int) -> AsyncIterator[AsyncClient]:
-        core, _ = make_core(script, config=CONFIG, **shape)
+    async def serve(
+        script: Script, step_seconds: float = 0.0, **shape: int
+    ) -> AsyncIterator[AsyncClient]:
+        core, runner = make_core(script, config=CONFIG, **shape)
+        runner.before_step = lambda: time.sleep(step_seconds)
         engine = AsyncEngine(make_package(**shape), core, byte_tokenizer, CONFIG)
         worker = Worker({MODEL: engine}, WorkerConfig())
         address = await worker.start()
@@ -91,6 +102,19 @@ async def test_priority_and_tenant(serving: Serving) -> None:
         answer = await client.generate(MODEL, ">", max_new_tokens=1, priority=-1, tenant="team")
 
     assert answer.text == "a"
+
+
+async def test_allow_partial(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of the engine only: a client's own deadline would race with the answer.
+    monkeypatch.setattr("server.service._deadline", lambda context: time.monotonic() + 0.6)
+
+    async with serving(always(a=4.0), step_seconds=0.03) as client:
+        answer = await client.generate(MODEL, ">", allow_partial=True)
+        with pytest.raises(DeadlineExceeded):
+            await client.generate(MODEL, ">")
+
+    assert answer.finish_reason == "deadline"
+    assert answer.text and set(answer.text) == {"a"}
 
 
 async def test_determinism_is_what_was_asked_for(serving: Serving) -> None:
