@@ -27,7 +27,7 @@ from engine.errors import (
 from engine.output import EngineOutput, FailedOutput
 from engine.package import Package
 from engine.prompt import PromptReader
-from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot
+from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot, WastedWork
 from engine.request_stream import RequestStream
 from engine.sequence import TokenRequest
 from engine.tokenizer import Tokenizer
@@ -101,6 +101,7 @@ class AsyncEngine:
         self._state = "new"  # then "running", "draining", "stopped"; "failed": the thread is dead
         self._load = core.scheduler.load()  # replaced by the engine's thread
         self._num_submitted = 0
+        self._num_discarded = 0  # tokens that streams have thrown away
         self._num_taken = 0  # by the engine's thread
         self._failures_in_a_row = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,6 +139,7 @@ class AsyncEngine:
             self._load,
             waiting=self._load.waiting + self._num_submitted - self._num_taken,
             tokens_per_second=self._core.scheduler.tokens_per_second(),
+            wasted=self._load.wasted + WastedWork(discarded_tokens=self._num_discarded),
         )
 
     async def start(self) -> None:
@@ -221,7 +223,8 @@ class AsyncEngine:
         return key, stream
 
     def _close(self, key: int, stream: RequestStream) -> None:
-        self._streams.pop(key, None)
+        if self._streams.pop(key, None) is not None:
+            self._num_discarded += stream.num_discarded
         if not self._streams:
             self._no_streams.set()
         if not stream.has_ended:

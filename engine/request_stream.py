@@ -53,7 +53,7 @@ class RequestStream:
             _SequenceText(index, params, tokenizer) for index in range(params.num_outputs)
         ]
         self._admitted = False
-        self._num_discarded = 0
+        self.num_discarded = 0  # tokens that came behind a stop string
         self._timing: Timing | None = None
         self._error: TokenweirError | None = None
         self._changed = asyncio.Event()
@@ -105,7 +105,7 @@ class RequestStream:
     def _take_token(self, output: TokenOutput) -> None:
         sequence = self._sequences[output.index]
         if sequence.is_finished:  # it was computed while the stop string was found
-            self._num_discarded += 1
+            self.num_discarded += 1
             return
         sequence.push(output)
         if sequence.is_finished and output.finish_reason is None:
@@ -115,7 +115,7 @@ class RequestStream:
         usage = Usage(
             input_tokens=self._num_input_tokens,
             output_tokens=sum(len(sequence.token_ids) for sequence in self._sequences),
-            discarded_tokens=self._num_discarded,
+            discarded_tokens=self.num_discarded,
         )
         return RequestFinished(self.request_id, usage, timing, self._seed)
 

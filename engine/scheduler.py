@@ -12,6 +12,7 @@ from engine.batch import Candidate, Draw, Encode, PrefillChunk, Sampled, Schedul
 from engine.config import EngineConfig
 from engine.errors import (
     CannotMeet,
+    DeadlineExpired,
     EngineFailure,
     ExpiredInDecode,
     ExpiredInQueue,
@@ -29,7 +30,7 @@ from engine.output import (
     TokenOutput,
 )
 from engine.package import GenerationContract
-from engine.request import FinishReason, LoadSnapshot
+from engine.request import FinishReason, LoadSnapshot, WastedWork
 from engine.sequence import Request, Sequence, TokenRequest
 from engine.slots import SlotTable
 from engine.waiting_queue import WaitingQueue
@@ -63,6 +64,7 @@ class Scheduler:
         self._admitted_tokens_rate = DecayingRate(window=30.0)
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
         self._step = 0
+        self._wasted = WastedWork()
         self._step_started = 0.0
         self._step_size = (0, 0)  # decoding sequences, source and prompt tokens
         self._clear()
@@ -94,6 +96,7 @@ class Scheduler:
             waiting_tokens=self._waiting.num_tokens,
             cache_used=used / num_slots,
             tokens_per_second=self._tokens_rate.at(self._clock()),
+            wasted=self._wasted,
         )
 
     def tokens_per_second(self) -> float:
@@ -114,8 +117,10 @@ class Scheduler:
 
     def abort(self, key: int) -> None:
         """Forget a request, without an output; nothing happens if it has ended already."""
-        if key in self._running:
-            self._release(self._running[key])
+        request = self._running.get(key)
+        if request is not None:
+            self._wasted += WastedWork(cancelled_tokens=request.num_computed)
+            self._release(request)
         else:
             self._waiting.remove(key)
         self._admit()
@@ -171,6 +176,10 @@ class Scheduler:
         self._admit()
         return self.take_outputs()
 
+    def count_padding(self, num_tokens: int) -> None:
+        """Take in how many tokens the last step computed for nobody."""
+        self._wasted += WastedWork(padding_tokens=num_tokens)
+
     def take_outputs(self) -> list[EngineOutput]:
         """Hand over what there is to tell since the last call."""
         outputs, self._outputs = self._outputs, []
@@ -178,6 +187,8 @@ class Scheduler:
 
     def fail_all(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """Forget every request; return a failure for each, described by its request id."""
+        num_computed = sum(request.num_computed for request in self._running.values())
+        self._wasted += WastedWork(failed_tokens=num_computed)
         outputs = self._outputs + [
             FailedOutput(request.key, describe(request.source.request_id))
             for request in (*self._running.values(), *self._waiting)
@@ -319,6 +330,10 @@ class Scheduler:
     def _fail(self, request: Request, error: TokenweirError) -> None:
         """End a request with an error, wherever it is."""
         if self._waiting.remove(request.key) is None:
+            is_late, count = isinstance(error, DeadlineExpired), request.num_computed
+            self._wasted += (
+                WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
+            )
             self._release(request)
         self._outputs.append(FailedOutput(request.key, error))
 

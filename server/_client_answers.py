@@ -34,6 +34,7 @@ from server._client_types import (
     ScoredLabel,
     ServerInfo,
     TokenLogprob,
+    WastedWork,
 )
 
 T = TypeVar("T")
@@ -154,6 +155,13 @@ def replica_loads(response: admin_service_pb2.GetLoadResponse) -> tuple[ReplicaL
             waiting_tokens=replica.waiting_tokens,
             cache_used=replica.cache_used,
             tokens_per_second=replica.tokens_per_second,
+            wasted=WastedWork(
+                padding_tokens=replica.wasted.padding_tokens,
+                cancelled_tokens=replica.wasted.cancelled_tokens,
+                expired_tokens=replica.wasted.expired_tokens,
+                failed_tokens=replica.wasted.failed_tokens,
+                discarded_tokens=replica.wasted.discarded_tokens,
+            ),
         )
         for replica in response.replicas
     )

@@ -194,6 +194,17 @@ class ServerInfo:
 
 
 @dataclass(frozen=True)
+class WastedWork:
+    """Tokens computed that are in no answer, since the model was loaded."""
+
+    padding_tokens: int = 0
+    cancelled_tokens: int = 0
+    expired_tokens: int = 0  # their deadline passed
+    failed_tokens: int = 0
+    discarded_tokens: int = 0  # of beams, of samples not returned, behind stop strings
+
+
+@dataclass(frozen=True)
 class ReplicaLoad:
     """How busy one replica is now with one of its models."""
 
@@ -204,3 +215,4 @@ class ReplicaLoad:
     waiting_tokens: int
     cache_used: float  # 0 to 1
     tokens_per_second: float
+    wasted: WastedWork = WastedWork()

@@ -147,6 +147,13 @@ def replica_load(
         cache_used=load.cache_used,
         tokens_per_second=load.tokens_per_second,
         model=model,
+        wasted=admin_service_pb2.GetLoadResponse.WastedWork(
+            padding_tokens=load.wasted.padding_tokens,
+            cancelled_tokens=load.wasted.cancelled_tokens,
+            expired_tokens=load.wasted.expired_tokens,
+            failed_tokens=load.wasted.failed_tokens,
+            discarded_tokens=load.wasted.discarded_tokens,
+        ),
     )
 
 

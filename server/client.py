@@ -88,6 +88,7 @@ from server._client_types import (
     ScoredLabel,
     ServerInfo,
     TokenLogprob,
+    WastedWork,
 )
 
 __all__ = [
@@ -129,6 +130,7 @@ __all__ = [
     "TokenLogprob",
     "TokenweirClientError",
     "Unavailable",
+    "WastedWork",
 ]
 
 RequestT = TypeVar("RequestT")

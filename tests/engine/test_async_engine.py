@@ -226,6 +226,7 @@ async def test_a_stop_string_ends_the_work_and_counts_what_was_computed_meanwhil
     assert usage.discarded_tokens <= 1  # 0 if the stop was found before the next step began
     made = sum(len(batch.draws) for batch in runner.batches)
     assert usage.output_tokens + usage.discarded_tokens == made
+    assert engine.load().wasted.discarded_tokens == usage.discarded_tokens
 
 
 async def test_a_stop_can_be_kept(make_engine: MakeEngine, spell) -> None:

@@ -24,7 +24,7 @@ from engine.output import (
     FinishedOutput,
     TokenOutput,
 )
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason, SamplingParams, WastedWork
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
 
@@ -660,3 +660,48 @@ def test_load_counts_sequences_requests_tokens_and_slots(make_scheduler, clock) 
 
     assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (3, 1, 9, 0.75)
     assert busy.tokens_per_second > 0
+
+
+def test_tokens_of_cancelled_expired_and_failed_requests_are_counted_as_wasted(
+    make_scheduler, clock
+) -> None:
+    scheduler = make_scheduler(EngineConfig(max_num_seqs=5))
+    scheduler.add(request(1, length=4))
+    scheduler.add(request(2, length=5, deadline=105.0))
+    scheduler.add(request(3, length=6))
+    scheduler.add(request(4, length=7, max_new_tokens=2))
+    scheduler.add(request(5, length=8, deadline=105.0, allow_partial=True))
+    step(scheduler)
+    step(scheduler)
+
+    scheduler.abort(1)
+    clock.now = 105.0
+    step(scheduler, None)
+
+    assert scheduler.load().wasted == WastedWork(
+        cancelled_tokens=4 + 1, expired_tokens=5 + 1, failed_tokens=6 + 2
+    )
+
+
+def test_a_source_counts_among_the_tokens_that_were_wasted(make_scheduler) -> None:
+    scheduler = make_scheduler(max_source_len=30)
+    scheduler.add(request(1, length=20))
+    step(scheduler)
+    step(scheduler)
+
+    scheduler.abort(1)
+
+    assert scheduler.load().wasted == WastedWork(cancelled_tokens=20 + 1 + 1)
+
+
+def test_a_failed_step_wastes_what_all_its_requests_had_computed(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=2))
+    for key in (1, 2, 3):
+        scheduler.add(request(key, length=4))
+    step(scheduler)
+    scheduler.schedule()
+
+    scheduler.fail_all(EngineFailure)
+    scheduler.count_padding(7)
+
+    assert scheduler.load().wasted == WastedWork(failed_tokens=2 * 5, padding_tokens=7)

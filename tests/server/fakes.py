@@ -44,6 +44,7 @@ from engine.request import (
     Timing,
     TokenLogprob,
     Usage,
+    WastedWork,
 )
 from engine.request_checks import check_sampling_params
 from server.config import WorkerConfig
@@ -172,7 +173,12 @@ class FakeGenerator(_Lifecycle):
 
     def load(self) -> LoadSnapshot:
         return LoadSnapshot(
-            running=3, waiting=1, waiting_tokens=9, cache_used=0.25, tokens_per_second=50.0
+            running=3,
+            waiting=1,
+            waiting_tokens=9,
+            cache_used=0.25,
+            tokens_per_second=50.0,
+            wasted=WastedWork(1, 2, 3, 4, 5),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:

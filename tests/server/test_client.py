@@ -39,6 +39,7 @@ from server.client import (
     ResourceExhausted,
     TokenweirClientError,
     Unavailable,
+    WastedWork,
 )
 from tests.server.scripted_server import (
     ScriptedServer,
@@ -243,13 +244,20 @@ def test_server_info_load_and_health(server, client):
         admin_service_pb2.GetServerInfoResponse(version="1.2", features=["drain"])
     )
     server.answers["GetLoad"] = lambda request, context: admin_service_pb2.GetLoadResponse(
-        replicas=[admin_service_pb2.GetLoadResponse.ReplicaLoad(replica_id="a", running=3)]
+        replicas=[
+            admin_service_pb2.GetLoadResponse.ReplicaLoad(
+                replica_id="a",
+                running=3,
+                wasted=admin_service_pb2.GetLoadResponse.WastedWork(expired_tokens=5),
+            )
+        ]
     )
     server.answers["Check"] = lambda request, context: health_pb2.HealthCheckResponse(status=2)
 
     assert client.server_info().version == "1.2"
     assert client.server_info().features == ("drain",)
     assert client.load()[0].running == 3
+    assert client.load()[0].wasted == WastedWork(expired_tokens=5)
     assert client.health("m") == "NOT_SERVING"
 
 

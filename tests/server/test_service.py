@@ -308,6 +308,13 @@ async def test_server_info_and_load(stubs: Stubs) -> None:
         ("tags", 0, 0),
     ]
     assert {r.replica_id for r in load.replicas} == {info.instance_id}
+    assert load.replicas[0].wasted == admin_service_pb2.GetLoadResponse.WastedWork(
+        padding_tokens=1,
+        cancelled_tokens=2,
+        expired_tokens=3,
+        failed_tokens=4,
+        discarded_tokens=5,
+    )
 
 
 async def test_a_call_for_another_kind_of_model_is_told_what_the_model_can(stubs: Stubs) -> None:

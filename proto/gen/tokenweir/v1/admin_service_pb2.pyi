@@ -490,6 +490,7 @@ class GetLoadResponse(_message.Message):
         CACHE_USED_FIELD_NUMBER: _builtins.int
         TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
         MODEL_FIELD_NUMBER: _builtins.int
+        WASTED_FIELD_NUMBER: _builtins.int
         replica_id: _builtins.str
         """Replica."""
         running: _builtins.int
@@ -504,6 +505,10 @@ class GetLoadResponse(_message.Message):
         """Tokens per second of late."""
         model: _builtins.str
         """Model."""
+        @_builtins.property
+        def wasted(self) -> Global___GetLoadResponse.WastedWork:
+            """Work that is in no answer."""
+
         def __init__(
             self,
             *,
@@ -514,10 +519,49 @@ class GetLoadResponse(_message.Message):
             cache_used: _builtins.float = ...,
             tokens_per_second: _builtins.float = ...,
             model: _builtins.str = ...,
+            wasted: Global___GetLoadResponse.WastedWork | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["wasted", b"wasted"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_used", b"cache_used", "model", b"model", "replica_id", b"replica_id", "running", b"running", "tokens_per_second", b"tokens_per_second", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "wasted", b"wasted"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class WastedWork(_message.Message):
+        """Tokens computed that are in no answer, since the model was loaded."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+        CANCELLED_TOKENS_FIELD_NUMBER: _builtins.int
+        EXPIRED_TOKENS_FIELD_NUMBER: _builtins.int
+        FAILED_TOKENS_FIELD_NUMBER: _builtins.int
+        DISCARDED_TOKENS_FIELD_NUMBER: _builtins.int
+        padding_tokens: _builtins.int
+        """Of rows that belong to no request."""
+        cancelled_tokens: _builtins.int
+        """Of requests that their client cancelled."""
+        expired_tokens: _builtins.int
+        """Of requests that failed at their deadline."""
+        failed_tokens: _builtins.int
+        """Of requests that failed otherwise."""
+        discarded_tokens: _builtins.int
+        """Of beams that were given up, samples that were not returned, and tokens
+        behind a stop string.
+        """
+        def __init__(
+            self,
+            *,
+            padding_tokens: _builtins.int = ...,
+            cancelled_tokens: _builtins.int = ...,
+            expired_tokens: _builtins.int = ...,
+            failed_tokens: _builtins.int = ...,
+            discarded_tokens: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_used", b"cache_used", "model", b"model", "replica_id", b"replica_id", "running", b"running", "tokens_per_second", b"tokens_per_second", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_tokens", b"cancelled_tokens", "discarded_tokens", b"discarded_tokens", "expired_tokens", b"expired_tokens", "failed_tokens", b"failed_tokens", "padding_tokens", b"padding_tokens"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
