@@ -47,11 +47,10 @@ def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
             f"{len(response.results)} results came back for one prompt, or one without a sequence"
         )
     (result,) = response.results
-    usage = _usage(response.usage)
     return Generation(
         request_id=response.request_id,
-        sequences=tuple(_sequence(one, usage.input_tokens) for one in result.sequences),
-        usage=usage,
+        sequences=tuple(map(_sequence, result.sequences)),
+        usage=_usage(response.usage),
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
         prompt_logprobs=_positions(result.prompt_logprobs),
@@ -214,23 +213,20 @@ class StreamAssembler:
                 f"the stream ended after {self._num_messages} messages without its "
                 f"{'end of the sequence' if self._finished is None else 'summary'}"
             )
-        usage = _usage(self._summary.usage)
         return Generation(
             request_id=self._summary.request_id,
-            sequences=(self._sequence(self._finished, usage.input_tokens),),
-            usage=usage,
+            sequences=(self._sequence(self._finished),),
+            usage=_usage(self._summary.usage),
             timing=_timing(self._summary.timing),
             provenance=_provenance(self._summary.provenance),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
         )
 
     def _sequence(
-        self,
-        finished: generation_service_pb2.GenerateStreamResponse.Finished,
-        num_source_tokens: int,
+        self, finished: generation_service_pb2.GenerateStreamResponse.Finished
     ) -> GeneratedSequence:
         if finished.sequence.finish_reason:  # all of it is there: nothing was streamed
-            return _sequence(finished.sequence, num_source_tokens)
+            return _sequence(finished.sequence)
         return GeneratedSequence(
             text="".join(self._pieces),
             token_ids=tuple(self._token_ids),
@@ -238,7 +234,7 @@ class StreamAssembler:
             matched_stop=_matched_stop(finished),
             sum_logprob=finished.sum_logprob,
             logprobs=tuple(self._logprobs),
-            alignment=_alignment(finished.sequence.alignment, num_source_tokens),
+            alignment=_alignment(finished.sequence),
         )
 
 
@@ -253,9 +249,7 @@ def _only(results: Sequence[T]) -> T:
     return results[0]
 
 
-def _sequence(
-    sequence: generation_service_pb2.Sequence, num_source_tokens: int
-) -> GeneratedSequence:
+def _sequence(sequence: generation_service_pb2.Sequence) -> GeneratedSequence:
     return GeneratedSequence(
         text=sequence.text,
         token_ids=tuple(sequence.tokens.ids),
@@ -264,20 +258,19 @@ def _sequence(
         sum_logprob=sequence.sum_logprob,
         score=sequence.score,
         logprobs=_positions(sequence.logprobs),
-        alignment=_alignment(sequence.alignment, num_source_tokens),
+        alignment=_alignment(sequence),
     )
 
 
-def _alignment(values: Sequence[float], num_source_tokens: int) -> tuple[tuple[float, ...], ...]:
+def _alignment(sequence: generation_service_pb2.Sequence) -> tuple[tuple[float, ...], ...]:
     """Return the rows of a row-major [generated, source] matrix."""
+    values, columns = sequence.alignment, sequence.alignment_columns
     if not values:
         return ()
-    if num_source_tokens < 1 or len(values) % num_source_tokens:
-        raise BrokenStream(
-            f"{len(values)} values of alignment do not fit {num_source_tokens} source tokens"
-        )
-    starts = range(0, len(values), num_source_tokens)
-    return tuple(tuple(values[start : start + num_source_tokens]) for start in starts)
+    if columns < 1 or len(values) % columns:
+        raise BrokenStream(f"{len(values)} values of alignment are no rows of {columns}")
+    starts = range(0, len(values), columns)
+    return tuple(tuple(values[start : start + columns]) for start in starts)
 
 
 def _positions(

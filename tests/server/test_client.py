@@ -183,6 +183,19 @@ def test_prompt_of_a_wrong_type_is_refused(client):
         client.generate("m", ["two", "prompts"])
 
 
+def test_answers_that_do_not_add_up_are_broken(server, client):
+    answer = one_sequence()
+    answer.results[0].sequences[0].alignment.extend([0.5, 0.5, 1.0])
+    answer.results[0].sequences[0].alignment_columns = 2
+    server.answers["Generate"] = lambda request, context: answer
+    server.answers["Score"] = lambda request, context: generation_service_pb2.ScoreResponse()
+
+    with pytest.raises(BrokenStream, match="3 values of alignment are no rows of 2"):
+        client.generate("m", "p", alignment=True)
+    with pytest.raises(BrokenStream, match="0 scores came back for one target"):
+        client.score("m", "p", "t")
+
+
 def test_classify_label_and_embed(server, client):
     positive = prediction_service_pb2.ScoredLabel(label="positive", probability=0.75, index=1)
     server.answers["Classify"] = lambda request, context: prediction_service_pb2.ClassifyResponse(

@@ -54,6 +54,7 @@ AS_SEQUENCE = pb.Sequence(
     score=-1.5,
     sum_logprob=-3,
     alignment=[0.25, 0.75, 0, 0, 0.5, 0.5],
+    alignment_columns=3,
 )
 END = RequestFinished("r", Usage(4, 2, 3, 6), TIMING, seed=0, prompt_logprobs=(POSITION,))
 
@@ -127,7 +128,9 @@ def test_the_end_of_what_was_streamed_adds_its_alignment_only(answering: Generat
     with_alignment = answering.finished(streamed).finished
     without = answering.finished(replace(streamed, alignment=())).finished
 
-    assert with_alignment.sequence == pb.Sequence(alignment=AS_SEQUENCE.alignment)
+    assert with_alignment.sequence == pb.Sequence(
+        alignment=AS_SEQUENCE.alignment, alignment_columns=3
+    )
     assert not without.HasField("sequence")
 
 

@@ -187,7 +187,7 @@ class Usage(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     DISCARDED_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
-    """Source (encoder) or prompt tokens after truncation."""
+    """Source (encoder) or prompt tokens after truncation, and those of a target prefix."""
     cached_input_tokens: _builtins.int
     """Of those, tokens whose keys/values (or encoder states) came from a cache."""
     output_tokens: _builtins.int

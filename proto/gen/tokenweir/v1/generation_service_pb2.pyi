@@ -699,6 +699,7 @@ class Sequence(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     SUM_LOGPROB_FIELD_NUMBER: _builtins.int
     ALIGNMENT_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_COLUMNS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -713,6 +714,8 @@ class Sequence(_message.Message):
     """
     sum_logprob: _builtins.float
     """Sum of the log-probabilities."""
+    alignment_columns: _builtins.int
+    """Columns of alignment: the tokens of the source."""
     @_builtins.property
     def tokens(self) -> _common_pb2.TokenIds:
         """Ids, if asked for."""
@@ -737,10 +740,11 @@ class Sequence(_message.Message):
         score: _builtins.float = ...,
         sum_logprob: _builtins.float = ...,
         alignment: _abc.Iterable[_builtins.float] | None = ...,
+        alignment_columns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "stop_string", b"stop_string", "stop_token", b"stop_token", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alignment", b"alignment", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "score", b"score", "stop_string", b"stop_string", "stop_token", b"stop_token", "sum_logprob", b"sum_logprob", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alignment", b"alignment", "alignment_columns", b"alignment_columns", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "score", b"score", "stop_string", b"stop_string", "stop_token", b"stop_token", "sum_logprob", b"sum_logprob", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["stop_string", "stop_token"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
