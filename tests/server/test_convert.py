@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
 from google.protobuf.struct_pb2 import Struct
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction_pb
@@ -317,6 +320,52 @@ def test_wrong_fields_are_named_together() -> None:
         "scheduling.tenant",
         "inputs[1]",
     }
+
+
+_INTS = st.sampled_from([0, 1, -1, 7, 2**31 - 1, -(2**31)])
+_FLOATS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e38, 1e-45, *map(float, ("nan", "inf", "-inf"))])
+_STRATEGIES = st.one_of(
+    st.builds(
+        pb.Sampling,
+        temperature=_FLOATS,
+        top_k=_INTS,
+        top_p=_FLOATS,
+        min_p=_FLOATS,
+        typical_p=_FLOATS,
+        best_of=_INTS,
+    ).map(lambda sampling: {"sampling": sampling}),
+    st.builds(pb.BeamSearch, width=_INTS, length_penalty=_FLOATS, early_stop=st.booleans()).map(
+        lambda beam: {"beam": beam}
+    ),
+)
+_CONTROLS = st.builds(
+    pb.LogitControls,
+    repetition_penalty=_FLOATS,
+    frequency_penalty=_FLOATS,
+    presence_penalty=_FLOATS,
+    no_repeat_ngram=_INTS,
+    logit_bias=st.dictionaries(_INTS, _FLOATS),
+    banned_tokens=st.lists(_INTS),
+)
+_OUTPUTS = st.builds(pb.Output, logprobs=_INTS, prompt_logprobs=_INTS)
+
+
+@given(strategy=_STRATEGIES, controls=_CONTROLS, num_outputs=_INTS, output=_OUTPUTS)
+def test_whatever_numbers_are_sent_they_are_possible_or_refused(
+    strategy: dict[str, Any], controls: pb.LogitControls, num_outputs: int, output: pb.Output
+) -> None:
+    decoding = pb.Decoding(**strategy, controls=controls, num_outputs=num_outputs)
+
+    try:
+        (request,) = _convert(generate("a", decoding=decoding, output=output))
+    except InvalidRequest as error:
+        assert error.violations
+    else:
+        params = request.params
+        assert 1 <= params.num_outputs <= params.num_sequences <= 16
+        assert all(math.isfinite(bias) for _, bias in params.controls.logit_bias)
+        assert 0 < params.controls.repetition_penalty < math.inf
+        assert 0 <= params.length_penalty < math.inf
 
 
 @pytest.mark.parametrize("count", [0, 65])
