@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
+from engine.batch import TokenMatcher
 from engine.config import EngineConfig
+from engine.constraint import ConstraintCompiler
 from engine.core import EngineCore, StepTimes
 from engine.errors import (
     DeadlineExpired,
@@ -27,7 +29,13 @@ from engine.errors import (
 from engine.output import EngineOutput, FailedOutput
 from engine.package import Package
 from engine.prompt import PromptReader
-from engine.request import GenerationEvent, GenerationRequest, LoadSnapshot, WastedWork
+from engine.request import (
+    Constraint,
+    GenerationEvent,
+    GenerationRequest,
+    LoadSnapshot,
+    WastedWork,
+)
 from engine.request_stream import RequestStream
 from engine.sequence import TokenRequest
 from engine.tokenizer import Tokenizer
@@ -45,6 +53,7 @@ _CAPABILITIES = (  # names of server/capabilities.py: what is not here is refuse
     "stop",
     "typical_p",
     "controls",
+    "constraint",
     "priority",
     "fair_share",
     "allow_partial",
@@ -93,6 +102,9 @@ class AsyncEngine:
         self._core = core
         self._tokenizer = tokenizer
         self._prompts = PromptReader(generation, tokenizer, config)
+        self._constraints = ConstraintCompiler(
+            tokenizer, generation.vocab_size, generation.eos_token_ids
+        )
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._keys = count()
@@ -176,10 +188,11 @@ class AsyncEngine:
         arrival = self._clock()
         self._refuse_if_closed()
         prompt_ids = await self._prompts.read(request)
+        matcher = await self._compile(request.params.constraint)
         self._refuse_if_closed()
         if request.deadline is not None and self._clock() >= request.deadline:
             raise ExpiredInQueue(f"{request.request_id}: its deadline passed before it was queued")
-        key, stream = self._submit(request, prompt_ids, arrival)
+        key, stream = self._submit(request, prompt_ids, arrival, matcher)
         try:
             while True:
                 for event in await stream.events():
@@ -189,8 +202,17 @@ class AsyncEngine:
         finally:
             self._close(key, stream)
 
+    async def _compile(self, constraint: Constraint | None) -> TokenMatcher | None:
+        if constraint is None:
+            return None
+        return await asyncio.to_thread(self._constraints.compile, constraint)
+
     def _submit(
-        self, request: GenerationRequest, prompt_ids: tuple[int, ...], arrival: float
+        self,
+        request: GenerationRequest,
+        prompt_ids: tuple[int, ...],
+        arrival: float,
+        matcher: TokenMatcher | None,
     ) -> tuple[int, RequestStream]:
         key, params = next(self._keys), request.params
         seed = 0
@@ -218,6 +240,7 @@ class AsyncEngine:
                 request.deadline,
                 priority=request.priority,
                 tenant=request.tenant,
+                matcher=matcher,
             )
         )
         return key, stream

@@ -106,6 +106,10 @@ class StepLogits(NamedTuple):
 class TokenMatcher(Protocol):
     """Follows one sequence through a constraint."""
 
+    @property
+    def error(self) -> str | None:
+        """Why it cannot be followed any further; then no token is allowed."""
+
     def allowed(self) -> NDArray[np.bool_]:
         """Return which tokens may come next, [vocab_size]."""
 

@@ -24,7 +24,7 @@ def adjusted(scores: Floats, draw: Draw) -> Floats:
     """Return the scores of all tokens, [vocab_size], as the draw's controls change them.
 
     A token that may not come has -inf. Where none is left, the bans are lifted, but not the
-    constraint.
+    constraint; all have -inf only if that allows none.
     """
     allowed = None if draw.matcher is None else draw.matcher.allowed()
     changed = scores.copy()
@@ -36,6 +36,7 @@ def adjusted(scores: Floats, draw: Draw) -> Floats:
         return changed
     if allowed is None:
         return scores
+    # The text can only end here (min_new_tokens bans that), or with a token that is banned.
     lifted = np.where(allowed, scores, np.float32(-np.inf))
     if lifted.max() == -np.inf:  # the model rules out all that the constraint allows
         lifted[allowed] = 0.0

@@ -71,7 +71,8 @@ class Sampler:
     def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamDraw]) -> list[Choice]:
         """Choose a token for each draw, or the candidates of each BeamDraw, best first.
 
-        None stands for a row that holds NaN or infinity: its model has failed.
+        None: no token can be chosen, for a row holds NaN or infinity (its model has failed), or a
+        constraint cannot be followed any further.
         """
         model = ModelLogprobs(logits)
         choices: list[Choice] = [None] * len(draws)
@@ -126,10 +127,12 @@ class Sampler:
             else:  # what may be drawn goes on behind the columns
                 choices[i] = self._choose_from_row(model, draw)
 
-    def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled:
+    def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
         row = model.logits.logits[draw.logits_row]
         if draw.banned or draw.matcher is not None or is_controlled(draw.params):
             row = adjusted(row, draw)
+            if row.max() == -np.inf:
+                return None
         if draw.params.strategy == "greedy":
             return model.sampled(draw, int(row.argmax()))
         scores, ids = truncate(tempered(row, draw.params.temperature), draw.params)
@@ -140,7 +143,7 @@ class Sampler:
     def _continue(self, model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...] | None:
         if not all(model.is_finite[beam.logits_row] for beam in draw.beams):
             return None
-        return best_candidates(model, draw, _num_columns(draw.beams[0].params) or 0)
+        return best_candidates(model, draw, _num_columns(draw.beams[0].params) or 0) or None
 
     def _uniform(self, draw: Draw) -> float:
         return self._stream.uniform(draw.seed, draw.sequence_index, draw.position)

@@ -16,6 +16,8 @@ from engine.errors import (
     EngineFailure,
     ExpiredInDecode,
     ExpiredInQueue,
+    FieldViolation,
+    InvalidRequest,
     QueueFull,
     TokenBudgetFull,
     TokenweirError,
@@ -168,7 +170,7 @@ class Scheduler:
             if sequence.is_finished:  # a sibling's draw has failed the request
                 continue
             if token is None:
-                self._fail(sequence.request, EngineFailure(_not_finite(sequence)))
+                self._fail(sequence.request, _no_token(sequence))
             else:
                 assert isinstance(token, Sampled)  # candidates come of a BeamDraw only
                 self._append(sequence, token, now)
@@ -283,6 +285,7 @@ class Scheduler:
                         banned,
                         sequence.tokens,
                         sequence.num_prompt,
+                        sequence.matcher,
                     )
                 )
                 self._drawing.append(sequence)
@@ -298,6 +301,8 @@ class Scheduler:
         request.last_token = now
         sequence.tokens.append(token.token_id)
         sequence.num_generated += 1
+        if sequence.matcher is not None:
+            sequence.matcher.advance(token.token_id)
         reason, stop = self._finish_reason(sequence)
         self._outputs.append(
             TokenOutput(request.key, sequence.index, token.token_id, token.logprob, reason, stop)
@@ -365,6 +370,9 @@ class Scheduler:
         request.sequences = [
             Sequence(request, i, list(tokens), len(tokens)) for i in range(params.num_sequences)
         ]
+        if source.matcher is not None:
+            for sequence in request.sequences:
+                sequence.matcher = source.matcher.fork()
         request.max_cost = max_cost(request, self._contract)
         return request
 
@@ -480,8 +488,14 @@ class _PrefillPlan:
     num_tokens: int = 0  # without single ones, which are decoded
 
 
-def _not_finite(sequence: Sequence) -> str:
-    return (
+def _no_token(sequence: Sequence) -> TokenweirError:
+    """Return why no token can be chosen."""
+    constraint, matcher = sequence.request.source.params.constraint, sequence.matcher
+    if constraint is not None and matcher is not None and matcher.error is not None:
+        path = f"decoding.constraint.{constraint.kind}"
+        why = f"too complex to follow behind token {len(sequence.tokens)}: {matcher.error}"
+        return InvalidRequest([FieldViolation(path, why)])
+    return EngineFailure(
         f"{sequence.request.source.request_id}: the model's logits are not finite behind token "
         f"{len(sequence.tokens)}; the weights or the input drive it out of range"
     )

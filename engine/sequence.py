@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.batch import TokenMatcher
 from engine.request import SamplingParams, Timing
 
 
@@ -21,6 +22,7 @@ class TokenRequest:
     target_ids: tuple[int, ...] = ()  # encoder-decoder: the given beginning of the output
     priority: int = 0  # lower runs earlier
     tenant: str = ""
+    matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +37,7 @@ class Sequence:
     num_generated: int = 0
     row: int | None = None
     is_finished: bool = False
+    matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
 
     @property
     def num_left(self) -> int:

@@ -53,7 +53,7 @@ class Tokenizer:
             if token.special
         )
         decoder = json.loads(raw).get("decoder") or {}
-        self._is_byte_level = decoder.get("type") == "ByteLevel"
+        self.is_byte_level = decoder.get("type") == "ByteLevel"
         self._has_byte_fallback = "ByteFallback" in {
             decoder.get("type"),
             *(part.get("type") for part in decoder.get("decoders", ())),
@@ -99,7 +99,7 @@ class Tokenizer:
             return b""
         if token_id in self._special_ids:
             return token.encode()
-        if self._is_byte_level:
+        if self.is_byte_level:
             return _token_bytes(token)
         if self.is_fallback_byte(token):
             return bytes([int(token[3:5], 16)])
@@ -110,7 +110,7 @@ class Tokenizer:
 
     def stream(self) -> TextStream:
         """Return a decoder that takes one token after the other."""
-        return _ByteLevelStream(self) if self._is_byte_level else _WindowStream(self)
+        return _ByteLevelStream(self) if self.is_byte_level else _WindowStream(self)
 
     def visible_token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary has it; None if a decoded text leaves it out."""
