@@ -21,14 +21,14 @@ from engine.config import EngineConfig
 from engine.core import StepTimes
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
-from engine.package import GenerationContract, Package, load_package
+from engine.package import CacheShape, GenerationContract, Package, load_package
 from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
 
 Choice = Literal["greedy", "topk", "beam"]
 Progress = Callable[[int, int], None]  # rounds done, rounds in all
 Prompt = tuple[int, ...]
 
-_BYTES_PER_NUMBER = 4  # of the cache: float32
+_BYTES_PER_NUMBER = {"fp32": 4, "int8": 1}  # of the cache
 
 
 @dataclass(frozen=True)
@@ -375,11 +375,16 @@ def _config(max_num_seqs: int, num_threads: int) -> EngineConfig:
 def _cache_bytes(work: BenchmarkWork, contract: GenerationContract) -> int:
     """Return the cache that one request reaches; the last token's keys are never needed."""
     cache, cross = contract.cache, contract.cross_cache
-    position = 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * _BYTES_PER_NUMBER
+    position = _position_bytes(cache)
     if cross is None:
         return position * work.beam_width * (work.num_prompt_tokens + work.num_new_tokens - 1)
-    source = 2 * cross.num_layers * cross.num_kv_heads * cross.head_dim * _BYTES_PER_NUMBER
+    source = _position_bytes(cross)
     return position * work.beam_width * work.num_new_tokens + source * work.num_prompt_tokens
+
+
+def _position_bytes(shape: CacheShape) -> int:
+    numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    return numbers * _BYTES_PER_NUMBER[shape.dtype]
 
 
 def _versions() -> dict[str, str]:

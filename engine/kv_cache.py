@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from engine.batch import RowOp
 from engine.package import CacheShape
 
-Array = NDArray[np.float32]
+Array = NDArray[np.float32] | NDArray[np.int8]
+
+_DTYPES = {"fp32": np.float32, "int8": np.int8}
 
 
 class LayerCache(NamedTuple):
@@ -84,7 +86,9 @@ def _allocate(num_slots: int, shape: CacheShape) -> Array:
         shape.max_len,
         shape.head_dim,
     )
-    return np.zeros((layers, 2, num_slots, heads, length, dim), np.float32)  # 2: key, value
+    return np.zeros(
+        (layers, 2, num_slots, heads, length, dim), _DTYPES[shape.dtype]
+    )  # 2: key, value
 
 
 def _layers(memory: Array) -> tuple[LayerCache, ...]:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 def is_lossy(manifest: Manifest) -> bool:
     """Return whether the package rounds what the eager model does not."""
-    return manifest.weights != "fp32"
+    contract = manifest.generation
+    return manifest.weights != "fp32" or (contract is not None and contract.cache.dtype != "fp32")
 
 
 def find_contradictions(manifest: Manifest) -> list[str]:
@@ -51,6 +52,8 @@ def _wrong_cross_attention(manifest: Manifest) -> Iterator[str]:
     contract = manifest.generation
     if contract is None:
         return
+    if contract.cross_cache is not None and contract.cross_cache.dtype != "fp32":
+        yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be fp32"
     for name in ("cross_cache", "decoder_start_token_id"):
         if (getattr(contract, name) is not None) != crosses:
             yield (
@@ -104,7 +107,7 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
     if (found.loss is not None) != is_lossy(manifest):
         yield (
             f"certificate.loss: must {'not ' if found.loss else ''}be there for weights "
-            f"{manifest.weights}"
+            f"{manifest.weights} and this cache"
         )
     allowed = found.loss.max_token_loss * found.tokens_compared if found.loss else 0
     if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:

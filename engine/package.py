@@ -23,6 +23,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
 Task = Literal["generate", "classify", "label"]
 Weights = Literal["fp32", "int8", "int8-blocks", "int4"]
+CacheDtype = Literal["fp32", "int8"]
 PositiveInt = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -45,6 +46,7 @@ class CacheShape(_Model):
     num_kv_heads: PositiveInt
     max_len: PositiveInt
     head_dim: PositiveInt
+    dtype: CacheDtype = "fp32"  # int8: the graph holds the scales
 
 
 class GenerationContract(_Model):
@@ -52,7 +54,7 @@ class GenerationContract(_Model):
 
     `decoder.onnx`: `input_ids`, `position_ids` int64 [B, S]; `logit_idx` int64 [N] into the
     flattened B*S; `seqlens_k` int32 [B] = length of the row after this call minus 1; `total_seq`
-    int32 [1] = the largest length after this call; `past_key_values.{i}.key|value` float32
+    int32 [1] = the largest length after this call; `past_key_values.{i}.key|value` float32 or int8
     [B, num_kv_heads, max_len, head_dim], bound in place to `present.{i}.key|value`; -> `logits`
     float32 [N, vocab_size]. B > 1 only with S = 1.
     An encoder-decoder's decoder also takes `source_lengths` int64 [B] and

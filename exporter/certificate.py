@@ -12,13 +12,13 @@ from pathlib import Path
 from torch import nn
 
 from engine.errors import CertificateError
-from engine.package import Certificate, GenerationContract, Weights
+from engine.package import CacheDtype, Certificate, GenerationContract, Weights
 from exporter.cases import Covered, Progress, sample_prompts
 from exporter.certify_generation import certify_generation
 from exporter.certify_one_pass import certify_encoding, certify_images
 from exporter.checkpoint import Checkpoint
 from exporter.comparison import Comparison, LossyComparison
-from exporter.contracts import encoding_contract, image_contract
+from exporter.contracts import encoding_contract, generation_contract, image_contract
 from exporter.loss import LossLimits, check_loss
 from exporter.perplexity import Perplexity, measure_perplexity
 
@@ -28,8 +28,8 @@ def certify(
     directory: Path,
     progress: Progress,
     *,
-    generation: GenerationContract | None,
     weights: Weights = "fp32",
+    kv_cache: CacheDtype = "fp32",
     limits: LossLimits | None = None,
     text: Path | None = None,
 ) -> Certificate:
@@ -39,6 +39,7 @@ def certify(
     measured on `text`. Raises CertificateError: without limits, saying where, at the first
     difference.
     """
+    generation = generation_contract(checkpoint.config.model, kv_cache)
     # In float64, so that only the graphs' rounding counts: the eager model's own is as large. It
     # took the largest difference of a date model's 518 cases from 5.4e-5 to 3.3e-5.
     model = copy.deepcopy(checkpoint.model).eval().double()
@@ -57,7 +58,7 @@ def certify(
         max_abs_logit=comparison.max_abs_logit,
         tolerance=tolerance,
         batch_invariant=comparison.batch_invariant,
-        dtype=_dtype(weights, generation),
+        dtype=weights if kv_cache == "fp32" else f"{weights}, {kv_cache} KV cache",
         loss=loss,
         covered=covered,
     )
@@ -102,7 +103,3 @@ def _perplexity(
             f"{text}: only a model that generates has a perplexity; leave out --text"
         )
     return measure_perplexity(model, generation, directory, checkpoint.tokenizer, text)
-
-
-def _dtype(weights: Weights, generation: GenerationContract | None) -> str:
-    return weights

@@ -233,8 +233,8 @@ class _Certifier:
             )
         cache = self._batch.cache
         for layer in (*cache.layers, *cache.cross_layers):
-            layer.key.fill(_LEFT_BEHIND)
-            layer.value.fill(_LEFT_BEHIND)
+            for rows in layer:
+                rows.fill(127 if rows.dtype == np.int8 else _LEFT_BEHIND)
 
     def run_alone(self, case: Case, chunk: int, tokens: Tokens | None) -> Floats:
         """Run a case in a row that holds zeros."""

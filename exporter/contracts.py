@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.package import (
     Architecture,
+    CacheDtype,
     CacheShape,
     EncodingContract,
     GenerationContract,
@@ -29,7 +30,9 @@ TASKS: dict[Family, Task] = {
 }
 
 
-def generation_contract(config: TransformerConfig) -> GenerationContract | None:
+def generation_contract(
+    config: TransformerConfig, kv_cache: CacheDtype = "fp32"
+) -> GenerationContract | None:
     """Return the contract of a model that generates, None for others."""
     if not config.num_decoder_layers:
         return None
@@ -37,7 +40,7 @@ def generation_contract(config: TransformerConfig) -> GenerationContract | None:
     eos = config.eos_token_id
     return GenerationContract(
         vocab_size=config.vocab_size,
-        cache=_cache_shape(config, config.max_target_len),
+        cache=_cache_shape(config, config.max_target_len, kv_cache),
         cross_cache=_cache_shape(config, config.max_source_len) if has_source else None,
         decoder_start_token_id=config.bos_token_id if has_source else None,
         eos_token_ids=() if eos is None else (eos,),
@@ -69,10 +72,11 @@ def image_contract(config: TransformerConfig) -> ImageContract | None:
     )
 
 
-def _cache_shape(config: TransformerConfig, max_len: int) -> CacheShape:
+def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype = "fp32") -> CacheShape:
     return CacheShape(
         num_layers=config.num_decoder_layers,
         num_kv_heads=config.kv_heads,
         max_len=max_len,
         head_dim=cache_head_dim(config),
+        dtype=dtype,
     )

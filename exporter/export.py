@@ -15,17 +15,18 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from engine.errors import CertificateError, PackageError
+from engine.errors import CertificateError, CheckpointError, PackageError
 from engine.package import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    CacheDtype,
     Certificate,
     Manifest,
     Weights,
     hash_file,
     load_package,
 )
-from exporter.cases import Progress
+from exporter.cases import Progress, sample_prompts
 from exporter.certificate import certify
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
 from exporter.contracts import (
@@ -37,8 +38,10 @@ from exporter.contracts import (
 )
 from exporter.graphs import Graphs, build_graphs
 from exporter.loss import DEFAULT_LIMITS, LossLimits, limits_of
+from exporter.models import GPT, EncoderDecoder
 from exporter.operators import OPSET
 from exporter.quantize import quantize
+from exporter.quantize_cache import calibrate, quantize_cache
 
 Target = Literal["cpu"]
 
@@ -52,36 +55,40 @@ def export_package(
     *,
     target: Target = "cpu",
     weights: Weights = "fp32",
+    kv_cache: CacheDtype = "fp32",
     limits: LossLimits | None = None,
     text: Path | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
-    With other weights than fp32 it is not equal: the certificate says what was lost, on `text` too,
-    and `limits` (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows the
-    certificate. An existing package at `out_dir` is replaced when the new one is whole. Raises
+    With another format than fp32 it is not equal: the certificate says what was lost, on `text`
+    too, and `limits` (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows
+    the certificate. An existing package at `out_dir` is replaced when the new one is whole. Raises
     CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
     out = Path(os.path.abspath(out_dir))
     _check_replaceable(out)
     checkpoint = load_checkpoint(checkpoint_dir)
+    is_lossy = weights != "fp32" or kv_cache != "fp32"
     with _staging(out) as directory:
         graphs = build_graphs(checkpoint.model, body=target)
         for graph in graphs.values():
             quantize(graph, weights)
+        if kv_cache == "int8":
+            _quantize_cache(checkpoint, graphs)
         write_graphs(graphs, directory)
         _copy_files(checkpoint, directory)
         certificate = certify(
             checkpoint,
             directory,
             progress or _no_progress,
-            generation=generation_contract(checkpoint.config.model),
             weights=weights,
-            limits=None if weights == "fp32" else limits or DEFAULT_LIMITS[weights],
+            kv_cache=kv_cache,
+            limits=(limits or DEFAULT_LIMITS[weights]) if is_lossy else None,
             text=text,
         )
-        manifest = _describe(checkpoint, directory, target, weights, certificate)
+        manifest = _describe(checkpoint, directory, target, weights, kv_cache, certificate)
         (directory / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")
         _replace(out, directory)
     return manifest
@@ -107,7 +114,15 @@ def verify_package(
             )
     manifest = package.manifest
     certificate = manifest.certificate
-    expected = _describe(checkpoint, package.path, manifest.target, manifest.weights, certificate)
+    kv_cache = manifest.generation.cache.dtype if manifest.generation else "fp32"
+    expected = _describe(
+        checkpoint,
+        package.path,
+        manifest.target,
+        manifest.weights,
+        kv_cache,
+        certificate,
+    )
     for field in ("architecture", "task", "generation", "encoding", "image", "labels"):
         found, wanted = getattr(manifest, field), getattr(expected, field)
         if found != wanted:
@@ -118,8 +133,8 @@ def verify_package(
         checkpoint,
         package.path,
         progress or _no_progress,
-        generation=manifest.generation,
         weights=manifest.weights,
+        kv_cache=kv_cache,
         limits=limits_of(certificate.loss) if certificate.loss else None,
         text=text,
     )
@@ -131,15 +146,28 @@ def write_graphs(graphs: Graphs, directory: Path) -> None:
         ir.save(graph, directory / name, external_data=f"{name}.data")
 
 
+def _quantize_cache(checkpoint: Checkpoint, graphs: Graphs) -> None:
+    model, contract = checkpoint.model, generation_contract(checkpoint.config.model)
+    if contract is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: a model that does not generate has no cache; leave out --kv-cache"
+        )
+    assert isinstance(model, GPT | EncoderDecoder), "the families that generate"
+    limit = (contract.cross_cache or contract.cache).max_len
+    samples = sample_prompts(checkpoint.config.task, checkpoint.tokenizer, limit)
+    quantize_cache(graphs["decoder.onnx"], calibrate(model, contract, samples))
+
+
 def _describe(
     checkpoint: Checkpoint,
     directory: Path,
     target: Target,
     weights: Weights,
+    kv_cache: CacheDtype,
     certificate: Certificate,
 ) -> Manifest:
     config = checkpoint.config.model
-    generation = generation_contract(config)
+    generation = generation_contract(config, kv_cache)
     names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
     return Manifest(
         format_version=FORMAT_VERSION,

@@ -8,6 +8,7 @@ standard has an operator for is emitted as that operator.
 |-----------------------|-------------------------------------------------------------------|
 | CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq            |
 | RotaryCachedAttention | the same, cos_cache, sin_cache                                    |
+| Int8...               | of the two above, with an int8 cache: the same, key_scale, value_scale |
 | CrossAttention        | query, cross_key, cross_value, source_lengths                     |
 """
 
@@ -53,6 +54,23 @@ RotaryCachedAttention <num_heads, num_kv_heads, scale>
     (packed_qkv, , , past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
 }
 """
+
+_INT8_CACHE = """k_quant_type: string = "PER_TENSOR", v_quant_type: string = "PER_TENSOR",
+     kv_cache_bit_width: int = 8, scale: float = @scale"""
+
+_INT8_CACHED_ATTENTION_CPU = (
+    _CACHED_ATTENTION_CPU.replace("CachedAttention <", "Int8CachedAttention <")
+    .replace("total_seq) =>", "total_seq, key_scale, value_scale) =>")
+    .replace("total_seq)\n}", "total_seq, , , , , , key_scale, value_scale)\n}")
+    .replace("scale: float = @scale", _INT8_CACHE)
+)
+
+_INT8_ROTARY_CACHED_ATTENTION_CPU = (
+    _ROTARY_CACHED_ATTENTION_CPU.replace("RotaryCachedAttention <", "Int8RotaryCachedAttention <")
+    .replace("sin_cache)\n  =>", "sin_cache, key_scale, value_scale)\n  =>")
+    .replace("sin_cache)\n}", "sin_cache, , , , key_scale, value_scale)\n}")
+    .replace("scale: float = @scale", _INT8_CACHE)
+)
 
 _SPLIT_HEADS = """
   one = Constant <value_ints: ints = [1]> ()
@@ -192,11 +210,18 @@ _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
             "cpu": _ROTARY_CACHED_ATTENTION_CPU,
             "reference": _ROTARY_CACHED_ATTENTION_REFERENCE,
         },
+        "Int8CachedAttention": {"cpu": _INT8_CACHED_ATTENTION_CPU},
+        "Int8RotaryCachedAttention": {"cpu": _INT8_ROTARY_CACHED_ATTENTION_CPU},
         "CrossAttention": {
             "cpu": _CROSS_ATTENTION_CPU,
             "reference": _CROSS_ATTENTION_REFERENCE,
         },
     }
+)
+
+# The operator that takes the place of one where the cache is int8.
+INT8_OF = MappingProxyType(
+    {name: f"Int8{name}" for name in ("CachedAttention", "RotaryCachedAttention")}
 )
 
 

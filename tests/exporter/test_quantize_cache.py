@@ -1,0 +1,135 @@
+"""Keys and values in 8 bits: their scales, what they lose, who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from engine.errors import CheckpointError
+from engine.kv_cache import SlotCache
+from engine.package import load_package
+from exporter import export
+from exporter.checkpoint import load_checkpoint
+from exporter.contracts import generation_contract
+from exporter.export import export_package, verify_package
+from exporter.graphs import Graphs
+from exporter.loss import LossLimits
+from exporter.models import GPT
+from exporter.quantize_cache import calibrate
+
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
+MakeCheckpoint = Callable[..., Path]
+
+ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
+LLAMA = {
+    "positions": "rotary",
+    "norm": "rms",
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "d_model": 64,
+    "attention_bias": False,
+}
+
+
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+def test_a_cache_in_8_bits_is_near_the_eager_model(
+    family: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoint, graphs = tiny_graphs(family)
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+
+    export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=ANY_LOSS)
+
+    manifest = load_package(tmp_path / "package").manifest
+    certificate = manifest.certificate
+    assert manifest.generation is not None
+    assert manifest.generation.cache.dtype == "int8"
+    assert certificate.dtype == "fp32, int8 KV cache"
+    assert certificate.batch_invariant
+    assert certificate.loss is not None
+    assert 0 < certificate.loss.mean_abs_logit_diff < certificate.loss.logit_std / 20
+    assert verify_package(tmp_path / "package", checkpoint) == certificate
+
+
+def test_weights_and_cache_may_both_be_8_bits(
+    tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoint, graphs = tiny_graphs("gpt")
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+
+    export_package(
+        checkpoint, tmp_path / "package", weights="int8", kv_cache="int8", limits=ANY_LOSS
+    )
+
+    assert load_package(tmp_path / "package").manifest.certificate.dtype == "int8, int8 KV cache"
+    graph = onnx.load(tmp_path / "package" / "decoder.onnx", load_external_data=False).graph
+    rows = [v for v in (*graph.input, *graph.output) if v.name.endswith((".key", ".value"))]
+    assert len(rows) == 2 * 2 * 2
+    assert {v.type.tensor_type.elem_type for v in rows} == {onnx.TensorProto.INT8}
+
+
+def test_rotary_positions_and_shared_heads_are_kept_in_8_bits(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("gpt", **LLAMA)
+
+    manifest = export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=ANY_LOSS)
+
+    loss = manifest.certificate.loss
+    assert loss is not None
+    assert 0 < loss.mean_abs_logit_diff < loss.logit_std / 20
+
+
+def test_a_scale_reaches_the_largest_value_that_a_layer_writes(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
+    model = load_checkpoint(make_checkpoint("gpt", num_decoder_layers=1)).model
+    assert isinstance(model, GPT)
+    contract = generation_contract(model.config)
+    assert contract is not None
+    (before,) = calibrate(model, contract, [])
+
+    model.decoder.layers[0].self_attention.v_proj.weight.data *= 3
+    model.decoder.layers[0].self_attention.v_proj.bias.data *= 3
+    (after,) = calibrate(model, contract, [])
+
+    assert after.value == pytest.approx(3 * before.value)
+    assert after.key == before.key
+
+
+def test_a_layer_that_writes_zeros_has_a_scale(make_checkpoint: MakeCheckpoint) -> None:
+    model = load_checkpoint(make_checkpoint("gpt", num_decoder_layers=1)).model
+    assert isinstance(model, GPT)
+    for parameter in model.decoder.layers[0].self_attention.k_proj.parameters():
+        parameter.data.zero_()
+    contract = generation_contract(model.config)
+    assert contract is not None
+
+    (scale,) = calibrate(model, contract, [])
+
+    assert scale.key == 1
+
+
+def test_the_engine_holds_rows_of_the_contract_s_type(make_checkpoint: MakeCheckpoint) -> None:
+    config = load_checkpoint(make_checkpoint("encoder-decoder")).config.model
+    contract = generation_contract(config, "int8")
+    assert contract is not None
+
+    cache = SlotCache(2, contract.cache, contract.cross_cache)
+
+    assert {rows.dtype for layer in cache.layers for rows in layer} == {np.dtype(np.int8)}
+    assert {rows.dtype for layer in cache.cross_layers for rows in layer} == {np.dtype(np.float32)}
+
+
+def test_a_model_without_a_cache_has_none_to_round(
+    tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoint, graphs = tiny_graphs("bert")
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+
+    with pytest.raises(CheckpointError, match="leave out --kv-cache"):
+        export_package(checkpoint, tmp_path / "package", kv_cache="int8")
