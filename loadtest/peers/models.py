@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -24,6 +25,8 @@ from transformers import (
     MarianMTModel,
     PreTrainedTokenizerFast,
 )
+
+from engine.package import Weights
 
 _SEED = 0
 _END, _PAD = "</s>", "<pad>"  # the last two ids; prompts have neither
@@ -59,9 +62,11 @@ def _forms(model: str) -> dict[str, tuple[str, Builder]]:
         "tokenweir-fp32": ("exporter", _export("fp32")),
     }
     if model == "smollm2":
+        forms["tokenweir-int4"] = ("exporter", _export("int4"))
         forms["genai-fp32"] = ("onnxruntime_genai", _genai("fp32"))
         forms["genai-int4"] = ("onnxruntime_genai", _genai("int4"))
         return forms
+    forms["tokenweir-int8"] = ("exporter", _export("int8"))
     forms["ctranslate2"] = ("ctranslate2", _ctranslate2)
     if model == "gpt2":
         forms["f32.gguf"] = ("gguf", _gguf("F32"))
@@ -166,11 +171,14 @@ def _import(source: Path, out: Path) -> None:
     import_checkpoint(source, out)
 
 
-def _export(weights: str) -> Builder:
+def _export(weights: Weights) -> Builder:
     def build(source: Path, out: Path) -> None:
         from exporter.export import export_package
+        from exporter.loss import LossLimits
 
-        export_package(source.parent / "checkpoint", out)
+        # Random weights have no favourite tokens: speed is all that is measured of these.
+        limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0)
+        export_package(source.parent / "checkpoint", out, weights=weights, limits=limits)
 
     return build
 
@@ -187,9 +195,16 @@ def _ctranslate2(source: Path, out: Path) -> None:
 
 def _genai(precision: str) -> Builder:
     def build(source: Path, out: Path) -> None:
-        from onnxruntime_genai.models.builder import create_model
-
-        create_model("", str(source), str(out), precision, "cpu", str(out.parent / "cache"))
+        options = {
+            "-i": source,
+            "-o": out,
+            "-p": precision,
+            "-e": "cpu",
+            "-c": out.parent / "cache",
+        }
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
+        command += [str(part) for option in options.items() for part in option]
+        subprocess.run([*command, "--extra_options", "hf_token=false"], check=True)
 
     return build
 

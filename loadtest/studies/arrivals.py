@@ -1,0 +1,116 @@
+"""Requests that arrive at random and have lengths at random, run under one of two policies."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from engine.async_engine import AsyncEngine
+from engine.request import GenerationRequest, SamplingParams
+
+Policy = Literal["continuous", "static"]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a trace."""
+
+    at: float  # seconds from the start
+    prompt: tuple[int, ...]
+    num_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of it, in seconds from the start."""
+
+    arrived: float
+    ended: float
+    num_new_tokens: int
+
+    @property
+    def latency(self) -> float:
+        """Seconds from arrival to end."""
+        return self.ended - self.arrived
+
+
+@dataclass(frozen=True)
+class TraceWork:
+    """What the requests of a trace ask for."""
+
+    num_requests: int
+    num_prompt_tokens: int
+    mean_new_tokens: float  # above 1
+    max_new_tokens: int
+    vocab_size: int
+    seed: int
+
+
+def draw_trace(rate: float, work: TraceWork) -> list[Arrival]:
+    """Return arrivals of a Poisson process, with output lengths of a geometric distribution.
+
+    Lengths and prompts depend on the seed only, so that every rate has the same work.
+    """
+    gaps, lengths = random.Random(f"gaps {work.seed}"), random.Random(f"work {work.seed}")
+    at, trace = 0.0, []
+    for _ in range(work.num_requests):
+        at += gaps.expovariate(1.0) / rate
+        length = 1 + int(math.log(1 - lengths.random()) / math.log(1 - 1 / work.mean_new_tokens))
+        prompt = tuple(lengths.randrange(work.vocab_size) for _ in range(work.num_prompt_tokens))
+        trace.append(Arrival(at, prompt, min(length, work.max_new_tokens)))
+    return trace
+
+
+async def serve_trace(
+    engine: AsyncEngine, trace: Sequence[Arrival], policy: Policy, *, max_batch: int
+) -> list[Served]:
+    """Submit every request when it arrives, or, static, in batches.
+
+    A static batch is all that waits, at most `max_batch` requests, and starts only when every
+    request of the last one has ended. A request's latency ends with its own last token, not with
+    its batch: that is kinder to static batching than most servers that do it.
+    """
+    started = time.perf_counter()
+    if policy == "continuous":
+        return list(await asyncio.gather(*(_arrive(engine, a, started) for a in trace)))
+    waiting: list[Arrival] = list(trace)
+    served: list[Served] = []
+    while waiting:
+        await _until(started + waiting[0].at)
+        now = time.perf_counter() - started
+        batch = [arrival for arrival in waiting[:max_batch] if arrival.at <= now]
+        del waiting[: len(batch)]
+        served += await asyncio.gather(*(_generate(engine, a, started) for a in batch))
+    return served
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that so large a share does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+_IDS = count()
+
+
+async def _arrive(engine: AsyncEngine, arrival: Arrival, started: float) -> Served:
+    await _until(started + arrival.at)
+    return await _generate(engine, arrival, started)
+
+
+async def _generate(engine: AsyncEngine, arrival: Arrival, started: float) -> Served:
+    params = SamplingParams(max_new_tokens=arrival.num_new_tokens, ignore_eos=True)
+    request = GenerationRequest(f"study-{next(_IDS)}", arrival.prompt, params)
+    async for _ in engine.generate(request):
+        pass
+    return Served(arrival.at, time.perf_counter() - started, arrival.num_new_tokens)
+
+
+async def _until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - time.perf_counter()))

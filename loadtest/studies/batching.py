@@ -1,0 +1,189 @@
+"""The study of batching: throughput at equal p99 latency, continuous against static.
+
+`python -m loadtest.studies.batching packages/gpt2 --out loadtest/results/batching-gpt2`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+from matplotlib.figure import Figure
+
+from engine.async_engine import AsyncEngine
+from engine.benchmark import generation_contract
+from engine.config import EngineConfig
+from engine.factory import load_engine
+from engine.package import load_package
+from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
+
+POLICIES: tuple[Policy, ...] = ("continuous", "static")
+_COLOURS = {"continuous": "#0072b2", "static": "#d55e00"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One policy at one rate of arrivals."""
+
+    policy: Policy
+    rate: float  # requests a second, offered
+    throughput: float  # requests a second, from the first arrival to the last end
+    tokens_per_second: float
+    p50: float  # seconds from arrival to end
+    p99: float
+    latencies: tuple[float, ...]
+
+
+def throughput_within(points: Sequence[Point], policy: Policy, p99: float) -> float:
+    """Return the largest rate at which this p99 is kept, between two measured rates by the line."""
+    own = sorted((p for p in points if p.policy == policy), key=lambda p: p.rate)
+    best = 0.0
+    for one, other in zip(own, own[1:], strict=False):
+        if one.p99 <= p99 < other.p99:
+            share = (math.log(p99) - math.log(one.p99)) / (math.log(other.p99) - math.log(one.p99))
+            best = max(best, one.throughput + share * (other.throughput - one.throughput))
+    return max([best, *(p.throughput for p in own if p.p99 <= p99)])
+
+
+def ratios(points: Sequence[Point]) -> list[tuple[float, float, float]]:
+    """Return p99, and what each policy reaches within it, for every p99 that static has."""
+    limits = sorted(p.p99 for p in points if p.policy == "static")
+    return [
+        (
+            limit,
+            throughput_within(points, "continuous", limit),
+            throughput_within(points, "static", limit),
+        )
+        for limit in limits
+    ]
+
+
+@click.command()
+@click.argument("package", type=click.Path(exists=True, path_type=Path))
+@click.option("--rates", default="0.5,1,2,3,4,6,8", show_default=True, metavar="PER_SECOND,...")
+@click.option("--requests", type=click.IntRange(2), default=200, show_default=True)
+@click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--mean-new-tokens", type=float, default=48.0, show_default=True)
+@click.option("--slots", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Writes OUT.json, .png")
+def main(
+    package: Path,
+    rates: str,
+    requests: int,
+    prompt_tokens: int,
+    mean_new_tokens: float,
+    slots: int,
+    seed: int,
+    out: Path,
+) -> None:
+    """Offer PACKAGE requests at several rates under both policies, the same ones to both."""
+    loaded = load_package(package)
+    contract = generation_contract(loaded)
+    used = 1 if contract.cross_cache else prompt_tokens
+    work = TraceWork(
+        num_requests=requests,
+        num_prompt_tokens=prompt_tokens,
+        mean_new_tokens=mean_new_tokens,
+        max_new_tokens=min(int(6 * mean_new_tokens), contract.cache.max_len - used),
+        vocab_size=contract.vocab_size,
+        seed=seed,
+    )
+    config = EngineConfig(max_num_seqs=slots, max_queue_size=requests)
+    engine = load_engine(loaded, config)
+    assert isinstance(engine, AsyncEngine), "it has a generation contract"
+    offered = [float(rate) for rate in rates.split(",")]
+    points = asyncio.run(_measure(engine, offered, work, slots))
+    _write(out, points, loaded.manifest.name, work, slots)
+
+
+async def _measure(
+    engine: AsyncEngine, rates: Sequence[float], work: TraceWork, slots: int
+) -> list[Point]:
+    await engine.start()
+    warm_up = replace(work, num_requests=slots, mean_new_tokens=4.0, seed=-1)
+    await serve_trace(engine, draw_trace(1000.0, warm_up), "continuous", max_batch=slots)
+    points = []
+    for rate in rates:
+        for policy in POLICIES:  # beside each other: what disturbs the machine disturbs both
+            points.append(await _point(engine, policy, rate, work, slots))
+            click.echo(
+                f"{policy} at {rate:g}/s: {points[-1].throughput:.2f} requests/s, "
+                f"p99 {points[-1].p99:.2f} s"
+            )
+    await engine.stop()
+    return points
+
+
+async def _point(
+    engine: AsyncEngine, policy: Policy, rate: float, work: TraceWork, slots: int
+) -> Point:
+    served = await serve_trace(engine, draw_trace(rate, work), policy, max_batch=slots)
+    latencies = [one.latency for one in served]
+    duration = max(one.ended for one in served) - min(one.arrived for one in served)
+    return Point(
+        policy=policy,
+        rate=rate,
+        throughput=len(served) / duration,
+        tokens_per_second=sum(one.num_new_tokens for one in served) / duration,
+        p50=quantile(latencies, 0.5),
+        p99=quantile(latencies, 0.99),
+        latencies=tuple(latencies),
+    )
+
+
+def _write(out: Path, points: Sequence[Point], name: str, work: TraceWork, slots: int) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = ratios(points)
+    content = {
+        "model": name,
+        "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
+        "trace": asdict(work),
+        "slots": slots,
+        "static": "a batch is admitted when every request of the last one has ended; a latency "
+        "ends with the request's own last token",
+        "at_equal_p99": [
+            {
+                "p99": p99,
+                "continuous": one,
+                "static": other,
+                "ratio": one / other if other else None,
+            }
+            for p99, one, other in found
+        ],
+        "points": [asdict(point) for point in points],
+    }
+    out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    _draw(points, name, out.with_suffix(".png"))
+    for p99, one, other in found:
+        times = f", {one / other:.2f} times" if other else ""
+        click.echo(f"within p99 {p99:.2f} s: {one:.2f} against {other:.2f} requests/s{times}")
+
+
+def _draw(points: Sequence[Point], name: str, path: Path) -> None:
+    figure = Figure(figsize=(8, 5), layout="constrained", dpi=120)
+    axes = figure.add_subplot()
+    axes.set_title(f"{name}: continuous against static batching", loc="left", fontweight="bold")
+    for policy in POLICIES:
+        own = [point for point in points if point.policy == policy]
+        colour = _COLOURS[policy]
+        rates = [point.throughput for point in own]
+        axes.plot(rates, [p.p99 for p in own], "o-", color=colour, label=f"{policy}, p99")
+        axes.plot(rates, [p.p50 for p in own], "o:", color=colour, label=f"{policy}, p50")
+    axes.set_xlabel("requests answered per second")
+    axes.set_ylabel("seconds from arrival to end")
+    axes.set_yscale("log")
+    axes.grid(True, color="#dddddd", linewidth=0.7)
+    axes.legend(frameon=False)
+    figure.savefig(path, format="png")
+
+
+if __name__ == "__main__":
+    main()

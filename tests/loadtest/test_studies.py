@@ -1,0 +1,151 @@
+"""The studies of the engine: their traces, policies and sums; no test looks at a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.package import GenerationContract
+from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
+from loadtest.studies.batching import Point, ratios, throughput_within
+from loadtest.studies.growth import Model, measure_steps
+from loadtest.studies.machine import Machine
+
+WORK = TraceWork(
+    num_requests=2000,
+    num_prompt_tokens=4,
+    mean_new_tokens=20.0,
+    max_new_tokens=1000,
+    vocab_size=11,
+    seed=1,
+)
+MakeEngine = Callable[..., Awaitable[Any]]
+
+
+def test_gaps_and_lengths_have_their_means() -> None:
+    trace = draw_trace(5.0, WORK)
+
+    assert trace[-1].at == pytest.approx(2000 / 5.0, rel=0.1)
+    assert sum(a.num_new_tokens for a in trace) / 2000 == pytest.approx(20.0, rel=0.1)
+
+
+def test_every_rate_has_the_same_work_sooner_or_later() -> None:
+    slow, fast = draw_trace(1.0, WORK), draw_trace(4.0, WORK)
+
+    assert [a.prompt for a in slow] == [a.prompt for a in fast]
+    assert [a.num_new_tokens for a in slow] == [a.num_new_tokens for a in fast]
+    assert slow[-1].at == pytest.approx(4 * fast[-1].at)
+
+
+def test_no_output_is_longer_than_allowed_or_empty() -> None:
+    lengths = {a.num_new_tokens for a in draw_trace(1.0, replace(WORK, max_new_tokens=7))}
+
+    assert min(lengths) == 1 and max(lengths) == 7
+
+
+def trace_of(*lengths: int) -> list[Arrival]:
+    return [Arrival(0.0, (1, 2, 3), length) for length in lengths]
+
+
+async def test_a_static_batch_starts_when_the_last_one_has_ended(make_engine: MakeEngine) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+
+    served = await serve_trace(engine, trace_of(1, 9, 2, 2), "static", max_batch=2)
+
+    assert [one.num_new_tokens for one in served] == [1, 9, 2, 2]
+    joined = [len(batch.chunks) for batch in runner.batches]
+    assert sum(joined) == 4
+    assert joined.index(max(joined[1:]), 1) >= 9, "the second batch waits for the longest request"
+
+
+async def test_continuous_requests_join_while_others_run(make_engine: MakeEngine) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=2))
+
+    await serve_trace(engine, trace_of(1, 9, 2, 2), "continuous", max_batch=2)
+
+    assert len(runner.batches) < 9 + 4
+
+
+def point(policy: Any, throughput: float, p99: float) -> Point:
+    return Point(policy, throughput, throughput, 0.0, 0.0, p99, ())
+
+
+POINTS = [
+    point("continuous", 1.0, 1.0),
+    point("continuous", 4.0, 2.0),
+    point("continuous", 6.0, 8.0),
+    point("static", 1.0, 2.0),
+    point("static", 2.0, 4.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "p99", "expected"),
+    [
+        ("continuous", 0.5, 0.0),
+        ("continuous", 2.0, 4.0),
+        ("continuous", 4.0, 5.0),  # half-way between 2 and 8 in the logarithm
+        ("continuous", 99.0, 6.0),
+        ("static", 4.0, 2.0),
+    ],
+)
+def test_throughput_within_a_latency_lies_on_the_line(
+    policy: Any, p99: float, expected: float
+) -> None:
+    assert throughput_within(POINTS, policy, p99) == pytest.approx(expected)
+
+
+def test_policies_are_compared_at_every_latency_that_static_has() -> None:
+    assert ratios(POINTS) == [(2.0, 4.0, 1.0), (4.0, pytest.approx(5.0), 2.0)]
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(100, 0, -1)]
+
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (50, 99, 3)
+
+
+def test_the_floor_is_the_larger_of_reading_and_multiplying(
+    make_contract: Callable[..., GenerationContract],
+) -> None:
+    contract, model = make_contract(), Model(weight_bytes=400, num_weights=100)
+    slow_memory, slow_cores = Machine(100.0, 1e9), Machine(1e9, 1000.0)
+
+    # A layer with one head of one number: 2 numbers a position of 4 bytes.
+    assert model.floor(slow_memory, contract, 1, 5) == pytest.approx((400 + 2 * 5 * 4) / 100)
+    assert model.floor(slow_cores, contract, 100, 5) == pytest.approx(
+        (2 * 100 * 100 + 2 * 1000) / 1000
+    )
+
+
+class FakeRunner:
+    """Notes the contexts that decode steps are made at."""
+
+    def __init__(self) -> None:
+        self.cache = self
+        self.seen: list[tuple[int, int]] = []
+        self.lengths = FakeLengths()
+
+    def decode(self, token_ids: list[int]) -> None:
+        self.seen.append((len(token_ids), self.lengths.last + 1))
+
+
+class FakeLengths:
+    last = 0
+
+    def __setitem__(self, rows: slice, length: int) -> None:
+        self.last = length
+
+
+def test_every_batch_and_context_is_measured_once_a_round() -> None:
+    runner: Any = FakeRunner()
+    cells = [(1, 8), (2, 8), (1, 16)]
+
+    seconds = measure_steps(runner, cells, num_rounds=3)
+
+    assert {cell: len(times) for cell, times in seconds.items()} == dict.fromkeys(cells, 3)
+    assert sorted(runner.seen) == sorted(cells * 4), "a round before the first warms up"
