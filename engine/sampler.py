@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.batch import BeamDraw, Candidate, Draw, Sampled, ScoreDraw, StepLogits
+from engine.batch import BeamDraw, Candidate, Draw, Floats, Sampled, ScoreDraw, StepLogits
 from engine.beam_candidates import best_candidates
 from engine.logit_controls import adjusted, is_controlled
 from engine.position_logprobs import ModelLogprobs
 from engine.random_stream import RandomStream
 from engine.request import PositionLogprobs, SamplingParams
-from engine.truncation import tempered, truncate, truncated_weights
+from engine.truncation import pick, tempered, truncate, truncated_weights
 
 Choice = Sampled | tuple[Candidate, ...] | None
 
@@ -67,6 +67,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._stream = RandomStream()
+        self._row = np.empty(0, np.float32)
 
     def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamDraw]) -> list[Choice]:
         """Choose a token for each draw, or the candidates of each BeamDraw, best first.
@@ -135,9 +136,11 @@ class Sampler:
                 return None
         if draw.params.strategy == "greedy":
             return model.sampled(draw, int(row.argmax()))
-        scores, ids = truncate(tempered(row, draw.params.temperature), draw.params)
-        cumulative = np.exp(scores).cumsum(dtype=np.float64)
-        chosen = int(cumulative.searchsorted(self._uniform(draw) * cumulative[-1], side="right"))
+        scores, ids = truncate(
+            tempered(row, draw.params.temperature, self._scratch(row)), draw.params
+        )
+        # Tokens whose probability rounds to 0 are never drawn.
+        chosen = pick(np.exp(scores, out=scores), self._uniform(draw))
         return model.sampled(draw, chosen if ids is None else int(ids[chosen]))
 
     def _continue(self, model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...] | None:
@@ -152,7 +155,15 @@ class Sampler:
         """Return what the weights of all tokens add up to; NaN if it is not needed."""
         if draw.params.top_k or draw.params.top_p == 1:
             return math.nan
-        row = draw.logits_row
+        best_logprob = float(model.logits.top_logprobs[draw.logits_row, 0])
         if draw.params.temperature == 1:
-            return math.exp(-float(model.logits.top_logprobs[row, 0]))
-        return float(np.exp(tempered(model.logits.logits[row], draw.params.temperature)).sum())
+            return math.exp(-best_logprob)
+        row = model.logits.logits[draw.logits_row]
+        scores = tempered(row, draw.params.temperature, self._scratch(row))
+        return float(np.exp(scores, out=scores).sum())
+
+    def _scratch(self, row: Floats) -> Floats:
+        """Return a row to work in: fresh memory for each would cost more than the work."""
+        if len(self._row) != len(row):
+            self._row = np.empty(len(row), np.float32)
+        return self._row

@@ -14,20 +14,37 @@ from engine.top_logits import largest
 
 Ids = NDArray[np.intp]
 
-_NUM_BINS = 1024  # of scores, to find the border of top_p
-_BINNED_RANGE = 40.0  # less likely tokens by e**-40 and more share the last bin
+_NUM_BINS = 1024  # of keys, to find the border of top_p or typical_p
+_BINNED_RANGE = 40.0  # tokens that are less likely by e**-40 share the last bin
+_BLOCK = 512  # of weights that are summed up at a time
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
-def tempered(logits: Floats, temperature: float | Sequence[Sequence[float]]) -> Floats:
+def tempered(
+    logits: Floats, temperature: float | Sequence[Sequence[float]], out: Floats | None = None
+) -> Floats:
     """Return logits over temperature, shifted so that the largest is 0 and none overflows.
 
     Logits are a row, or several with a temperature for each, [n, 1].
     """
     divisor = np.maximum(np.array(temperature, np.float32), _SMALLEST_NORMAL)
+    shifted: Floats = np.subtract(logits, logits.max(axis=-1, keepdims=True), out=out)
     with np.errstate(over="ignore"):  # to -inf: a probability of 0
-        shifted: Floats = (logits - logits.max(axis=-1, keepdims=True)) / divisor
-    return shifted
+        return np.divide(shifted, divisor, out=shifted)
+
+
+def pick(weights: Floats, uniform: float) -> int:
+    """Return the index at a share of all weights, 0 <= uniform < 1; never one whose weight is 0."""
+    starts = np.arange(0, len(weights), _BLOCK)
+    blocks = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
+    target = uniform * blocks[-1]
+    block = int(blocks.searchsorted(target, side="right"))
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
+    cumulative = inside.cumsum(dtype=np.float64)
+    target -= blocks[block - 1] if block else 0.0
+    # The two sums may round differently: the last one that has a weight ends the block.
+    last = int(cumulative.searchsorted(cumulative[-1]))
+    return block * _BLOCK + min(int(cumulative.searchsorted(target, side="right")), last)
 
 
 def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids | None]:
@@ -73,39 +90,38 @@ def truncated_weights(
 
 
 def _nucleus(scores: Floats, top_p: float) -> Ids:
-    """Return where the fewest likeliest tokens are that have a probability of top_p in all.
-
-    Sorts only those around the border: scores are counted into bins first.
-    """
-    weights = np.exp(scores)
-    width = max(1e-6, min(-float(scores.min()), _BINNED_RANGE)) / _NUM_BINS
-    bins = np.minimum(scores / -width, _NUM_BINS).astype(np.intp)
-    total = np.bincount(bins, weights).cumsum()
-    needed = top_p * total[-1]
-    border = int(total.searchsorted(needed))
-    inside = (bins == border).nonzero()[0]
-    inside = inside[np.argsort(-scores[inside], kind="stable")]
-    before = weights[inside].cumsum(dtype=np.float64) - weights[inside]
-    before += total[border - 1] if border else 0.0
-    is_kept = bins < border
-    is_kept[inside[before < needed]] = True
-    kept: Ids = is_kept.nonzero()[0]
-    return kept
+    """Return where the fewest likeliest tokens are that have a probability of top_p in all."""
+    return _first_until(-scores, np.exp(scores), top_p)
 
 
 def _typical(scores: Floats, typical_p: float) -> Ids:
-    """Return the tokens closest to the expected information that have typical_p in all.
+    """Return where the tokens closest to the expected information are, typical_p in all.
 
     Locally typical sampling, Meister et al. 2022.
     """
     weights = np.exp(scores)
     total = weights.sum(dtype=np.float64)
-    probabilities = weights / total
-    logprobs = scores - math.log(total)
-    with np.errstate(invalid="ignore"):
-        entropy = -np.nansum(probabilities * logprobs)
-    order = np.abs(-logprobs - entropy).argsort(kind="stable")
-    cumulative = probabilities[order].cumsum(dtype=np.float64)
-    num_kept = 1 + int((cumulative < typical_p).sum())
-    kept: Ids = np.sort(order[:num_kept])
+    information = np.float32(math.log(total)) - scores
+    is_possible = weights > 0
+    expected = (weights[is_possible] * information[is_possible]).sum(dtype=np.float64) / total
+    return _first_until(np.abs(information - np.float32(expected)), weights, typical_p)
+
+
+def _first_until(keys: Floats, weights: Floats, share: float) -> Ids:
+    """Return where the fewest smallest keys are that have a share of the weight in all.
+
+    Sorts only those around the border: keys, none below 0, are counted into bins first.
+    """
+    width = max(1e-6, min(float(keys.max()), _BINNED_RANGE)) / _NUM_BINS
+    bins = np.minimum(keys / width, _NUM_BINS).astype(np.intp)
+    total = np.bincount(bins, weights).cumsum()
+    needed = share * total[-1]
+    border = int(total.searchsorted(needed))
+    inside = (bins == border).nonzero()[0]
+    inside = inside[np.argsort(keys[inside], kind="stable")]
+    before = weights[inside].cumsum(dtype=np.float64) - weights[inside]
+    before += total[border - 1] if border else 0.0
+    is_kept = bins < border
+    is_kept[inside[before < needed]] = True
+    kept: Ids = is_kept.nonzero()[0]
     return kept
