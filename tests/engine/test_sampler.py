@@ -13,14 +13,15 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from engine.batch import Draw
 from engine.random_stream import RandomStream
-from engine.request import SamplingParams
+from engine.request import LogitControls, SamplingParams
 from engine.sampler import Sampler, num_top
 from engine.top_logits import step_logits
-from engine.truncation import truncate
+from engine.truncation import pick, tempered, truncate, truncated_weights
 
 VOCAB = 40
 
@@ -53,6 +54,8 @@ def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.nd
         warpers.append(TopPLogitsWarper(params.top_p))
     if params.min_p:
         warpers.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p < 1:
+        warpers.append(TypicalLogitsWarper(params.typical_p))
     scores = warpers(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits[None].copy()))
     return scores.softmax(-1)[0].double().numpy()
 
@@ -73,13 +76,25 @@ def our_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     top_k=st.sampled_from([0, 1, 2, 7, 300]),
     top_p=st.sampled_from([0.01, 0.3, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.3, 0.99]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.2, 0.95]),
 )
 def test_what_may_be_drawn_and_how_often_is_what_transformers_draws_from(
-    seed: int, vocab: int, temperature: float, top_k: int, top_p: float, min_p: float
+    seed: int,
+    vocab: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
 ) -> None:
     logits = random_logits(seed, vocab=vocab)[0]
     params = SamplingParams(
-        "sampling", temperature=temperature, top_k=min(top_k, vocab), top_p=top_p, min_p=min_p
+        "sampling",
+        temperature=temperature,
+        top_k=min(top_k, vocab),
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
     )
 
     ours, theirs = our_probabilities(logits, params), reference_probabilities(logits, params)
@@ -110,6 +125,8 @@ def test_of_equals_at_the_border_of_top_p_the_lower_ids_stay() -> None:
         {"top_p": 0.7},
         {"min_p": 0.1},
         {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"typical_p": 0.6},
     ],
 )
 def test_frequencies_of_many_draws_are_those_of_transformers(params: dict) -> None:
@@ -232,3 +249,104 @@ def test_extreme_temperatures_draw_without_overflow(temperature: float) -> None:
 
 def test_no_draws_need_no_logits() -> None:
     assert sample(np.zeros((0, 4), np.float32), []) == []
+
+
+PARAMS = [
+    {},
+    {"temperature": 0.7},
+    {"top_k": 1},
+    {"top_k": 50, "temperature": 1.4},
+    {"top_k": 256, "top_p": 0.8},
+    {"top_k": 300},
+    {"top_p": 0.4},
+    {"top_p": 0.999},
+    {"top_p": 0.5, "temperature": 0.8},
+    {"min_p": 0.2, "temperature": 2.0},
+    {"min_p": 0.2, "top_p": 0.7},
+    {"typical_p": 0.5},
+    {"top_k": 20, "controls": LogitControls(presence_penalty=0.3)},
+    {"strategy": "greedy"},
+]
+
+
+@pytest.mark.parametrize("vocab", [30, 200, 2000])
+def test_a_token_does_not_depend_on_what_its_batch_mates_ask_for(vocab: int) -> None:
+    logits = random_logits(11, rows=len(PARAMS) * 3, vocab=vocab)
+    draws = [
+        draw(
+            row,
+            seed=row,
+            banned=[int(logits[row].argmax())] if row % 3 == 2 else (),
+            **{**PARAMS[row // 3], "top_k": min(PARAMS[row // 3].get("top_k", 0), vocab)},
+        )._replace(tokens=[1, 2, 3], num_prompt=1)
+        for row in range(len(logits))
+    ]
+
+    together = sample(logits, draws)
+    alone = [
+        sample(logits[row : row + 1].copy(), [one._replace(logits_row=0)])[0]
+        for row, one in enumerate(draws)
+    ]
+
+    assert together == alone
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 7, 40]),
+    top_p=st.sampled_from([0.2, 0.8, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+)
+def test_the_likeliest_tokens_give_what_the_whole_row_gives(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = random_logits(seed, vocab=400)
+    params = SamplingParams(
+        "sampling", temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    ids = np.argsort(-logits[0], kind="stable")[:128]
+    scores = tempered(logits, [[temperature]])
+    total = np.nan if top_k else np.exp(scores.astype(np.float64)).sum()
+
+    found, is_cut = truncated_weights(
+        scores[:, ids], np.array([total]), [params], np.array([top_k or 128])
+    )
+
+    if top_k or is_cut[0]:
+        whole = our_probabilities(logits[0], params)
+        differs = (found[0] > 0) != (whole[ids] > 0)
+        assert differs.sum() <= 1  # by a rounding error at the very edge of top_p
+        if not differs.any():
+            np.testing.assert_allclose(found[0] / found[0].sum(), whole[ids], atol=1e-6)
+            assert whole[ids].sum() == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1e-6, 0.3, 1.0]), min_size=1, max_size=1500),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_picking_by_blocks_is_picking_by_the_cumulative_sum(weights, uniform: float) -> None:
+    weights = np.array([*weights, 1.0, 0.0], np.float32)
+    cumulative = weights.cumsum(dtype=np.float64)
+
+    found = pick(weights, uniform)
+
+    before = cumulative[found] - weights[found]
+    target = uniform * cumulative[-1]
+    assert weights[found] > 0
+    assert before - 1e-9 <= target <= cumulative[found] + 1e-9
+
+
+def test_num_top_is_what_the_strategy_needs_and_the_log_probabilities() -> None:
+    def of(strategy: str = "sampling", **params) -> int:
+        return num_top(SamplingParams(strategy, **params))
+
+    assert of("greedy") == 1
+    assert of("greedy", logprobs=5, prompt_logprobs=8) == 8
+    assert of(top_k=50) == 50
+    assert of(top_k=50, controls=LogitControls(presence_penalty=1.0)) == 1
+    assert of("beam", beam_width=4) == 8
+    assert of(temperature=2.0) == 1
