@@ -34,6 +34,10 @@ from engine.request import (
     GenerationEvent,
     GenerationRequest,
     LoadSnapshot,
+    RequestFinished,
+    SamplingParams,
+    Score,
+    ScoreRequest,
     WastedWork,
 )
 from engine.request_stream import RequestStream
@@ -49,7 +53,15 @@ _CAPABILITIES = (  # names of server/capabilities.py: what is not here is refuse
     "stream",
     "greedy",
     "sampling",
+    "beam",
     "num_outputs",
+    "best_of",
+    "typical_p",
+    "controls",
+    "logprobs",
+    "prompt_logprobs",
+    "target_prefix",
+    "score",
     "stop",
     "typical_p",
     "controls",
@@ -187,12 +199,29 @@ class AsyncEngine:
         """
         arrival = self._clock()
         self._refuse_if_closed()
-        prompt_ids = await self._prompts.read(request)
+        prompt = await self._prompts.read(request)
         matcher = await self._compile(request.params.constraint)
-        self._refuse_if_closed()
-        if request.deadline is not None and self._clock() >= request.deadline:
-            raise ExpiredInQueue(f"{request.request_id}: its deadline passed before it was queued")
-        key, stream = self._submit(request, prompt_ids, arrival, matcher)
+        seed = 0
+        if request.params.strategy == "sampling":
+            given = request.params.seed
+            seed = secrets.randbits(64) if given is None else given
+        # The first of the decoder's given tokens has none before it that could predict it.
+        score_from = None if request.params.prompt_logprobs is None else 1
+        source = TokenRequest(
+            next(self._keys),
+            request.request_id,
+            prompt.ids,
+            request.params,
+            seed,
+            arrival,
+            request.deadline,
+            target_ids=prompt.target_ids,
+            priority=request.priority,
+            tenant=request.tenant,
+            score_from=score_from,
+            matcher=matcher,
+        )
+        stream = self._submit(source)
         try:
             while True:
                 for event in await stream.events():
@@ -200,50 +229,65 @@ class AsyncEngine:
                 if stream.is_read:
                     return
         finally:
-            self._close(key, stream)
+            self._close(source.key, stream)
 
     async def _compile(self, constraint: Constraint | None) -> TokenMatcher | None:
         if constraint is None:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint)
 
-    def _submit(
-        self,
-        request: GenerationRequest,
-        prompt_ids: tuple[int, ...],
-        arrival: float,
-        matcher: TokenMatcher | None,
-    ) -> tuple[int, RequestStream]:
-        key, params = next(self._keys), request.params
-        seed = 0
-        if params.strategy == "sampling":
-            seed = secrets.randbits(64) if params.seed is None else params.seed
-        stream = RequestStream(
+    async def score(self, request: ScoreRequest) -> Score:
+        """Return the log-probabilities of a given target, without generating anything.
+
+        Raises as `generate`. Every token of the target that has one before it is scored: behind an
+        encoder's source or the decoder's own text, that is all of them.
+        """
+        arrival = self._clock()
+        self._refuse_if_closed()
+        prompt = await self._prompts.read_scored(request)
+        source = TokenRequest(
+            next(self._keys),
             request.request_id,
-            params,
+            prompt.ids,
+            SamplingParams(max_new_tokens=0, prompt_logprobs=request.top_logprobs),
+            0,
+            arrival,
+            request.deadline,
+            target_ids=prompt.target_ids,
+            priority=request.priority,
+            tenant=request.tenant,
+            score_from=self._prompts.first_target(prompt),
+        )
+        stream = self._submit(source)
+        try:
+            while not stream.is_read:
+                *_, end = await stream.events()
+        finally:
+            self._close(source.key, stream)
+        assert isinstance(end, RequestFinished)
+        total = sum(position.chosen.logprob for position in end.prompt_logprobs)
+        return Score(total, end.prompt_logprobs, end.usage, end.timing)
+
+    def _submit(self, source: TokenRequest) -> RequestStream:
+        """Hand a request to the engine's thread."""
+        self._refuse_if_closed()
+        if source.deadline is not None and self._clock() >= source.deadline:
+            raise ExpiredInQueue(f"{source.request_id}: its deadline passed before it was queued")
+        key = source.key
+        stream = RequestStream(
+            source.request_id,
+            source.params,
             self._tokenizer,
-            seed=seed,
-            num_input_tokens=len(prompt_ids),
+            seed=source.seed,
+            num_input_tokens=len(source.prompt_ids) + len(source.target_ids),
             finish_sequence=lambda index: self._commands.put(_FinishSequence(key, index)),
+            prefix_ids=source.target_ids,
         )
         self._streams[key] = stream
         self._no_streams.clear()
         self._num_submitted += 1
-        self._commands.put(
-            TokenRequest(
-                key,
-                request.request_id,
-                prompt_ids,
-                params,
-                seed,
-                arrival,
-                request.deadline,
-                priority=request.priority,
-                tenant=request.tenant,
-                matcher=matcher,
-            )
-        )
-        return key, stream
+        self._commands.put(source)
+        return stream
 
     def _close(self, key: int, stream: RequestStream) -> None:
         if self._streams.pop(key, None) is not None:

@@ -18,16 +18,18 @@ class RowOp(NamedTuple):
     """A change of the cache's rows; an empty row holds zeros and has length 0.
 
     `clear` empties `target`; `move` takes `source` to the empty row `target` and leaves `source`
-    empty; `copy` leaves it as it is; `swap` exchanges the two.
+    empty; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
+    `clear_source` empties a row of the sources.
     """
 
-    kind: Literal["clear", "move", "copy", "swap"]
+    kind: Literal["clear", "move", "copy", "swap", "clear_source"]
     source: int
     target: int
+    start: int = 0  # copy: positions before it are equal in both rows already
 
 
 class Encode(NamedTuple):
-    """A source sentence to be encoded into its row."""
+    """A source sentence to be encoded into a row of the sources."""
 
     row: int
     source_ids: tuple[int, ...]
@@ -38,8 +40,8 @@ class PrefillChunk(NamedTuple):
 
     row: int
     token_ids: tuple[int, ...]
-    wants_logits: bool  # it is the prompt's last
-    num_scored: int = 0  # the last tokens of the chunk whose logits are wanted too
+    num_logits: int  # its last positions whose logits are wanted
+    source_row: int = 0  # encoder-decoder: of the sources
 
 
 class Draw(NamedTuple):
@@ -124,15 +126,17 @@ class TokenMatcher(Protocol):
 class ScheduledBatch:
     """One step. The parts are run in the order of the fields.
 
-    Logits come in another order: a row for each decoding one, then for each chunk one for each of
-    its scored tokens' predecessors, then one if it wants them behind its last token.
+    Logits come in another order: a row for each decoding one, then those that each chunk wants.
     """
 
     row_ops: tuple[RowOp, ...]
     encodes: tuple[Encode, ...]
     chunks: tuple[PrefillChunk, ...]
     decode_ids: tuple[int, ...]  # the token of row 0, 1, ...
-    draws: tuple[Draw, ...]
+    draws: tuple[Draw | BeamDraw, ...]
+    decode_sources: tuple[int, ...] = ()  # encoder-decoder: the source of row 0, 1, ...
+    scores: tuple[ScoreDraw, ...] = ()
+    num_top: int = 1  # of the largest logits, as many as the draws need at most
 
     @property
     def is_empty(self) -> bool:

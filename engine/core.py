@@ -9,9 +9,8 @@ from time import perf_counter
 from engine.errors import TokenweirError
 from engine.model_runner import ModelRunner
 from engine.output import EngineOutput
-from engine.sampler import Sampler, num_top
+from engine.sampler import Sampler
 from engine.scheduler import Scheduler
-from engine.top_logits import step_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,10 @@ class EngineCore:
         scheduled = perf_counter()
         logits = self._runner.run(batch)
         computed = perf_counter()
-        k = max((num_top(draw.params) for draw in batch.draws), default=1)
-        tokens = self._sampler.sample(step_logits(logits, k), batch.draws)
+        tokens = self._sampler.sample(logits, batch.draws)
+        scores = [self._sampler.score(logits, draw) for draw in batch.scores]
         sampled = perf_counter()
-        outputs = self.scheduler.update(tokens)
+        outputs = self.scheduler.update(tokens, scores)
         self.times = StepTimes(
             self.times.steps + 1,
             self.times.scheduling + scheduled - started + perf_counter() - sampled,

@@ -24,11 +24,12 @@ class LayerCache(NamedTuple):
 
 
 class SlotCache:
-    """Rows of the decoder's self-attention and, of an encoder-decoder, of its cross-attention.
+    """Rows of the decoder's self-attention and, of an encoder-decoder, rows of the sources.
 
-    Rows of a layer lie one after the other, so that the first B of them are one piece of memory: a
-    decode step binds it as it is. Memory that no sequence reaches is never touched and costs
-    nothing. Beyond its length a row is zero: a NaN left there would reach the row's next sequence.
+    A sequence has a row, a source has another: the beams of a sentence share its source's. Rows of
+    a layer lie one after the other, so that the first B of them are one piece of memory: a decode
+    step binds it as it is. Memory that no sequence reaches is never touched and costs nothing.
+    Beyond its length a row is zero: a NaN left there would reach the row's next sequence.
     """
 
     def __init__(
@@ -46,37 +47,36 @@ class SlotCache:
         for op in ops:
             if op.kind == "clear":
                 self._clear(op.target)
+            elif op.kind == "clear_source":
+                self._clear_source(op.target)
             elif op.kind == "swap":
                 self._swap(op.source, op.target)
             else:
-                self._copy(op.source, op.target)
+                self._copy(op.source, op.target, op.start)
                 if op.kind == "move":
                     self._clear(op.source)
 
     def _clear(self, row: int) -> None:
-        for memory, length in self._used(row):
-            memory[:, :, row, :, :length] = 0
-        self.lengths[row] = self.source_lengths[row] = 0
+        self._memory[:, :, row, :, : self.lengths[row]] = 0
+        self.lengths[row] = 0
 
-    def _copy(self, source: int, target: int) -> None:
-        for memory, length in self._used(source):
-            memory[:, :, target, :, :length] = memory[:, :, source, :, :length]
-        self.lengths[target] = self.lengths[source]
-        self.source_lengths[target] = self.source_lengths[source]
+    def _clear_source(self, row: int) -> None:
+        assert self._cross_memory is not None
+        self._cross_memory[:, :, row, :, : self.source_lengths[row]] = 0
+        self.source_lengths[row] = 0
+
+    def _copy(self, source: int, target: int, start: int) -> None:
+        length, old_length = self.lengths[source], self.lengths[target]
+        self._memory[:, :, target, :, start:length] = self._memory[:, :, source, :, start:length]
+        self._memory[:, :, target, :, length:old_length] = 0
+        self.lengths[target] = length
 
     def _swap(self, one: int, other: int) -> None:
-        for memory, length in self._used(one, other):
-            kept = memory[:, :, one, :, :length].copy()
-            memory[:, :, one, :, :length] = memory[:, :, other, :, :length]
-            memory[:, :, other, :, :length] = kept
-        for lengths in (self.lengths, self.source_lengths):
-            lengths[[one, other]] = lengths[[other, one]]
-
-    def _used(self, *rows: int) -> Iterable[tuple[Array, int]]:
-        """Give the memory with the number of positions that the longest of the rows uses."""
-        yield self._memory, max(int(self.lengths[row]) for row in rows)
-        if self._cross_memory is not None:
-            yield self._cross_memory, max(int(self.source_lengths[row]) for row in rows)
+        length = self.lengths[[one, other]].max()
+        kept = self._memory[:, :, one, :, :length].copy()
+        self._memory[:, :, one, :, :length] = self._memory[:, :, other, :, :length]
+        self._memory[:, :, other, :, :length] = kept
+        self.lengths[[one, other]] = self.lengths[[other, one]]
 
 
 def _allocate(num_slots: int, shape: CacheShape) -> Array:

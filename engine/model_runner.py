@@ -9,22 +9,29 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import ScheduledBatch
+from engine.batch import Encode, Floats, ScheduledBatch, StepLogits
 from engine.errors import PackageError
 from engine.kv_cache import LayerCache, SlotCache
 from engine.package import GenerationContract
 from engine.session import Binding, Session, create_session
 
-Logits = NDArray[np.float32]
+_TOP = ("top_ids", "top_logits", "top_logprobs")
+_WIDEST_GROUP = 16  # rows of one source: the largest beam search
+_MAX_BINDINGS = 256
+
+
+_Top = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # ids, logits, log-probabilities
 
 
 class ModelRunner(Protocol):
     """What an engine needs of a model."""
 
-    def run(self, batch: ScheduledBatch) -> Logits:
-        """Run one step; return logits, float32 [N, vocab_size], in the order of ScheduledBatch.
+    num_padding: int  # query rows computed for nobody, in all
 
-        The array is overwritten by the next step.
+    def run(self, batch: ScheduledBatch) -> StepLogits:
+        """Run one step; return logits in the order of ScheduledBatch.
+
+        The arrays are overwritten by the next step.
         """
 
     def reset(self) -> None:
@@ -32,7 +39,7 @@ class ModelRunner(Protocol):
 
 
 class SlotModelRunner:
-    """Runs a step on a SlotCache: one call per source, one per chunk, one for all decoding rows.
+    """Runs a step on a SlotCache: a call per length of source, one per chunk, one for all decoding.
 
     The kernel takes several rows with one token each, or one row with several tokens. What is
     returned as logits is overwritten by later calls.
@@ -50,13 +57,12 @@ class SlotModelRunner:
         self._decoder = decoder
         self._encoder = encoder
         self.num_slots = num_slots
+        self.num_padding = 0
         _check_graphs(contract, decoder, encoder)
         self._input_ids = np.zeros((num_slots, 1), np.int64)  # of a decode call
         self._position_ids = np.zeros((num_slots, 1), np.int64)
-        self._logit_idx = np.arange(num_slots, dtype=np.int64)
         self._total_seq = np.zeros(1, np.int32)
-        # One row more than there are: for a chunk whose logits nobody wants.
-        self._logits = np.zeros((num_slots + 1, contract.vocab_size), np.float32)
+        self._sources = _SourceIndex(num_slots)
         self.reset()
 
     @classmethod
@@ -76,89 +82,227 @@ class SlotModelRunner:
 
     def reset(self) -> None:
         """Start with an empty cache; what the old one held is gone with it."""
-        self._decode_bindings: dict[int, Binding] = {}
-        self._prefill_bindings: dict[int, Binding] = {}
         self.cache = SlotCache(self.num_slots, self._contract.cache, self._contract.cross_cache)
+        # One row more than there are: for a chunk whose logits nobody wants.
+        self._make_room(self.num_slots + 1)
 
-    def run(self, batch: ScheduledBatch) -> Logits:
+    def run(self, batch: ScheduledBatch) -> StepLogits:
         """Run one step, see ModelRunner."""
         self.cache.apply(batch.row_ops)
-        for encode in batch.encodes:
-            self.encode(encode.row, encode.source_ids)
-        num_logits = len(batch.decode_ids)
+        for row, sources in _of_equal_length(batch.encodes):
+            self.encode(row, *sources)
+        first = len(batch.decode_ids)
+        num_logits = first + sum(chunk.num_logits for chunk in batch.chunks)
+        if num_logits >= self._num_logits:
+            self._make_room(num_logits + 1)
+        k = min(batch.num_top, self._contract.vocab_size)
         for chunk in batch.chunks:
-            self.prefill(chunk.row, chunk.token_ids, into=num_logits)
-            num_logits += chunk.wants_logits
+            self.prefill(
+                chunk.row,
+                chunk.token_ids,
+                source_row=chunk.source_row,
+                into=first,
+                num_logits=chunk.num_logits,
+                num_top=k,
+            )
+            first += chunk.num_logits
         if batch.decode_ids:
-            self.decode(batch.decode_ids)
-        return self._logits[:num_logits]
+            self.decode(batch.decode_ids, batch.decode_sources, num_top=k)
+        top_ids, top_logits, top_logprobs = (array[:num_logits] for array in self._top_of(k))
+        return StepLogits(self._logits[:num_logits], top_ids, top_logits, top_logprobs)
 
-    def encode(self, row: int, source_ids: Sequence[int]) -> None:
-        """Encode a source: fill the row's cross keys and values."""
+    def encode(self, row: int, *sources: Sequence[int]) -> None:
+        """Encode sources of one length: fill the cross keys and values of rows from `row` on."""
         assert self._encoder is not None
-        binding = self._encoder.bind()
-        binding.input("input_ids", np.asarray([source_ids], np.int64))  # (1, S)
-        for name, array in _named(self.cache.cross_layers, row, row + 1):
+        binding, last = self._encoder.bind(), row + len(sources)
+        binding.input("input_ids", np.asarray(sources, np.int64))  # (B, S)
+        for name, array in _named(self.cache.cross_layers, row, last):
             binding.input(f"past_cross_key_values.{name}", array)
             binding.output(f"present_cross_key_values.{name}", array)
         binding.run()
-        self.cache.source_lengths[row] = len(source_ids)
+        self.cache.source_lengths[row:last] = len(sources[0])
 
-    def decode(self, token_ids: Sequence[int]) -> Logits:
-        """Append a token to each of the first B rows; return the logits behind it, [B, V]."""
+    def decode(
+        self, token_ids: Sequence[int], sources: Sequence[int] = (), *, num_top: int = 1
+    ) -> Floats:
+        """Append a token to each of the first B rows; return the logits behind it, [B, V].
+
+        Row i attends to the source in row sources[i], without `sources` in row i.
+        """
         B = len(token_ids)
         lengths = self.cache.lengths[:B]
         self._input_ids[:B, 0] = token_ids
         self._position_ids[:B, 0] = lengths
         self._total_seq[0] = lengths.max() + 1
-        if B not in self._decode_bindings:
-            self._decode_bindings[B] = self._bind_decode(B)
-        self._decode_bindings[B].run()
+        self._bound_decode(B, sources, num_top).run()
         lengths += 1
         return self._logits[:B]
 
-    def prefill(self, row: int, token_ids: Sequence[int], *, into: int = 0) -> Logits:
-        """Append tokens to one row; return the logits behind the last one, [1, V].
+    def prefill(
+        self,
+        row: int,
+        token_ids: Sequence[int],
+        *,
+        source_row: int | None = None,
+        into: int = 0,
+        num_logits: int = 1,
+        num_top: int = 1,
+    ) -> Floats:
+        """Append tokens to one row; return the logits behind the last ones, [num_logits, V].
 
-        They are written to row `into` of the array that all logits are returned in.
+        They are written to the rows from `into` on of the array that all logits are returned in.
+        The row attends to the source in row `source_row`, without it in its own.
         """
         S, start = len(token_ids), int(self.cache.lengths[row])
-        if row not in self._prefill_bindings:
-            self._prefill_bindings[row] = self._bind_rows(row, row + 1)
-        binding = self._prefill_bindings[row]
-        logits = self._logits[into : into + 1]
+        count = max(1, num_logits)  # the graph wants one
+        binding = self._bound_prefill(row, row if source_row is None else source_row)
         self._total_seq[0] = start + S
         binding.input("input_ids", np.asarray([token_ids], np.int64))  # (1, S)
         binding.input("position_ids", np.arange(start, start + S, dtype=np.int64)[None])
-        binding.input("logit_idx", np.asarray([S - 1], np.int64))
+        binding.input("logit_idx", np.arange(S - count, S, dtype=np.int64))
         binding.input("seqlens_k", np.asarray([start + S - 1], np.int32))
-        binding.output("logits", logits)
+        self._bind_logits(binding, into, into + count, num_top)
         binding.run()
         self.cache.lengths[row] += S
-        return logits
+        return self._logits[into : into + count]
 
-    def _bind_decode(self, B: int) -> Binding:
-        binding = self._bind_rows(0, B)
+    def _bound_decode(self, B: int, sources: Sequence[int], num_top: int) -> Binding:
+        num_sources = group = 0
+        if self._contract.cross_cache:
+            num_sources, group = self._sources.update(sources or range(B))
+            self.num_padding += num_sources * group - B
+            self._sources.set_lengths(self.cache.source_lengths, num_sources)
+        key = (B, num_sources, group, num_top)
+        if key not in self._decode_bindings:
+            if len(self._decode_bindings) >= _MAX_BINDINGS:
+                self._decode_bindings.clear()
+            self._decode_bindings[key] = self._bind_decode(*key)
+        return self._decode_bindings[key]
+
+    def _bind_decode(self, B: int, num_sources: int, group: int, num_top: int) -> Binding:
+        binding = self._decoder.bind()
+        self._bind_rows(binding, 0, B)
         binding.input("input_ids", self._input_ids[:B])
         binding.input("position_ids", self._position_ids[:B])
-        binding.input("logit_idx", self._logit_idx[:B])
+        binding.input("logit_idx", np.arange(B, dtype=np.int64))
         # The kernel wants the length after the call minus 1: with one token, that before it.
         binding.input("seqlens_k", self.cache.lengths[:B])
-        binding.output("logits", self._logits[:B])
+        if num_sources:
+            self._bind_sources(binding, 0, num_sources)
+            binding.input("source_lengths", self._sources.lengths[:num_sources])
+            binding.input("beam_rows", self._sources.beam_rows(num_sources, group))
+            binding.input("row_beams", self._sources.row_beams[:B])
+        self._bind_logits(binding, 0, B, num_top)
         return binding
 
-    def _bind_rows(self, first: int, last: int) -> Binding:
-        """Bind what depends on the rows only."""
-        binding = self._decoder.bind()
+    def _bound_prefill(self, row: int, source_row: int) -> Binding:
+        key = (row, source_row)
+        if key in self._prefill_bindings:
+            binding = self._prefill_bindings[key]
+        else:
+            if len(self._prefill_bindings) >= _MAX_BINDINGS:
+                self._prefill_bindings.clear()
+            binding = self._prefill_bindings[key] = self._decoder.bind()
+            self._bind_rows(binding, row, row + 1)
+            if self._contract.cross_cache:
+                self._bind_sources(binding, source_row, source_row + 1)
+                only = np.zeros(1, np.int64)
+                binding.input("beam_rows", only[:, None])
+                binding.input("row_beams", only)
+                lengths = self.cache.source_lengths[source_row : source_row + 1]
+                binding.input("source_lengths", lengths)
+        return binding
+
+    def _bind_rows(self, binding: Binding, first: int, last: int) -> None:
         binding.input("total_seq", self._total_seq)
         for name, array in _named(self.cache.layers, first, last):
             binding.input(f"past_key_values.{name}", array)
             binding.output(f"present.{name}", array)
-        if self._contract.cross_cache:
-            binding.input("source_lengths", self.cache.source_lengths[first:last])
-            for name, array in _named(self.cache.cross_layers, first, last):
-                binding.input(f"cross_key_values.{name}", array)
-        return binding
+
+    def _bind_sources(self, binding: Binding, first: int, last: int) -> None:
+        for name, array in _named(self.cache.cross_layers, first, last):
+            binding.input(f"cross_key_values.{name}", array)
+
+    def _bind_logits(self, binding: Binding, first: int, last: int, num_top: int) -> None:
+        binding.input("num_top", np.asarray([num_top], np.int64))
+        binding.output("logits", self._logits[first:last])
+        for name, array in zip(_TOP, self._top_of(num_top), strict=True):
+            binding.output(name, array[first:last])
+
+    def _top_of(self, k: int) -> _Top:
+        """Return the arrays of the k best."""
+        if k not in self._top:
+            size = (self._num_logits, k)
+            self._top[k] = (
+                np.zeros(size, np.int64),
+                np.zeros(size, np.float32),
+                np.zeros(size, np.float32),
+            )
+        return self._top[k]
+
+    def _make_room(self, num_logits: int) -> None:
+        """Allocate rows for logits; whatever is bound is bound to the old ones."""
+        self._num_logits = num_logits
+        self._logits = np.zeros((num_logits, self._contract.vocab_size), np.float32)
+        self._top: dict[int, _Top] = {}
+        self._decode_bindings: dict[tuple[int, int, int, int], Binding] = {}
+        self._prefill_bindings: dict[tuple[int, int], Binding] = {}
+
+
+class _SourceIndex:
+    """Which decoding rows attend to which source, in arrays that stay bound."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.lengths = np.ones(num_slots, np.int64)  # the kernel wants a key in an empty row too
+        self.row_beams = np.zeros(num_slots, np.int64)
+        self._beam_rows = np.zeros(num_slots * _WIDEST_GROUP, np.int64)
+        self._sources: tuple[int, ...] = ()
+        self._shape = (0, 0)
+
+    def update(self, sources: Sequence[int]) -> tuple[int, int]:
+        """Take in the source of every row; return the number of sources and of rows each."""
+        if self._sources == tuple(sources):
+            return self._shape
+        rows: list[list[int]] = [[] for _ in range(max(sources) + 1)]
+        for row, source in enumerate(sources):
+            rows[source].append(row)
+        width = max(map(len, rows))
+        group = 1 << (width - 1).bit_length()  # the graph has fast branches for these
+        self._sources, self._shape = tuple(sources), (len(rows), group)
+        beam_rows = self.beam_rows(*self._shape)
+        beam_rows[:] = 0
+        for source, members in enumerate(rows):
+            beam_rows[source, : len(members)] = members
+            for place, row in enumerate(members):
+                self.row_beams[row] = source * group + place
+        return self._shape
+
+    def beam_rows(self, num_sources: int, group: int) -> NDArray[np.int64]:
+        """Return the memory as [num_sources, group]."""
+        return self._beam_rows[: num_sources * group].reshape(num_sources, group)
+
+    def set_lengths(self, lengths: NDArray[np.int64], num_sources: int) -> None:
+        """Take in the lengths of the sources."""
+        np.maximum(lengths[:num_sources], 1, out=self.lengths[:num_sources])
+
+
+def _of_equal_length(
+    encodes: Sequence[Encode],
+) -> Iterable[tuple[int, list[tuple[int, ...]]]]:
+    """Group sources of one length in neighbouring rows: first row, sources.
+
+    Sources of other lengths would have to be padded, and padding changes bits.
+    """
+    group: list[Encode] = []
+    for encode in sorted(encodes):
+        if group and (
+            encode.row != group[-1].row + 1 or len(encode.source_ids) != len(group[-1].source_ids)
+        ):
+            yield group[0].row, [member.source_ids for member in group]
+            group = []
+        group.append(encode)
+    if group:
+        yield group[0].row, [member.source_ids for member in group]
 
 
 def _named(
@@ -171,7 +315,7 @@ def _named(
 
 def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Session | None) -> None:
     names = _layer_names(contract.cache.num_layers)
-    inputs = ["input_ids", "position_ids", "logit_idx", "seqlens_k", "total_seq"]
+    inputs = ["input_ids", "position_ids", "logit_idx", "num_top", "seqlens_k", "total_seq"]
     inputs += [f"past_key_values.{name}" for name in names]
     if contract.cross_cache:
         if encoder is None:
@@ -179,12 +323,13 @@ def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Sessi
                 f"{decoder.path.parent}: cross_cache is set, but there is no encoder"
             )
         cross_names = _layer_names(contract.cross_cache.num_layers)
-        inputs += ["source_lengths", *(f"cross_key_values.{name}" for name in cross_names)]
+        inputs += ["source_lengths", "beam_rows", "row_beams"]
+        inputs += [f"cross_key_values.{name}" for name in cross_names]
         encoder.require(
             inputs=["input_ids", *(f"past_cross_key_values.{name}" for name in cross_names)],
             outputs=[f"present_cross_key_values.{name}" for name in cross_names],
         )
-    decoder.require(inputs=inputs, outputs=["logits", *(f"present.{name}" for name in names)])
+    decoder.require(inputs=inputs, outputs=["logits", *_TOP, *(f"present.{n}" for n in names)])
 
 
 def _layer_names(num_layers: int) -> list[str]:

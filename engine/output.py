@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.beam_search import Hypothesis
 from engine.errors import TokenweirError
-from engine.request import FinishReason, Timing
+from engine.request import FinishReason, PositionLogprobs, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,24 @@ class TokenOutput:
     logprob: float
     finish_reason: FinishReason | None
     matched_stop: int | None
+    position: PositionLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisOutput:
+    """One of the sequences that beam search returns, whole."""
+
+    key: int
+    index: int  # 0: the best
+    hypothesis: Hypothesis
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresOutput:
+    """Log-probabilities of the next given tokens of a prompt or target."""
+
+    key: int
+    positions: tuple[PositionLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,7 @@ class FinishedOutput:
 
     key: int
     timing: Timing
+    discarded_tokens: int = 0  # computed for hypotheses that are not returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +72,12 @@ class FailedOutput:
     error: TokenweirError
 
 
-EngineOutput = AdmittedOutput | TokenOutput | CutOutput | FinishedOutput | FailedOutput
+EngineOutput = (
+    AdmittedOutput
+    | TokenOutput
+    | CutOutput
+    | HypothesisOutput
+    | ScoresOutput
+    | FinishedOutput
+    | FailedOutput
+)

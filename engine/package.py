@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from engine.errors import PackageError
 from engine.manifest_checks import find_contradictions
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 _MAX_MANIFEST_BYTES = 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -53,14 +53,18 @@ class GenerationContract(_Model):
     """What the engine must know to run `decoder.onnx` (and `encoder.onnx`) of a generating model.
 
     `decoder.onnx`: `input_ids`, `position_ids` int64 [B, S]; `logit_idx` int64 [N] into the
-    flattened B*S; `seqlens_k` int32 [B] = length of the row after this call minus 1; `total_seq`
-    int32 [1] = the largest length after this call; `past_key_values.{i}.key|value` float32 or int8
-    [B, num_kv_heads, max_len, head_dim], bound in place to `present.{i}.key|value`; -> `logits`
-    float32 [N, vocab_size]. B > 1 only with S = 1.
-    An encoder-decoder's decoder also takes `source_lengths` int64 [B] and
-    `cross_key_values.{i}.key|value` float32 [B, num_kv_heads, max_len, head_dim].
-    `encoder.onnx`: `input_ids`, int64 [1, S]; `past_cross_key_values.{i}.key|value`
-    float32 [1, num_kv_heads, max_len, head_dim], bound in place to
+    flattened B*S; `num_top` int64 [1] = k; `seqlens_k` int32 [B] = length of the row after this
+    call minus 1; `total_seq` int32 [1] = the largest length after this call;
+    `past_key_values.{i}.key|value` float32 or int8 [B, num_kv_heads, max_len, head_dim], bound in
+    place to `present.{i}.key|value`; -> `logits`
+    float32 [N, vocab_size], and of each row's k largest, best first, the lower id first among
+    equals: `top_ids` int64, `top_logits` and `top_logprobs` float32 [N, k]. B > 1 only with S = 1.
+    An encoder-decoder's decoder also takes `source_lengths` int64 [C], `beam_rows` int64 [C, G]
+    = the rows of the batch that attend to each source (any row where there are fewer than G),
+    `row_beams` int64 [B] = where each row stands in the flattened beam_rows, and
+    `cross_key_values.{i}.key|value` float32 [C, num_kv_heads, max_len, head_dim].
+    `encoder.onnx`: `input_ids`, int64 [C, S]; `past_cross_key_values.{i}.key|value`
+    float32 [C, num_kv_heads, max_len, head_dim], bound in place to
     `present_cross_key_values.{i}.key|value`, of which positions 0 to S-1 are written.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from engine.beam_search import Hypothesis
 from engine.errors import TokenweirError
 from engine.output import (
     AdmittedOutput,
@@ -12,12 +13,15 @@ from engine.output import (
     EngineOutput,
     FailedOutput,
     FinishedOutput,
+    HypothesisOutput,
+    ScoresOutput,
     TokenOutput,
 )
 from engine.request import (
     Admitted,
     FinishReason,
     GenerationEvent,
+    PositionLogprobs,
     RequestFinished,
     SamplingParams,
     SequenceFinished,
@@ -32,7 +36,8 @@ class RequestStream:
     """Gathers what one request's reader has not seen yet.
 
     A reader that is slower than the model gets more text at a time, never a longer queue; stop
-    strings are found when the token comes, however slow the reader is.
+    strings are found when the token comes, however slow the reader is. Where it shows only at the
+    end which sequences are returned (beam search, best_of), nothing is streamed before.
     """
 
     def __init__(
@@ -44,16 +49,22 @@ class RequestStream:
         seed: int,
         num_input_tokens: int,
         finish_sequence: Callable[[int], None],  # tells the engine that no more tokens are needed
+        prefix_ids: tuple[int, ...] = (),  # that every output begins with
     ) -> None:
         self.request_id = request_id
         self._seed = seed
         self._num_input_tokens = num_input_tokens
         self._finish_sequence = finish_sequence
+        self._num_outputs = params.num_outputs
+        is_beam = params.strategy == "beam"
+        self._is_streamed = not is_beam and params.num_sequences == params.num_outputs
+        count = params.num_outputs if is_beam else params.num_sequences
         self._sequences = [
-            _SequenceText(index, params, tokenizer) for index in range(params.num_outputs)
+            _SequenceText(index, params, tokenizer, prefix_ids) for index in range(count)
         ]
+        self._prompt_logprobs: list[PositionLogprobs] = []
         self._admitted = False
-        self.num_discarded = 0  # tokens that came behind a stop string
+        self.num_discarded = 0  # tokens of nothing that is returned
         self._timing: Timing | None = None
         self._error: TokenweirError | None = None
         self._changed = asyncio.Event()
@@ -73,9 +84,14 @@ class RequestStream:
                 self._take_token(output)
             case CutOutput():
                 self._sequences[output.index].cut(output.reason)
+            case HypothesisOutput():
+                self._sequences[output.index].fill(output.hypothesis)
+            case ScoresOutput():
+                self._prompt_logprobs += output.positions
             case AdmittedOutput():
                 self._admitted = True
             case FinishedOutput():
+                self.num_discarded += output.discarded_tokens
                 self._timing = output.timing
             case FailedOutput():
                 self._error = output.error
@@ -91,15 +107,19 @@ class RequestStream:
         if self._admitted:
             self._admitted = False
             events.append(Admitted(self.request_id))
-        for sequence in self._sequences:
-            events += sequence.take_events()
+        if self._is_streamed:
+            for sequence in self._sequences:
+                events += sequence.take_events()
         if self._error is not None and not events:
             raise self._error
         if self._error is None:  # else it is to be raised by the next call
             self._changed.clear()
         if self._timing is not None:
             self.is_read = True
-            events.append(self._finished(self._timing))
+            returned = self._sequences if self._is_streamed else self._best()
+            if not self._is_streamed:
+                events += [sequence.finished(i) for i, sequence in enumerate(returned)]
+            events.append(self._finished(self._timing, returned))
         return events
 
     def _take_token(self, output: TokenOutput) -> None:
@@ -111,42 +131,76 @@ class RequestStream:
         if sequence.is_finished and output.finish_reason is None:
             self._finish_sequence(output.index)
 
-    def _finished(self, timing: Timing) -> RequestFinished:
+    def _best(self) -> list[_SequenceText]:
+        """Return the sequences with the highest scores, the lower index first among equals."""
+        found = [sequence for sequence in self._sequences if sequence.is_finished]
+        return sorted(found, key=lambda sequence: -sequence.score)[: self._num_outputs]
+
+    def _finished(self, timing: Timing, returned: list[_SequenceText]) -> RequestFinished:
+        made = sum(sequence.num_generated for sequence in self._sequences)
+        num_output = sum(sequence.num_generated for sequence in returned)
+        self.num_discarded += made - num_output
         usage = Usage(
             input_tokens=self._num_input_tokens,
-            output_tokens=sum(len(sequence.token_ids) for sequence in self._sequences),
+            output_tokens=num_output,
             discarded_tokens=self.num_discarded,
         )
-        return RequestFinished(self.request_id, usage, timing, self._seed)
+        return RequestFinished(
+            self.request_id, usage, timing, self._seed, tuple(self._prompt_logprobs)
+        )
 
 
 class _SequenceText:
     """One sequence: every token it got, their text, and how much of both was sent."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, params: SamplingParams, tokenizer: Tokenizer, prefix_ids: tuple[int, ...]
+    ) -> None:
         self._index = index
         self._include_stop = params.include_stop
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, params.stop_strings, params.include_stop, params.min_new_tokens
+            tokenizer,
+            params.stop_strings,
+            params.include_stop,
+            params.min_new_tokens + len(prefix_ids),
         )
-        self.token_ids: list[int] = []
+        self._num_prefix = len(prefix_ids)
+        self._token_ids = list(prefix_ids)
+        self._logprobs: list[PositionLogprobs] = []
         self._num_sent_ids = 0
         self._text: list[str] = []
         self._num_sent_pieces = 0
         self._sum_logprob = 0.0
+        self._score: float | None = None
         self._reason: FinishReason | None = None
         self._matched_stop: str | int | None = None
         self._end_is_sent = False
+        if prefix_ids:
+            self._add(self._detokenizer.push(prefix_ids))
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing more is taken."""
         return self._reason is not None
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens without the given prefix."""
+        return len(self._token_ids) - self._num_prefix
+
+    @property
+    def score(self) -> float:
+        """That of beam search, or the mean log-probability."""
+        if self._score is not None:
+            return self._score
+        return self._sum_logprob / max(1, self.num_generated)
+
     def push(self, output: TokenOutput) -> None:
         """Take a token in, and whatever ended the sequence with it."""
-        self.token_ids.append(output.token_id)
+        self._token_ids.append(output.token_id)
         self._sum_logprob += output.logprob
+        if output.position is not None:
+            self._logprobs.append(output.position)
         self._reason, self._matched_stop = output.finish_reason, output.matched_stop
         if self._is_text():
             self._add(self._detokenizer.push([output.token_id]))
@@ -158,6 +212,16 @@ class _SequenceText:
         if self._reason is None:
             self._reason = reason
             self._add(self._detokenizer.finish())
+
+    def fill(self, hypothesis: Hypothesis) -> None:
+        """Take in a whole sequence."""
+        self._token_ids += hypothesis.token_ids
+        self._logprobs += hypothesis.logprobs
+        self._sum_logprob, self._score = hypothesis.sum_logprob, hypothesis.score
+        self._reason, self._matched_stop = hypothesis.reason, hypothesis.matched_stop
+        text_ids = hypothesis.token_ids[: None if self._is_text() else -1]
+        self._add(self._detokenizer.push(text_ids))
+        self._add(self._detokenizer.finish())
 
     def _is_text(self) -> bool:
         """Whether the last token belongs to the text: the end and a matched stop do not."""
@@ -175,22 +239,29 @@ class _SequenceText:
         """Return what was not returned before."""
         events: list[GenerationEvent] = []
         text = "".join(self._text[self._num_sent_pieces :])
-        unsent_ids = tuple(self.token_ids[self._num_sent_ids :])
+        unsent_ids = tuple(self._token_ids[self._num_sent_ids :])
         is_end = self._reason is not None and not self._end_is_sent
         # Tokens without text wait for the text they become part of, or for the end.
         if text or (is_end and unsent_ids):
-            events.append(TextDelta(self._index, text, unsent_ids))
-            self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self.token_ids)
-        if is_end and self._reason is not None:
+            first = max(0, self._num_sent_ids - self._num_prefix)
+            events.append(TextDelta(self._index, text, unsent_ids, tuple(self._logprobs[first:])))
+            self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
+        if is_end:
             self._end_is_sent = True
-            events.append(
-                SequenceFinished(
-                    index=self._index,
-                    reason=self._reason,
-                    text="".join(self._text),
-                    token_ids=tuple(self.token_ids),
-                    matched_stop=self._matched_stop,
-                    sum_logprob=self._sum_logprob,
-                )
-            )
+            events.append(self.finished(self._index, was_streamed=True))
         return events
+
+    def finished(self, index: int, *, was_streamed: bool = False) -> SequenceFinished:
+        """Return the whole sequence."""
+        assert self._reason is not None
+        return SequenceFinished(
+            index=index,
+            reason=self._reason,
+            text="".join(self._text),
+            token_ids=tuple(self._token_ids),
+            matched_stop=self._matched_stop,
+            sum_logprob=self._sum_logprob,
+            score=0.0 if was_streamed else self.score,
+            logprobs=tuple(self._logprobs),
+            was_streamed=was_streamed,
+        )

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.admission import CompletionEstimates, least_new_tokens, max_cost
-from engine.batch import Candidate, Draw, Encode, PrefillChunk, Sampled, ScheduledBatch
+from engine.batch import (
+    BeamDraw,
+    Candidate,
+    Draw,
+    Encode,
+    PrefillChunk,
+    Sampled,
+    ScheduledBatch,
+    ScoreDraw,
+)
+from engine.beam_search import BeamSearch, BeamStep
 from engine.config import EngineConfig
 from engine.errors import (
     CannotMeet,
@@ -29,10 +39,13 @@ from engine.output import (
     EngineOutput,
     FailedOutput,
     FinishedOutput,
+    HypothesisOutput,
+    ScoresOutput,
     TokenOutput,
 )
 from engine.package import GenerationContract
-from engine.request import FinishReason, LoadSnapshot, WastedWork
+from engine.request import FinishReason, LoadSnapshot, PositionLogprobs, WastedWork
+from engine.sampler import num_top
 from engine.sequence import Request, Sequence, TokenRequest
 from engine.slots import SlotTable
 from engine.waiting_queue import WaitingQueue
@@ -78,7 +91,8 @@ class Scheduler:
         self._next_deadline = math.inf  # none of the requests has an earlier one
         self._slots = SlotTable(self._config.max_num_seqs)
         self._num_free_slots = self._config.max_num_seqs
-        self._drawing: list[Sequence] = []  # of the step in flight, one a draw
+        self._drawing: list[Sequence | Request] = []  # of the step in flight, one a draw
+        self._scoring: list[_Chunk] = []  # one a score draw
         self._outputs: list[EngineOutput] = []
         self._refused = 0  # requests, and their tokens, since there was room
         self._refused_tokens = 0
@@ -150,31 +164,43 @@ class Scheduler:
         self._count_step(decoding, plan)
         return ScheduledBatch(
             row_ops=self._slots.take_ops(),
-            encodes=tuple(Encode(_row(s), s.request.source.prompt_ids) for s in plan.encoded),
-            chunks=tuple(PrefillChunk(_row(s), ids, ends) for s, ids, ends in plan.chunks),
+            encodes=tuple(Encode(r.source_row, r.source.prompt_ids) for r in plan.encoded),
+            chunks=tuple(chunk.at_row() for chunk in plan.chunks),
             decode_ids=tuple(sequence.tokens[-1] for sequence in decoding),
-            draws=self._draws([*decoding, *(s for s, _, ends in plan.chunks if ends)]),
+            draws=self._draws(decoding, plan.chunks),
+            decode_sources=self._sources_of(decoding),
+            scores=self._score_draws(len(decoding), plan.chunks),
+            num_top=self._num_top(decoding, plan.chunks),
         )
 
     def update(
-        self, sampled: Iterable[Sampled | tuple[Candidate, ...] | None]
+        self,
+        sampled: Iterable[Sampled | tuple[Candidate, ...] | None],
+        scored: Iterable[tuple[PositionLogprobs, ...] | None] = (),
     ) -> list[EngineOutput]:
-        """Take in the tokens drawn for the last step; None fails the draw's request."""
+        """Take in what was drawn and scored in the last step; None fails the draw's request."""
         now = self._clock()
         num_decoding, num_read = self._step_size
         self._estimates.took_step(
             now - self._step_started, now, num_decoding=num_decoding, num_read=num_read
         )
+        self._take_scores(scored, now)
         drawing, self._drawing = self._drawing, []
-        for sequence, token in zip(drawing, sampled, strict=True):
-            if sequence.is_finished:  # a sibling's draw has failed the request
+        num_tokens = 0
+        for drawn, token in zip(drawing, sampled, strict=True):
+            request = drawn if isinstance(drawn, Request) else drawn.request
+            if request.key not in self._running:  # another of its draws has failed it
                 continue
             if token is None:
-                self._fail(sequence.request, _no_token(sequence))
+                self._fail(request, _no_token(request))
+            elif isinstance(drawn, Request):
+                assert not isinstance(token, Sampled)
+                num_tokens += self._advance_search(drawn, token, now)
             else:
-                assert isinstance(token, Sampled)  # candidates come of a BeamDraw only
-                self._append(sequence, token, now)
-        self._tokens_rate.add(len(drawing), now)
+                assert isinstance(token, Sampled)
+                num_tokens += 1
+                self._append(drawn, token, now)
+        self._tokens_rate.add(num_tokens, now)
         self._admit()
         return self.take_outputs()
 
@@ -243,53 +269,89 @@ class Scheduler:
             request.needs_encoding = False
             request.num_computed += size
             plan.num_tokens += size
-            plan.encoded.append(leader)
+            plan.encoded.append(request)
             return
-        if leader.num_left == 1:
+        if leader.num_left == 1 and not request.is_score_only:
             self._slots.promote(leader)
             del self._prefilling[request.key]
             return
-        ids = tuple(leader.tokens[leader.num_computed : leader.num_computed + size])
+        chunk = _Chunk(leader, leader.num_computed, leader.num_computed + size)
         leader.num_computed += size
         request.num_computed += size
         plan.num_tokens += size
-        plan.chunks.append((leader, ids, leader.num_left == 0))
+        plan.chunks.append(chunk)
         if leader.num_left == 0:
             del self._prefilling[request.key]
 
     def _count_step(self, decoding: list[Sequence], plan: _PrefillPlan) -> None:
-        in_prefill = [*plan.encoded, *(sequence for sequence, _, _ in plan.chunks)]
+        in_prefill = [request.leader for request in plan.encoded]
+        in_prefill += [chunk.sequence for chunk in plan.chunks]
         members = dict.fromkeys([*decoding, *in_prefill])
         for sequence in members:
             sequence.request.took_part(self._step, len(members))
 
-    def _draws(self, sequences: Iterable[Sequence]) -> tuple[Draw, ...]:
-        """Return the draws from the logits rows of these sequences, in that order."""
-        draws = []
-        for row, computed in enumerate(sequences):
-            request = computed.request
-            source, params = request.source, request.source.params
+    def _sources_of(self, decoding: list[Sequence]) -> tuple[int, ...]:
+        if self._contract.cross_cache is None:
+            return ()
+        return tuple(sequence.request.source_row for sequence in decoding)
+
+    def _num_top(self, decoding: list[Sequence], chunks: list[_Chunk]) -> int:
+        """Return how many of the largest logits the step's draws and scores look at."""
+        members = [*decoding, *(chunk.sequence for chunk in chunks if chunk.num_logits)]
+        wanted = max((sequence.request.num_top for sequence in members), default=1)
+        return 1 << (wanted - 1).bit_length()  # few sizes, each bound once
+
+    def _draws(self, decoding: list[Sequence], chunks: list[_Chunk]) -> tuple[Draw | BeamDraw, ...]:
+        """Return what is drawn from the logits rows of the step."""
+        rows = dict(zip(decoding, range(len(decoding)), strict=True))
+        row = len(decoding)
+        for chunk in chunks:
+            row += chunk.num_logits
+            if chunk.ends_prompt:
+                rows[chunk.sequence] = row - 1
+        draws: list[Draw | BeamDraw] = []
+        searches: dict[Request, None] = {}
+        for sequence, row in rows.items():
+            request = sequence.request
+            if request.search is not None:
+                searches[request] = None
+                continue
             # The first tokens of a group are all drawn behind the prompt that its leader computed.
-            group = request.sequences if request.first_token is None else [computed]
-            for sequence in group:
-                is_short = sequence.num_generated < params.min_new_tokens
-                banned = request.never_before if is_short else ()
-                position = len(sequence.tokens)
-                draws.append(
-                    Draw(
-                        row,
-                        params,
-                        source.seed,
-                        sequence.index,
-                        position,
-                        banned,
-                        sequence.tokens,
-                        sequence.num_prompt,
-                        sequence.matcher,
-                    )
-                )
-                self._drawing.append(sequence)
+            group = request.sequences if request.first_token is None else [sequence]
+            draws += [_draw(member, row) for member in group]
+            self._drawing += group
+        for request in searches:
+            assert request.search is not None
+            beams = tuple(_draw(beam, rows[beam]) for beam in request.beams)
+            search = request.search
+            draws.append(BeamDraw(beams, search.scores, search.num_candidates))
+            self._drawing.append(request)
         return tuple(draws)
+
+    def _score_draws(self, row: int, chunks: list[_Chunk]) -> tuple[ScoreDraw, ...]:
+        draws = []
+        for chunk in chunks:
+            ids = chunk.scored_ids
+            if ids:
+                num_top = chunk.sequence.request.source.params.prompt_logprobs or 0
+                draws.append(ScoreDraw(row, ids, num_top))
+                self._scoring.append(chunk)
+            row += chunk.num_logits
+        return tuple(draws)
+
+    def _take_scores(
+        self, scored: Iterable[tuple[PositionLogprobs, ...] | None], now: float
+    ) -> None:
+        scoring, self._scoring = self._scoring, []
+        for chunk, positions in zip(scoring, scored, strict=True):
+            request = chunk.sequence.request
+            if positions is None:
+                self._fail(request, _no_token(request))
+                continue
+            self._outputs.append(ScoresOutput(request.key, positions))
+            if request.is_score_only and request.leader.num_left == 0:
+                request.first_token = request.last_token = now
+                self._finish(request.leader)
 
     def _append(self, sequence: Sequence, token: Sampled, now: float) -> None:
         request = sequence.request
@@ -305,12 +367,81 @@ class Scheduler:
             sequence.matcher.advance(token.token_id)
         reason, stop = self._finish_reason(sequence)
         self._outputs.append(
-            TokenOutput(request.key, sequence.index, token.token_id, token.logprob, reason, stop)
+            TokenOutput(
+                request.key,
+                sequence.index,
+                token.token_id,
+                token.logprob,
+                reason,
+                stop,
+                token.position,
+            )
         )
         if reason is not None:
             self._finish(sequence)
         elif _row(sequence) >= self._slots.num_decoding:
             self._slots.promote(sequence)
+
+    def _advance_search(
+        self, request: Request, candidates: tuple[Candidate, ...], now: float
+    ) -> int:
+        """Take the next tokens of a beam search in; return how many were computed."""
+        assert request.search is not None
+        if request.first_token is None:
+            request.first_token = now
+        request.last_token = now
+        step = request.search.advance(candidates)
+        if request.search.is_done:
+            self._finish_search(request, request.search)
+        else:
+            self._place_beams(request, step)
+        return len(step.parents) + step.num_finished
+
+    def _place_beams(self, request: Request, step: BeamStep) -> None:
+        """Give every new hypothesis a row: one child of a parent stays, the others are copies."""
+        old, heirs = request.beams, dict.fromkeys(step.parents)
+        beams = {parent: old[parent] for parent in heirs}  # whose row goes to its first child
+        spare = [s for s in request.sequences if s not in set(beams.values())]
+        spare.sort(key=lambda sequence: sequence.row is None)
+        request.beams = []
+        for parent in step.parents:
+            source = old[parent]
+            if parent in beams:
+                request.beams.append(beams.pop(parent))
+            else:
+                request.beams.append(spare.pop(0))
+                self._copy_beam(source, request.beams[-1])
+        for sequence in spare:
+            if sequence.row is not None:
+                self._slots.release(sequence)
+        for sequence, token_id in zip(request.beams, step.tokens, strict=True):
+            sequence.tokens.append(token_id)
+            sequence.num_generated += 1
+            if sequence.matcher is not None:
+                sequence.matcher.advance(token_id)
+            if _row(sequence) >= self._slots.num_decoding:
+                self._slots.promote(sequence)
+
+    def _copy_beam(self, source: Sequence, target: Sequence) -> None:
+        if target.row is None:
+            self._slots.copy(source, target)
+        else:
+            equal = _common_prefix(source.tokens, target.tokens, source.num_computed)
+            self._slots.overwrite(source, target, equal)
+        target.tokens = source.tokens.copy()
+        target.num_computed, target.num_generated = source.num_computed, source.num_generated
+        target.matcher = source.matcher.fork() if source.matcher is not None else None
+
+    def _finish_search(self, request: Request, search: BeamSearch) -> None:
+        returned = search.hypotheses()
+        if not returned:
+            self._fail(request, EngineFailure(_nothing_allowed(request)))
+            return
+        self._outputs += [
+            HypothesisOutput(request.key, i, hypothesis) for i, hypothesis in enumerate(returned)
+        ]
+        self._release(request)
+        self._outputs.append(FinishedOutput(request.key, request.timing(), search.num_discarded))
 
     def _finish_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
         params, token_id = sequence.request.source.params, sequence.tokens[-1]
@@ -344,14 +475,16 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._leave(request)
-        self._prefilling.pop(request.key, None)
         for sequence in request.sequences:
             if not sequence.is_finished:
                 self._end(sequence)
 
     def _leave(self, request: Request) -> None:
         del self._running[request.key]
+        self._prefilling.pop(request.key, None)
         self._waiting.settle(request, request.num_computed)
+        if self._contract.cross_cache is not None:
+            self._slots.release_source(request.source_row)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.is_finished = True
@@ -365,8 +498,15 @@ class Scheduler:
         if not params.ignore_eos:
             never_before |= self._eos_ids
         start = self._contract.decoder_start_token_id
-        tokens = source.prompt_ids if start is None else (start,)
-        request = Request(source, tuple(never_before), needs_encoding=start is not None)
+        given = source.prompt_ids if start is None else (start,)
+        tokens = (*given, *source.target_ids)
+        request = Request(
+            source,
+            tuple(never_before),
+            needs_encoding=start is not None,
+            score_from=source.score_from,
+            num_top=max(num_top(params), params.prompt_logprobs or 0),
+        )
         request.sequences = [
             Sequence(request, i, list(tokens), len(tokens)) for i in range(params.num_sequences)
         ]
@@ -374,6 +514,15 @@ class Scheduler:
             for sequence in request.sequences:
                 sequence.matcher = source.matcher.fork()
         request.max_cost = max_cost(request, self._contract)
+        if params.strategy == "beam":
+            room = self._contract.cache.max_len - len(tokens)
+            request.beams = [request.leader]
+            request.search = BeamSearch(
+                params,
+                eos_ids=self._eos_ids,
+                max_new_tokens=min(room, params.max_new_tokens or room),
+            )
+            request.num_top = max(request.num_top, request.search.num_candidates)
         return request
 
     def _admit(self) -> None:
@@ -390,6 +539,8 @@ class Scheduler:
             self._refused_tokens = max(0, self._refused_tokens - request.max_cost)
             self._num_free_slots -= len(request.sequences)
             self._slots.take(request.leader)
+            if self._contract.cross_cache is not None:
+                request.source_row = self._slots.take_source()
             request.admitted = request.last_token = now
             self._running[request.key] = self._prefilling[request.key] = request
             self._outputs.append(AdmittedOutput(request.key))
@@ -412,6 +563,10 @@ class Scheduler:
         is_running = request.key in self._running
         if not (is_running and request.source.params.allow_partial):
             self._fail(request, self._expired(request, now))
+            return
+        if request.search is not None:
+            request.search.close(FinishReason.DEADLINE)
+            self._finish_search(request, request.search)
             return
         for sequence in request.sequences:
             if not sequence.is_finished:
@@ -478,26 +633,99 @@ class Scheduler:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Tokens `start` to `end` of a prompt."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the next token is to be drawn behind it."""
+        sequence = self.sequence
+        return self.end == sequence.num_prompt and not sequence.request.is_score_only
+
+    @property
+    def first_scored(self) -> int:
+        """The first of its positions whose logits are wanted: those that predict a scored token."""
+        score_from = self.sequence.request.score_from
+        wanted = self.end if score_from is None else max(self.start, score_from - 1)
+        return min(wanted, self.end - self.ends_prompt)
+
+    @property
+    def num_logits(self) -> int:
+        """Its last positions whose logits are wanted."""
+        return self.end - self.first_scored
+
+    @property
+    def scored_ids(self) -> tuple[int, ...]:
+        """The given tokens that its logits predict."""
+        if self.sequence.request.score_from is None:
+            return ()
+        return tuple(self.sequence.tokens[self.first_scored + 1 : self.end + 1])
+
+    def at_row(self) -> PrefillChunk:
+        """Return it as the model runner takes it; its row is that of now."""
+        sequence = self.sequence
+        ids = tuple(sequence.tokens[self.start : self.end])
+        return PrefillChunk(_row(sequence), ids, self.num_logits, sequence.request.source_row)
+
+
 @dataclass(slots=True)
 class _PrefillPlan:
     """Rows are read from it only when it is complete: giving it a piece may still move rows."""
 
-    encoded: list[Sequence] = field(default_factory=list)
-    chunks: list[tuple[Sequence, tuple[int, ...], bool]] = field(default_factory=list)
+    encoded: list[Request] = field(default_factory=list)
+    chunks: list[_Chunk] = field(default_factory=list)
     is_empty: bool = True
     num_tokens: int = 0  # without single ones, which are decoded
 
 
-def _no_token(sequence: Sequence) -> TokenweirError:
+def _no_token(request: Request) -> TokenweirError:
     """Return why no token can be chosen."""
-    constraint, matcher = sequence.request.source.params.constraint, sequence.matcher
-    if constraint is not None and matcher is not None and matcher.error is not None:
-        path = f"decoding.constraint.{constraint.kind}"
-        why = f"too complex to follow behind token {len(sequence.tokens)}: {matcher.error}"
-        return InvalidRequest([FieldViolation(path, why)])
+    constraint = request.source.params.constraint
+    length = max(len(sequence.tokens) for sequence in request.sequences)
+    for sequence in request.sequences:
+        if constraint is not None and sequence.matcher is not None and sequence.matcher.error:
+            path = f"decoding.constraint.{constraint.kind}"
+            why = f"too complex to follow behind token {length}: {sequence.matcher.error}"
+            return InvalidRequest([FieldViolation(path, why)])
     return EngineFailure(
-        f"{sequence.request.source.request_id}: the model's logits are not finite behind token "
-        f"{len(sequence.tokens)}; the weights or the input drive it out of range"
+        f"{request.source.request_id}: the model's logits are not finite behind token {length}; "
+        "the weights or the input drive it out of range"
+    )
+
+
+def _draw(sequence: Sequence, row: int) -> Draw:
+    source = sequence.request.source
+    is_short = sequence.num_generated < source.params.min_new_tokens
+    return Draw(
+        row,
+        source.params,
+        source.seed,
+        sequence.index,
+        len(sequence.tokens),
+        sequence.request.never_before if is_short else (),
+        sequence.tokens,
+        sequence.num_prompt,
+        sequence.matcher,
+    )
+
+
+def _common_prefix(one: list[int], other: list[int], limit: int) -> int:
+    """Return how many of the first tokens are equal, at most `limit`."""
+    for i in range(limit):
+        if one[i] != other[i]:
+            return i
+    return limit
+
+
+def _nothing_allowed(request: Request) -> str:
+    return (
+        f"{request.source.request_id}: beam search found no sequence that the request's constraint "
+        "and bans allow; loosen them"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.batch import TokenMatcher
+from engine.beam_search import BeamSearch
 from engine.request import SamplingParams, Timing
 
 
@@ -23,6 +24,7 @@ class TokenRequest:
     priority: int = 0  # lower runs earlier
     tenant: str = ""
     matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
+    score_from: int | None = None  # see Request
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +43,8 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Tokens to compute before the next one can be chosen."""
-        return len(self.tokens) - self.num_computed
+        """Tokens to compute before the next one can be chosen, or the last one is scored."""
+        return len(self.tokens) - self.num_computed - self.request.is_score_only
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,16 @@ class Request:
     steps: int = 0
     batch_size_total: int = 0  # sequences in those steps
     last_step: int = -1
+    num_top: int = 1  # of the largest logits, as many as its draws look at
+    source_row: int = 0  # encoder-decoder: of the cache's sources
+    score_from: int | None = None  # the first given token whose log-probability is wanted
+    search: BeamSearch | None = None
+    beams: list[Sequence] = field(default_factory=list)  # the hypotheses that have rows, in order
+
+    @property
+    def is_score_only(self) -> bool:
+        """Whether nothing is to be generated."""
+        return self.source.params.max_new_tokens == 0
 
     @property
     def key(self) -> int:

@@ -15,6 +15,7 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self._owners: list[Sequence | None] = [None] * num_slots
+        self._has_source = [False] * num_slots
         self._ops: list[RowOp] = []
         self.num_decoding = 0
 
@@ -44,6 +45,22 @@ class SlotTable:
         self.take(target)
         assert target.row is not None
         self._ops.append(RowOp("copy", source.row, target.row))
+
+    def overwrite(self, source: Sequence, target: Sequence, start: int) -> None:
+        """Copy a row over the row of another sequence; before `start` both are equal already."""
+        assert source.row is not None and target.row is not None
+        self._ops.append(RowOp("copy", source.row, target.row, start))
+
+    def take_source(self) -> int:
+        """Return an empty row of the sources: the lowest, since a step binds all up to the last."""
+        row = self._has_source.index(False)
+        self._has_source[row] = True
+        return row
+
+    def release_source(self, row: int) -> None:
+        """Clear a row of the sources."""
+        self._has_source[row] = False
+        self._ops.append(RowOp("clear_source", row, row))
 
     def promote(self, sequence: Sequence) -> None:
         """Make a sequence one of the decoding ones."""

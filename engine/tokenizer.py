@@ -65,6 +65,10 @@ class Tokenizer:
         """Return the ids of a text, with the special tokens that the model wants around it."""
         return list(self._tokenizer.encode(text).ids)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text that is a part of another: no special tokens around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def encode_with_offsets(self, text: str, text_pair: str | None = None) -> Encoding:
         """Return ids and where each token stands in its text; special tokens stand at (0, 0)."""
         found = self._tokenizer.encode(text, text_pair)

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -22,7 +22,7 @@ from exporter.models.attention import MultiHeadAttention
 from exporter.models.cache import LayerCache, SourceRow, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import Decoder
-from exporter.operators import OPSET, Body, attach_bodies, emit_write_row
+from exporter.operators import OPSET, Body, attach_bodies, emit_top, emit_write_row
 from exporter.rewrite import simplify
 
 Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...
@@ -90,6 +90,14 @@ def _widen_columns(projection: nn.Linear, num_heads: int, width: int) -> None:
         projection.weight = nn.Parameter(wide.flatten(1))
 
 
+class _DecoderOutput(NamedTuple):
+    logits: Tensor  # [N, vocab_size]
+    top_ids: Tensor  # [N, k]
+    top_logits: Tensor  # [N, k]
+    top_logprobs: Tensor  # [N, k]
+    present: list[tuple[Tensor, Tensor]]
+
+
 class _DecoderGraph(nn.Module):
     """One step of a decoder: the newest tokens of every row in, the logits asked for out."""
 
@@ -102,24 +110,33 @@ class _DecoderGraph(nn.Module):
         input_ids: Tensor,  # [B, S]
         position_ids: Tensor,  # [B, S]
         logit_idx: Tensor,  # [N]
+        num_top: Tensor,  # [1]
         seqlens_k: Tensor,  # [B]
         total_seq: Tensor,  # [1]
         past: Sequence[tuple[Tensor, Tensor]],
-        source_lengths: Tensor | None = None,  # [B]
+        source_lengths: Tensor | None = None,  # [C]
+        beam_rows: Tensor | None = None,  # [C, G]
+        row_beams: Tensor | None = None,  # [B]
         cross: Sequence[tuple[Tensor, Tensor]] | None = None,
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    ) -> _DecoderOutput:
         caches = [LayerCache(key, value, seqlens_k, total_seq) for key, value in past]
-        if source_lengths is not None and cross is not None:
+        if cross is not None:
+            assert source_lengths is not None and beam_rows is not None and row_beams is not None
             for cache, (key, value) in zip(caches, cross, strict=True):
-                cache.cross = SourceRow(key, value, source_lengths)
+                cache.cross = SourceRow(key, value, source_lengths, beam_rows, row_beams)
         hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
-        return self.decoder.output(rows), [(cache.key, cache.value) for cache in caches]
+        logits = self.decoder.output(rows)
+        # The best few leave the graph sorted: to look for them outside costs more than the head.
+        top_logits, top_ids = emit_top(logits, num_top)
+        top_logprobs = logits.log_softmax(-1).gather(1, top_ids)
+        present = [(cache.key, cache.value) for cache in caches]
+        return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present)
 
 
 class _EncoderGraph(nn.Module):
-    """Reads one source and writes its keys and values into the request's row."""
+    """Reads sources of one length and writes their keys and values into the sources' rows."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
@@ -155,6 +172,7 @@ def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
         "input_ids": torch.zeros(batch, tokens, dtype=torch.int64),
         "position_ids": torch.zeros(batch, tokens, dtype=torch.int64),
         "logit_idx": torch.zeros(2, dtype=torch.int64),
+        "num_top": torch.full((1,), 2),
         "seqlens_k": torch.zeros(batch, dtype=torch.int32),
         "total_seq": torch.zeros(1, dtype=torch.int32),
         "past": past,
@@ -164,24 +182,42 @@ def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
         "input_ids": {0: "batch", 1: "tokens"},
         "position_ids": {0: "batch", 1: "tokens"},
         "logit_idx": {0: "num_logits"},
+        "num_top": {},
         "seqlens_k": {0: "batch"},
         "total_seq": {},
         "past": per_row,
     }
     names = list(example)[:-1] + _cache_names("past_key_values", len(past))
     if isinstance(model, EncoderDecoder):
-        example["source_lengths"] = torch.ones(batch, dtype=torch.int64)
-        example["cross"] = _example_rows(config, batch, config.max_source_len)
-        shapes |= {"source_lengths": {0: "batch"}, "cross": per_row}
-        names += ["source_lengths", *_cache_names("cross_key_values", len(past))]
-    outputs = ["logits", *_cache_names("present", len(past))]
-    return _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
+        sources = 3
+        example["source_lengths"] = torch.ones(sources, dtype=torch.int64)
+        example["beam_rows"] = torch.zeros(sources, 2, dtype=torch.int64)
+        example["row_beams"] = torch.zeros(batch, dtype=torch.int64)
+        example["cross"] = _example_rows(config, sources, config.max_source_len)
+        shapes |= {
+            "source_lengths": {0: "sources"},
+            "beam_rows": {0: "sources", 1: "beams"},
+            "row_beams": {0: "batch"},
+            "cross": [({0: "sources"}, {0: "sources"}) for _ in past],
+        }
+        names += ["source_lengths", "beam_rows", "row_beams"]
+        names += _cache_names("cross_key_values", len(past))
+    outputs = ["logits", "top_ids", "top_logits", "top_logprobs"]
+    outputs += _cache_names("present", len(past))
+    graph = _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
+    for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
+        value.shape = ir.Shape(["num_logits", "num_top"])
+    return graph
 
 
 def _export_encoder(model: EncoderDecoder) -> ir.Model:
-    rows = _example_rows(model.config, 1, model.config.max_source_len)
-    example = {"input_ids": torch.zeros(1, 2, dtype=torch.int64), "rows": rows}
-    shapes = {"input_ids": {1: "tokens"}, "rows": [({}, {}) for _ in rows]}
+    batch = 2
+    rows = _example_rows(model.config, batch, model.config.max_source_len)
+    example = {"input_ids": torch.zeros(batch, 3, dtype=torch.int64), "rows": rows}
+    shapes = {
+        "input_ids": {0: "batch", 1: "tokens"},
+        "rows": [({0: "batch"}, {0: "batch"}) for _ in rows],
+    }
     names = ["input_ids", *_cache_names("past_cross_key_values", len(rows))]
     outputs = _cache_names("present_cross_key_values", len(rows))
     return _export(_EncoderGraph(model), example, shapes, names, outputs)

@@ -4,12 +4,12 @@ An eager module emits a node while it is exported; `attach_bodies` then gives th
 that computes it: the fastest kernel of the target, or standard operators for reference. What the
 standard has an operator for is emitted as that operator.
 
-| operator              | inputs                                                            |
-|-----------------------|-------------------------------------------------------------------|
-| CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq            |
-| RotaryCachedAttention | the same, cos_cache, sin_cache                                    |
+| operator              | inputs                                                                 |
+|-----------------------|------------------------------------------------------------------------|
+| CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq                 |
+| RotaryCachedAttention | the same, cos_cache, sin_cache                                         |
 | Int8...               | of the two above, with an int8 cache: the same, key_scale, value_scale |
-| CrossAttention        | query, cross_key, cross_value, source_lengths                     |
+| CrossAttention        | query, cross_key, cross_value, source_lengths, beam_rows, row_beams    |
 """
 
 from __future__ import annotations
@@ -126,57 +126,113 @@ RotaryCachedAttention <num_heads, num_kv_heads, scale>
 {{{_SPLIT_HEADS}{_ROTATE}{Template(_ATTEND).substitute(query="turned_query", key="turned_key")}}}
 """
 
-# One query a row is what decoding does at every step. Measured on CPU, 4 heads of 32 over a row of
-# 512 positions of which 25 are the source, microseconds for batch 1 / 8 / 32: GroupQueryAttention
-# with no new key 9 / 29 / 76, Attention-24 with nonpad_kv_seqlen 18 / 94 / 269, MultiHeadAttention
-# with key_padding_mask 20 / 97 / 296: the last two compute the whole row. On a full row all three
-# take the same time. Each gave rows bit-equal alone and in a batch; only the first ignores a NaN
-# beyond the source. It wants at least as many keys as queries, and one row if there are several
-# queries, so those go to Attention-24. Its present outputs are left out, or it copies the row.
-_CROSS_ATTENTION_CPU = """
-CrossAttention <num_heads, scale> (query, cross_key, cross_value, source_lengths) => (output)
+# One query a source is what decoding does at every step. Measured on CPU, 4 heads of 32 over a row
+# of 512 positions of which 25 are the source, microseconds for batch 1 / 8 / 32:
+# GroupQueryAttention with no new key 9 / 29 / 76, Attention-24 with nonpad_kv_seqlen 18 / 94 / 269,
+# MultiHeadAttention with key_padding_mask 20 / 97 / 296: the last two compute the whole row. On a
+# full row all three take the same time. Each gave rows bit-equal alone and in a batch; only the
+# first ignores a NaN beyond the source. It takes one query only, so the several queries of a source
+# (its beams) become groups of query heads that share a key head; the number of heads is an
+# attribute, so there is a branch for each width, and other widths go to Attention-24. Its present
+# outputs are left out, or it copies the row.
+_GROUPED_WIDTHS = (4, 2, 8, 16)  # in the order in which they are looked for
+
+_CROSS_ATTENTION_HEAD = """
+CrossAttention <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x16, scale>
+  (query, cross_key, cross_value, source_lengths, beam_rows, row_beams) => (output)
 {
-  one = Constant <value_ints: ints = [1]> ()
-  num_queries = Shape <start: int = 1, end: int = 2> (query)
-  single = Equal (num_queries, one)
-  output = If (single) <
-    then_branch: graph = one_query () => (float[B, S, H] attended) {
-      zero = Constant <value_ints: ints = [0]> ()
-      no_key = Slice (query, zero, zero, one)
+  rest = Constant <value_ints: ints = [-1]> ()
+  same = Constant <value_ints: ints = [0]> ()
+  flat_rows = Reshape (beam_rows, rest)
+  gathered = Gather <axis: int = 0> (query, flat_rows)
+  num_sources = Shape <start: int = 0, end: int = 1> (cross_key)
+  width = Shape <start: int = 2, end: int = 3> (query)
+  head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
+  by_source = Concat <axis: int = 0> (num_sources, rest, width)
+  queries = Reshape (gathered, by_source)
+"""
+
+_CROSS_ATTENTION_TAIL = """
+  by_beam = Shape (gathered)
+  beams = Reshape (attended, by_beam)
+  output = Gather <axis: int = 0> (beams, row_beams)
+}
+"""
+
+_NO_NEW_KEY = """
+      first_query = Slice (queries, zero, one, one)
+      no_key = Slice (first_query, zero, zero, one)
       last = Sub (source_lengths, one)
       seqlens_k = Cast <to: int = 6> (last)
       capacity = Shape <start: int = 2, end: int = 3> (cross_key)
       total_seq = Cast <to: int = 6> (capacity)
-      attended = com.microsoft.GroupQueryAttention
-        <num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale,
-         causal: int = 0>
-        (query, no_key, no_key, cross_key, cross_value, seqlens_k, total_seq)
-    },
-    else_branch: graph = several_queries () => (float[B, S, H] attended_all) {
-      same = Constant <value_ints: ints = [0, 0]> ()
-      rest = Constant <value_ints: ints = [-1]> ()
-      head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
-      by_head = Concat <axis: int = 0> (same, rest, head_dim)
-      heads = Reshape (query, by_head)
+"""
+
+_SEVERAL_QUERIES = """
+      by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
+      heads = Reshape (queries, by_head)
       heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
       over_row = Attention <scale: float = @scale>
         (heads_first, cross_key, cross_value, , , , source_lengths)
       tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
-      flat = Concat <axis: int = 0> (same, rest)
-      attended_all = Reshape (tokens_first, flat)
-    }
-  >
-}
+      attended_all = Reshape (tokens_first, by_source)
 """
 
-_CROSS_ATTENTION_REFERENCE = """
-CrossAttention <num_heads, scale> (query, cross_key, cross_value, source_lengths) => (output)
-{
-  same = Constant <value_ints: ints = [0, 0]> ()
-  rest = Constant <value_ints: ints = [-1]> ()
-  head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
-  by_head = Concat <axis: int = 0> (same, rest, head_dim)
-  heads = Reshape (query, by_head)
+
+def _cross_attention_cpu() -> str:
+    """Return the function: a branch for one query a source, for each width, and for the others."""
+    inner = _SEVERAL_QUERIES
+    result = "attended_all"
+    for width in reversed(_GROUPED_WIDTHS):
+        inner = f"""
+      is_{width} = Equal (num_queries, of_{width})
+      attended_or_{width} = If (is_{width}) <
+        then_branch: graph = grouped_{width} () => (float[C, Q, W] attended_{width}) {{
+          by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
+          heads = Reshape (queries, by_head)
+          grouped = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
+          as_one = Concat <axis: int = 0> (num_sources, one, rest)
+          one_query = Reshape (grouped, as_one)
+          {_NO_NEW_KEY}
+          over_row = com.microsoft.GroupQueryAttention
+            <num_heads: int = @num_heads_x{width}, kv_num_heads: int = @num_heads,
+             scale: float = @scale, causal: int = 0>
+            (one_query, no_key, no_key, cross_key, cross_value, seqlens_k, total_seq)
+          query_count = Constant <value_ints: ints = [{width}]> ()
+          by_group = Concat <axis: int = 0> (same, rest, query_count, head_dim)
+          groups = Reshape (over_row, by_group)
+          tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (groups)
+          attended_{width} = Reshape (tokens_first, by_source)
+        }},
+        else_branch: graph = not_{width} () => (float[C, Q, W] {result}) {{ {inner} }}
+      >
+"""
+        result = f"attended_or_{width}"
+    constants = "".join(
+        f"  of_{width} = Constant <value_ints: ints = [{width}]> ()\n" for width in _GROUPED_WIDTHS
+    )
+    return f"""{_CROSS_ATTENTION_HEAD}
+  zero = Constant <value_ints: ints = [0]> ()
+  one = Constant <value_ints: ints = [1]> ()
+{constants}
+  num_queries = Shape <start: int = 1, end: int = 2> (queries)
+  single = Equal (num_queries, one)
+  attended = If (single) <
+    then_branch: graph = one_query () => (float[C, Q, W] attended_1) {{
+      {_NO_NEW_KEY}
+      attended_1 = com.microsoft.GroupQueryAttention
+        <num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale,
+         causal: int = 0>
+        (queries, no_key, no_key, cross_key, cross_value, seqlens_k, total_seq)
+    }},
+    else_branch: graph = several_queries () => (float[C, Q, W] {result}) {{ {inner} }}
+  >
+{_CROSS_ATTENTION_TAIL}"""
+
+
+_CROSS_ATTENTION_REFERENCE = f"""{_CROSS_ATTENTION_HEAD}
+  by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
+  heads = Reshape (queries, by_head)
   heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
   key_t = Transpose <perm: ints = [0, 1, 3, 2]> (cross_key)
   products = MatMul (heads_first, key_t)
@@ -193,12 +249,10 @@ CrossAttention <num_heads, scale> (query, cross_key, cross_value, source_lengths
   minus_infinity = Constant <value_float: float = -inf> ()
   masked = Where (real, scores, minus_infinity)
   weights = Softmax <axis: int = -1> (masked)
-  attended = MatMul (weights, cross_value)
-  tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
-  flat = Concat <axis: int = 0> (same, rest)
-  output = Reshape (tokens_first, flat)
-}
-"""
+  over_row = MatMul (weights, cross_value)
+  tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
+  attended = Reshape (tokens_first, by_source)
+{_CROSS_ATTENTION_TAIL}"""
 
 _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
     {
@@ -213,7 +267,7 @@ _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
         "Int8CachedAttention": {"cpu": _INT8_CACHED_ATTENTION_CPU},
         "Int8RotaryCachedAttention": {"cpu": _INT8_ROTARY_CACHED_ATTENTION_CPU},
         "CrossAttention": {
-            "cpu": _CROSS_ATTENTION_CPU,
+            "cpu": _cross_attention_cpu(),
             "reference": _CROSS_ATTENTION_REFERENCE,
         },
     }
@@ -262,20 +316,25 @@ def emit_cross_attention(
     cross_key: Tensor,
     cross_value: Tensor,
     source_lengths: Tensor,
+    beam_rows: Tensor,
+    row_beams: Tensor,
     *,
     num_heads: int,
     scale: float,
 ) -> Tensor:
     """Emit a CrossAttention node into the graph being exported.
 
-    query [B, S, num_heads * D]; cross_key, cross_value [B, num_heads, L, D], of which the first
-    source_lengths[b] positions of row b are real; source_lengths int64 [B]. Returns the output
+    query [B, S, num_heads * D]; cross_key, cross_value [C, num_heads, L, D], of which the first
+    source_lengths[c] positions of row c are real; source_lengths int64 [C]; beam_rows int64 [C, G]:
+    the rows of `query` that attend to source c, any row where there are fewer than G; row_beams
+    int64 [B]: where each row stands in the flattened beam_rows. G or S is 1. Returns the output
     [B, S, num_heads * D].
     """
+    grouped = {f"num_heads_x{width}": num_heads * width for width in sorted(_GROUPED_WIDTHS)}
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::CrossAttention",
-        (query, cross_key, cross_value, source_lengths),
-        {"num_heads": num_heads, "scale": scale},
+        (query, cross_key, cross_value, source_lengths, beam_rows, row_beams),
+        {"num_heads": num_heads, **grouped, "scale": scale},
         dtype=query.dtype,
         shape=query.shape,
         version=VERSION,
@@ -301,12 +360,28 @@ def emit_attention(
     )
 
 
+def emit_top(logits: Tensor, num_top: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit a TopK node: the num_top[0] largest of each row of logits [N, V], best first.
+
+    Returns values and ids, both [N, k]; the lower id comes first among equals.
+    """
+    size = (logits.shape[0], 2)  # k is known to the graph only when it runs
+    values, ids = torch.onnx.ops.symbolic_multi_out(
+        "TopK",
+        (logits, num_top),
+        {"axis": -1, "largest": 1, "sorted": 1},
+        dtypes=(logits.dtype, torch.int64),
+        shapes=(size, size),
+    )
+    return values, ids
+
+
 def emit_write_row(row: Tensor, update: Tensor) -> Tensor:
-    """Emit a node that writes update [1, H, S, D] into the first positions of row [1, H, L, D].
+    """Emit a node that writes update [B, H, S, D] into the first positions of row [B, H, L, D].
 
     Where the row's memory is bound to the result too, it is written in place.
     """
-    start = torch.zeros(1, dtype=torch.int64)
+    start = torch.zeros(row.shape[0], dtype=torch.int64)
     return torch.onnx.ops.symbolic(
         "TensorScatter", (row, update, start), {"axis": -2}, dtype=row.dtype, shape=row.shape
     )

@@ -114,7 +114,7 @@ def _written(
     if isinstance(model, EncoderDecoder):
         rows = model.decoder.cross_key_values(model.encode(torch.tensor([source])))
         for cache, (key, value) in zip(caches, rows, strict=True):
-            cache.cross = SourceRow(key, value, torch.tensor([len(source)]))
+            cache.cross = SourceRow.one_each(key, value, torch.tensor([len(source)]))
     positions = torch.arange(length)[None]
     model.decoder.hidden_states(torch.tensor([target]), position_ids=positions, caches=caches)
     return caches

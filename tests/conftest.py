@@ -11,13 +11,14 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.async_engine import AsyncEngine
-from engine.batch import ScheduledBatch
+from engine.batch import RowOp, ScheduledBatch, StepLogits
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.package import CacheShape, Certificate, GenerationContract, Manifest, Package
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
+from engine.top_logits import step_logits
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes
 VOCAB_SIZE = 258
@@ -47,6 +48,7 @@ class ScriptedRunner:
         self.script = script
         self.batches: list[ScheduledBatch] = []
         self.before_step: Callable[[], None] = lambda: None  # to block or to fail
+        self.num_padding = 0
         self._num_slots, self._max_len, self._has_encoder = num_slots, max_len, has_encoder
         self.reset()
 
@@ -54,37 +56,51 @@ class ScriptedRunner:
         self.rows: list[list[int]] = [[] for _ in range(self._num_slots)]
         self.sources: list[list[int]] = [[] for _ in range(self._num_slots)]
 
-    def run(self, batch: ScheduledBatch) -> np.ndarray:
+    def run(self, batch: ScheduledBatch) -> StepLogits:
         self.before_step()
         self.batches.append(batch)
         for op in batch.row_ops:
-            self._change_row(*op)
+            self._change_row(op)
         for encode in batch.encodes:
-            assert not self.sources[encode.row] and not self.rows[encode.row]
+            assert not self.sources[encode.row]
             self.sources[encode.row] = list(encode.source_ids)
         behind_chunks = []
         for chunk in batch.chunks:
-            logits = self._append(chunk.row, list(chunk.token_ids))
-            behind_chunks += [logits] if chunk.wants_logits else []
-        behind_rows = [self._append(row, [token]) for row, token in enumerate(batch.decode_ids)]
-        return np.asarray([*behind_rows, *behind_chunks], np.float32).reshape(-1, VOCAB_SIZE)
+            silent = len(chunk.token_ids) - chunk.num_logits
+            self.rows[chunk.row] += chunk.token_ids[:silent]
+            behind_chunks += [
+                self._append(chunk.row, token, chunk.source_row)
+                for token in chunk.token_ids[silent:]
+            ]
+        sources = batch.decode_sources or [0] * len(batch.decode_ids)
+        behind_rows = [
+            self._append(row, token, source)
+            for row, (token, source) in enumerate(zip(batch.decode_ids, sources, strict=True))
+        ]
+        logits = np.asarray([*behind_rows, *behind_chunks], np.float32).reshape(-1, VOCAB_SIZE)
+        return step_logits(logits, batch.num_top)
 
-    def _change_row(self, kind: str, source: int, target: int) -> None:
-        for rows in (self.rows, self.sources):
-            if kind == "swap":
-                rows[source], rows[target] = rows[target], rows[source]
-                continue
-            if kind in ("move", "copy"):
-                assert not rows[target], "the row is not empty"
-                rows[target] = list(rows[source])
-            if kind in ("move", "clear"):
-                rows[source if kind == "move" else target] = []
+    def _change_row(self, op: RowOp) -> None:
+        source, target = op.source, op.target
+        if op.kind == "swap":
+            self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
+        elif op.kind == "clear_source":
+            self.sources[target] = []
+        elif op.kind == "clear":
+            self.rows[target] = []
+        else:
+            assert op.kind == "copy" or not self.rows[target], "the row is not empty"
+            assert self.rows[target][: op.start] == self.rows[source][: op.start]
+            self.rows[target] = list(self.rows[source])
+            if op.kind == "move":
+                self.rows[source] = []
 
-    def _append(self, row: int, token_ids: list[int]) -> np.ndarray:
-        assert bool(self.sources[row]) == self._has_encoder, "the row's source is not encoded"
-        self.rows[row] += token_ids
+    def _append(self, row: int, token_id: int, source_row: int) -> np.ndarray:
+        source = self.sources[source_row] if self._has_encoder else []
+        assert bool(source) == self._has_encoder, "the row's source is not encoded"
+        self.rows[row].append(token_id)
         assert len(self.rows[row]) <= self._max_len, "the row is full"
-        answer = self.script(self.sources[row], self.rows[row])
+        answer = self.script(source, self.rows[row])
         if isinstance(answer, np.ndarray):
             return answer
         logits = np.zeros(VOCAB_SIZE, np.float32)

@@ -252,9 +252,7 @@ class MultiHeadAttention(nn.Module):
         width = cross.key.shape[-1]
         output = cross_attention_over_row(
             pad_heads(self.q_proj(hidden), self.num_heads, width),
-            cross.key,
-            cross.value,
-            cross.source_lengths,
+            cross,
             num_heads=self.num_heads,
             scale=self.scale,
         )  # (B, T, h * width)

@@ -21,11 +21,22 @@ HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
 
 @dataclass(frozen=True)
 class SourceRow:
-    """Keys and values of the source sentences, for one layer's cross-attention."""
+    """Keys and values of the source sentences, for one layer's cross-attention.
 
-    key: Tensor  # (B, num_kv_heads, max_len, head_dim)
-    value: Tensor  # (B, num_kv_heads, max_len, head_dim)
-    source_lengths: Tensor  # int64 (B,)
+    Several rows of the decoder may attend to one source: the beams of a search.
+    """
+
+    key: Tensor  # (C, num_kv_heads, max_len, head_dim)
+    value: Tensor  # (C, num_kv_heads, max_len, head_dim)
+    source_lengths: Tensor  # int64 (C,)
+    beam_rows: Tensor  # int64 (C, G): the decoder's rows of each source, any where there are fewer
+    row_beams: Tensor  # int64 (B,): where each row stands in the flattened beam_rows
+
+    @classmethod
+    def one_each(cls, key: Tensor, value: Tensor, source_lengths: Tensor) -> SourceRow:
+        """Return the source rows of a decoder whose row i attends to source i."""
+        rows = torch.arange(key.shape[0], device=key.device)
+        return cls(key, value, source_lengths, rows[:, None], rows)
 
 
 @dataclass
@@ -112,32 +123,34 @@ def cached_attention(
 
 
 def cross_attention_over_row(
-    query: Tensor,
-    cross_key: Tensor,
-    cross_value: Tensor,
-    source_lengths: Tensor,
-    *,
-    num_heads: int,
-    scale: float,
+    query: Tensor, source: SourceRow, *, num_heads: int, scale: float
 ) -> Tensor:
-    """Attend from every query to the first `source_lengths` positions of its own row.
+    """Attend from every query to the real positions of its row's source.
 
-    query (B, S, num_heads * D); cross_key, cross_value (B, num_kv_heads, max_len, D);
-    source_lengths int64 (B,). Returns (B, S, num_heads * D).
+    query (B, S, num_heads * D), where S is 1 if a source has several rows. Returns the same shape.
     """
     if torch.onnx.is_in_onnx_export():
         return emit_cross_attention(
-            query, cross_key, cross_value, source_lengths, num_heads=num_heads, scale=scale
+            query,
+            source.key,
+            source.value,
+            source.source_lengths,
+            source.beam_rows,
+            source.row_beams,
+            num_heads=num_heads,
+            scale=scale,
         )
+    index = source.row_beams // source.beam_rows.shape[1]  # (B,)
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
-    allowed = torch.arange(cross_key.shape[2], device=query.device) < source_lengths[:, None]
+    positions = torch.arange(source.key.shape[2], device=query.device)
+    allowed = positions < source.source_lengths[index, None]  # (B, max_len)
     output = F.scaled_dot_product_attention(
         query,
-        cross_key,
-        cross_value,
+        source.key[index],
+        source.value[index],
         attn_mask=allowed[:, None, None],  # (B, 1, 1, max_len)
         scale=scale,
-        enable_gqa=num_heads != cross_key.shape[1],
+        enable_gqa=num_heads != source.key.shape[1],
     )
     return merge_heads(output)
 

@@ -32,7 +32,7 @@ REGEXES = [
     r"[a-f]*(x|yz)",
     r"(ä|ö|€|日本){2,5}",
     r"[^!\n]{0,8}!?",
-    r"(\[([0-9](,[0-9]){0,9})?\]|null)",
+    r"(\[(\d(,\d){0,9})?\]|null)",
 ]
 SCHEMAS: list[dict] = [
     {"type": "integer", "minimum": 3, "maximum": 27},

@@ -58,6 +58,9 @@ def _alphabet_decoder(*, cross: bool) -> ModelProto:
         helper.make_node("Gather", ["table", "input_ids"], ["all"]),  # (B, S, VOCAB)
         helper.make_node("Reshape", ["all", "rows"], ["flat"]),  # (B * S, VOCAB)
         helper.make_node("Gather", ["flat", "logit_idx"], ["logits"]),
+        helper.make_node("TopK", ["logits", "num_top"], ["top_logits", "top_ids"]),
+        helper.make_node("LogSoftmax", ["logits"], ["logprobs"]),
+        helper.make_node("GatherElements", ["logprobs", "top_ids"], ["top_logprobs"], axis=1),
         *(
             helper.make_node("Identity", [f"past_{name}"], [f"present.{name[11:]}"])
             for name in names
@@ -67,15 +70,19 @@ def _alphabet_decoder(*, cross: bool) -> ModelProto:
         ("input_ids", INT64, ["B", "S"]),
         ("position_ids", INT64, ["B", "S"]),
         ("logit_idx", INT64, ["N"]),
+        ("num_top", INT64, [1]),
         ("seqlens_k", INT32, ["B"]),
         ("total_seq", INT32, [1]),
         *((f"past_{name}", FLOAT, CACHE_SHAPE) for name in names),
     ]
     if cross:
-        inputs += [("source_lengths", INT64, ["B"])]
+        inputs += [("source_lengths", INT64, ["C"]), ("beam_rows", INT64, ["C", "G"])]
+        inputs += [("row_beams", INT64, ["B"])]
         inputs += [(f"cross_{name}", FLOAT, CACHE_SHAPE) for name in names]
     outputs: list[tuple[str, int, Sequence[str | int]]] = [
         ("logits", FLOAT, ["N", VOCAB]),
+        ("top_ids", INT64, ["N", "k"]),
+        *((name, FLOAT, ["N", "k"]) for name in ("top_logits", "top_logprobs")),
         *((f"present.0.{kind}", FLOAT, CACHE_SHAPE) for kind in kinds),
     ]
     return _model(nodes, inputs, outputs, table=table, rows=np.array([-1, VOCAB]))

@@ -14,16 +14,22 @@ SLOTS, MAX_LEN, MAX_SOURCE = 4, 6, 5
 SHAPE = CacheShape(num_layers=2, num_kv_heads=2, max_len=MAX_LEN, head_dim=3)
 CROSS_SHAPE = SHAPE.model_copy(update={"max_len": MAX_SOURCE})
 
-Row = tuple[float, int, int]  # what it is filled with, length, source length
+Row = tuple[float, int]  # what it is filled with, length
+Rows = dict[int, Row]
 
 
 def fill(cache: SlotCache, row: int, content: Row) -> None:
-    value, length, source_length = content
+    value, length = content
     for i, layer in enumerate(cache.layers):
         layer.key[row, :, :length], layer.value[row, :, :length] = value + i, -value - i
+    cache.lengths[row] = length
+
+
+def fill_source(cache: SlotCache, row: int, content: Row) -> None:
+    value, length = content
     for i, layer in enumerate(cache.cross_layers):
-        layer.key[row, :, :source_length], layer.value[row, :, :source_length] = value * 2, i
-    cache.lengths[row], cache.source_lengths[row] = length, source_length
+        layer.key[row, :, :length], layer.value[row, :, :length] = value * 2, i
+    cache.source_lengths[row] = length
 
 
 def contents(cache: SlotCache, row: int) -> list[np.ndarray]:
@@ -36,52 +42,54 @@ def contents(cache: SlotCache, row: int) -> list[np.ndarray]:
     ]
 
 
-def cache_of(rows: dict[int, Row]) -> SlotCache:
+def cache_of(rows: Rows, sources: Rows) -> SlotCache:
     cache = SlotCache(SLOTS, SHAPE, CROSS_SHAPE)
     for row, content in rows.items():
         fill(cache, row, content)
+    for row, content in sources.items():
+        fill_source(cache, row, content)
     return cache
 
 
-rows_strategy = st.dictionaries(
-    st.integers(0, SLOTS - 1),
-    st.tuples(st.floats(1, 9), st.integers(1, MAX_LEN), st.integers(0, MAX_SOURCE)),
-)
+def rows_up_to(length: int) -> st.SearchStrategy[Rows]:
+    return st.dictionaries(
+        st.integers(0, SLOTS - 1), st.tuples(st.floats(1, 9), st.integers(1, length))
+    )
 
 
 @st.composite
-def rows_and_ops(draw: st.DrawFn) -> tuple[dict[int, Row], list[RowOp], dict[int, Row]]:
-    rows = draw(rows_strategy)
+def rows_and_ops(draw: st.DrawFn) -> tuple[tuple[Rows, Rows], list[RowOp], tuple[Rows, Rows]]:
+    rows, sources = draw(rows_up_to(MAX_LEN)), draw(rows_up_to(MAX_SOURCE))
     ops: list[RowOp] = []
-    after = dict(rows)
+    after, sources_after = dict(rows), dict(sources)
     for _ in range(draw(st.integers(0, 8))):
         one, other = draw(st.permutations(range(SLOTS)))[:2]
-        kinds = ["clear", "swap", *(["move", "copy"] if other not in after else [])]
+        kinds = ["clear", "clear_source", "swap", "copy", *(["move"] * (other not in after))]
         op = RowOp(draw(st.sampled_from(kinds)), one, other)
         ops.append(op)
-        content = after.get(one)
-        if op.kind == "clear":
-            after.pop(other, None)
-        elif op.kind == "swap":
-            after[one], after[other] = after.get(other), content
-        else:
-            after[other] = content
-            if op.kind == "move":
-                after[one] = None
-        after = {row: found for row, found in after.items() if found is not None}
-    return rows, ops, after
+        found, replaced = after.get(one), after.pop(other, None)
+        if op.kind == "clear_source":
+            sources_after.pop(other, None)
+        kept = {"clear_source": replaced, "clear": None}.get(op.kind, found)
+        if kept is not None:
+            after[other] = kept
+        if op.kind in ("move", "swap"):
+            after.pop(one, None)
+        if op.kind == "swap" and replaced is not None:
+            after[one] = replaced
+    return (rows, sources), ops, (after, sources_after)
 
 
 @given(rows_and_ops())
 def test_row_operations_do_what_a_dictionary_does_and_leave_zeros_behind(
-    case: tuple[dict[int, Row], list[RowOp], dict[int, Row]],
+    case: tuple[tuple[Rows, Rows], list[RowOp], tuple[Rows, Rows]],
 ) -> None:
     before, ops, after = case
-    cache = cache_of(before)
+    cache = cache_of(*before)
 
     cache.apply(ops)
 
-    wanted = cache_of(after)
+    wanted = cache_of(*after)
     for row in range(SLOTS):
         for found, expected in zip(contents(cache, row), contents(wanted, row), strict=True):
             assert np.array_equal(found, expected)

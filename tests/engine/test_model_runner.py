@@ -154,16 +154,66 @@ def test_a_step_runs_row_changes_encodes_decodes_and_chunks_and_orders_logits(
             encodes=(),
             decode_ids=(decoding[8],),
             chunks=(
-                PrefillChunk(1, tuple(chunked[:4]), wants_logits=False),
-                PrefillChunk(1, tuple(chunked[4:]), wants_logits=True),
-                PrefillChunk(2, tuple(prompt), wants_logits=True),
+                PrefillChunk(1, tuple(chunked[:4]), num_logits=0),
+                PrefillChunk(1, tuple(chunked[4:]), num_logits=1),
+                PrefillChunk(2, tuple(prompt), num_logits=3),
             ),
             draws=(),
+            num_top=4,
         )
     )
 
-    wanted = [model.logits(ids)[-1] for ids in (decoding, chunked, prompt)]
-    np.testing.assert_allclose(logits, wanted, atol=2e-5)
+    wanted = [model.logits(ids)[-1] for ids in (decoding, chunked)]
+    wanted += [*model.logits(prompt)[-3:]]
+    np.testing.assert_allclose(logits.logits, wanted, atol=2e-5)
+    order = np.argsort(-logits.logits, kind="stable")[:, :4]
+    np.testing.assert_array_equal(logits.top_ids, order)
+    np.testing.assert_array_equal(
+        logits.top_logits, np.take_along_axis(logits.logits, order, axis=1)
+    )
+    total = np.log(np.exp(logits.logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(logits.top_logprobs, logits.top_logits - total, atol=1e-5)
+
+
+def test_more_logits_than_rows_are_made_room_for(decoder: Loaded) -> None:
+    model, runner = decoder
+    ids = _random_ids(seed=3, length=30)
+    chunk = PrefillChunk(0, tuple(ids), num_logits=30)
+
+    found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=(), draws=()))
+
+    np.testing.assert_allclose(found.logits, model.logits(ids), atol=2e-5)
+    np.testing.assert_allclose(runner.decode([4])[0], model.logits([*ids, 4])[-1], atol=2e-5)
+
+
+def test_beams_attend_to_their_sentence_and_count_padding(encoder_decoder: Loaded) -> None:
+    model, runner = encoder_decoder
+    sources = [_random_ids(seed=n, length=length) for n, length in enumerate((7, 7, 4))]
+    encodes = tuple(Encode(row, tuple(source)) for row, source in enumerate(sources))
+    runner.run(ScheduledBatch((), encodes, chunks=(), decode_ids=(), draws=()))
+    of_row = (2, 0, 2, 2, 1)
+
+    found = runner.run(
+        ScheduledBatch((), (), (), decode_ids=(5, 6, 7, 8, 9), draws=(), decode_sources=of_row)
+    )
+
+    for row, source in enumerate(of_row):
+        wanted = model.logits([5 + row], sources[source])[-1]
+        np.testing.assert_allclose(found.logits[row], wanted, atol=2e-5)
+    assert runner.num_padding == 3 * 4 - 5
+
+
+def test_a_copy_from_where_rows_differ_gives_the_row(decoder: Loaded) -> None:
+    model, runner = decoder
+    one, other = [4, 5, 6, 7, 8], [4, 5, 6, 9, 10]
+    for row, ids in enumerate((one, other)):
+        runner.prefill(row, ids)
+
+    runner.cache.apply([RowOp("copy", 0, 1, start=3)])
+    found = runner.decode([11, 12])
+
+    wanted = [model.logits([*one, token])[-1] for token in (11, 12)]
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 def test_encode_and_first_decoder_token_share_a_step(encoder_decoder: Loaded) -> None:
@@ -174,7 +224,7 @@ def test_encode_and_first_decoder_token_share_a_step(encoder_decoder: Loaded) ->
         ScheduledBatch((), (Encode(0, tuple(source)),), decode_ids=(1,), chunks=(), draws=())
     )
 
-    np.testing.assert_allclose(logits, model.logits([1], source), atol=2e-5)
+    np.testing.assert_allclose(logits.logits, model.logits([1], source), atol=2e-5)
 
 
 def test_the_cache_may_be_filled_to_the_last_position(decoder: Loaded) -> None:
@@ -200,7 +250,7 @@ def test_a_reused_slot_gives_the_bits_of_a_fresh_one_even_after_nan(
     for layer in (*runner.cache.layers, *runner.cache.cross_layers):
         layer.key[0, :, :8] = layer.value[0, :, :8] = np.nan
 
-    runner.cache.apply([RowOp("clear", 0, 0)])
+    runner.cache.apply([RowOp("clear", 0, 0), RowOp("clear_source", 0, 0)])
     runner.encode(0, _random_ids(seed=1, length=4))
 
     assert np.array_equal(runner.decode([1])[0], fresh)
@@ -315,6 +365,7 @@ def _write_decoder(model: TinyModel, path: Path) -> None:
         "input_ids": (TensorProto.INT64, ["B", "S"]),
         "position_ids": (TensorProto.INT64, ["B", "S"]),
         "logit_idx": (TensorProto.INT64, ["N"]),
+        "num_top": (TensorProto.INT64, [1]),
         "seqlens_k": (TensorProto.INT32, ["B"]),
         "total_seq": (TensorProto.INT32, [1]),
     }
@@ -338,49 +389,61 @@ def _write_decoder(model: TinyModel, path: Path) -> None:
             x = g.add("Add", x, _cross_attention(g, model, i, x))
             inputs |= {f"cross_key_values.{i}.{part}": _CROSS_ROW for part in ("key", "value")}
     if model.has_encoder:
-        inputs["source_lengths"] = (TensorProto.INT64, ["B"])
+        inputs["source_lengths"] = (TensorProto.INT64, ["C"])
+        inputs["beam_rows"] = (TensorProto.INT64, ["C", "G"])
+        inputs["row_beams"] = (TensorProto.INT64, ["B"])
     flat = g.add("Reshape", x, g.shape(-1, WIDTH))
     last = g.add("Gather", flat, "logit_idx")
     g.add("MatMul", last, g.constant(model.head), outputs=["logits"])
+    g.add("TopK", "logits", "num_top", outputs=["top_logits", "top_ids"])
+    logprobs = g.add("LogSoftmax", "logits", axis=-1)
+    g.add("GatherElements", logprobs, "top_ids", outputs=["top_logprobs"], axis=1)
+    outputs["top_ids"] = (TensorProto.INT64, ["N", "k"])
+    outputs |= dict.fromkeys(("top_logits", "top_logprobs"), (TensorProto.FLOAT, ["N", "k"]))
     g.write(path, inputs, outputs)
 
 
-_CROSS_ROW = (TensorProto.FLOAT, ["B", HEADS, MAX_SOURCE, DIM])
+_CROSS_ROW = (TensorProto.FLOAT, ["C", HEADS, MAX_SOURCE, DIM])
 
 
 def _cross_attention(g: _Graph, model: TinyModel, i: int, x: str) -> str:
-    """Attend to the first source_lengths positions of the row."""
+    """Attend to the first source_lengths positions of the row's source."""
+    group = g.add("Shape", "beam_rows", start=1, end=2)
+    source = g.add("Div", "row_beams", group)  # (B)
+    keys = g.add("Gather", f"cross_key_values.{i}.key", source)
+    values = g.add("Gather", f"cross_key_values.{i}.value", source)
+    lengths = g.add("Gather", "source_lengths", source)
     query = g.add("MatMul", x, g.constant(model.cross_q[i] / np.float32(np.sqrt(DIM))))
     split = g.add("Reshape", query, g.shape(0, 0, HEADS, DIM))
     query = g.add("Transpose", split, perm=[0, 2, 1, 3])  # (B, heads, S, dim)
-    key = g.add("Transpose", f"cross_key_values.{i}.key", perm=[0, 1, 3, 2])
+    key = g.add("Transpose", keys, perm=[0, 1, 3, 2])
     positions = g.constant(np.arange(MAX_SOURCE, dtype=np.int64)[None])
-    real = g.add("Less", positions, g.add("Unsqueeze", "source_lengths", g.shape(1)))
+    real = g.add("Less", positions, g.add("Unsqueeze", lengths, g.shape(1)))
     mask = g.add("Unsqueeze", real, g.shape(1, 2))  # (B, 1, 1, source)
     closed = g.constant(np.asarray(-1e30, np.float32))
     scores = g.add("Where", mask, g.add("MatMul", query, key), closed)
     weights = g.add("Softmax", scores, axis=-1)
-    heads = g.add("MatMul", weights, f"cross_key_values.{i}.value")
+    heads = g.add("MatMul", weights, values)
     joined = g.add("Transpose", heads, perm=[0, 2, 1, 3])
     return g.add("Reshape", joined, g.shape(0, 0, WIDTH))
 
 
 def _write_encoder(model: TinyModel, path: Path) -> None:
     g = _Graph()
-    embedded = g.add("Gather", g.constant(model.tokens), "input_ids")  # (1, S, width)
-    inputs: dict[str, tuple] = {"input_ids": (TensorProto.INT64, [1, "S"])}
+    embedded = g.add("Gather", g.constant(model.tokens), "input_ids")  # (C, S, width)
+    inputs: dict[str, tuple] = {"input_ids": (TensorProto.INT64, ["C", "S"])}
     outputs: dict[str, tuple] = {}
     for i in range(LAYERS):
         halves = np.split(model.cross_kv[i], 2, axis=1)
         for part, weight in zip(("key", "value"), halves, strict=True):
             projected = g.add("MatMul", embedded, g.constant(np.ascontiguousarray(weight)))
             split = g.add("Reshape", projected, g.shape(0, 0, HEADS, DIM))
-            states = g.add("Transpose", split, perm=[0, 2, 1, 3])  # (1, heads, S, dim)
+            states = g.add("Transpose", split, perm=[0, 2, 1, 3])  # (C, heads, S, dim)
             past, present = (f"{when}_cross_key_values.{i}.{part}" for when in ("past", "present"))
             length = g.add("Shape", "input_ids", start=1, end=2)
             rest = g.add(
                 "Slice", past, length, g.shape(MAX_SOURCE), g.shape(2), outputs=[f"rest_{past}"]
             )
             g.add("Concat", states, rest, outputs=[present], axis=2)
-            inputs[past] = outputs[present] = (TensorProto.FLOAT, [1, HEADS, MAX_SOURCE, DIM])
+            inputs[past] = outputs[present] = _CROSS_ROW
     g.write(path, inputs, outputs)

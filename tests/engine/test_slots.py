@@ -88,7 +88,7 @@ class SlotMachine(RuleBasedStateMachine):
         return Sequence(REQUEST, self.count, [])
 
     def _replay(self) -> None:
-        for kind, source, target in self.table.take_ops():
+        for kind, source, target, _ in self.table.take_ops():
             if kind == "swap":
                 self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
             elif kind == "clear":

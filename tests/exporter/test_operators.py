@@ -17,7 +17,7 @@ from exporter.certificate import certify
 from exporter.checkpoint import load_checkpoint
 from exporter.export import write_graphs
 from exporter.graphs import Graphs
-from exporter.models.cache import cached_attention, cross_attention_over_row
+from exporter.models.cache import SourceRow, cached_attention, cross_attention_over_row
 from exporter.operators import DOMAIN, Body, attach_bodies
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
@@ -63,10 +63,9 @@ class RotaryCached(nn.Module):
 
 
 class Cross(nn.Module):
-    def forward(self, query, cross_key, cross_value, source_lengths):  # type: ignore[no-untyped-def]
-        return cross_attention_over_row(
-            query, cross_key, cross_value, source_lengths, num_heads=KV_HEADS, scale=SCALE
-        )
+    def forward(self, query, cross_key, cross_value, source_lengths, beam_rows, row_beams):  # type: ignore[no-untyped-def]
+        source = SourceRow(cross_key, cross_value, source_lengths, beam_rows, row_beams)
+        return cross_attention_over_row(query, source, num_heads=KV_HEADS, scale=SCALE)
 
 
 def cached_inputs(lengths: list[int], num_new: int, head_dim: int = HEAD_DIM) -> dict[str, Tensor]:
@@ -89,14 +88,22 @@ def rotary_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
     return {**inputs, "cos": angles.cos(), "sin": angles.sin()}
 
 
-def cross_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
-    batch = len(lengths)
-    row = (batch, KV_HEADS, CAPACITY, HEAD_DIM)
+def cross_inputs(
+    lengths: list[int], num_new: int, beams: list[list[int]] | None = None
+) -> dict[str, Tensor]:
+    """Return inputs for one source a length; `beams` are the rows of each, one by default."""
+    beams = beams or [[row] for row in range(len(lengths))]
+    row = (len(lengths), KV_HEADS, CAPACITY, HEAD_DIM)
+    width = max(map(len, beams))
+    beam_rows = [rows + [0] * (width - len(rows)) for rows in beams]
+    places = {row: i * width + j for i, rows in enumerate(beams) for j, row in enumerate(rows)}
     return {
-        "query": torch.randn(batch, num_new, KV_HEADS * HEAD_DIM),
+        "query": torch.randn(len(places), num_new, KV_HEADS * HEAD_DIM),
         "cross_key": torch.randn(row),
         "cross_value": torch.randn(row),
         "source_lengths": torch.tensor(lengths),
+        "beam_rows": torch.tensor(beam_rows),
+        "row_beams": torch.tensor([places[row] for row in range(len(places))]),
     }
 
 
@@ -106,7 +113,7 @@ def graphs() -> dict[str, ir.Model]:
     cases = {
         "CachedAttention": (Cached(), cached_inputs([4, 5], 3)),
         "RotaryCachedAttention": (RotaryCached(), rotary_inputs([4, 5], 3)),
-        "CrossAttention": (Cross(), cross_inputs([4, 5], 3)),
+        "CrossAttention": (Cross(), cross_inputs([4, 5, 3], 3, [[1, 2], [0, 3], [4, 5]])),
     }
     return {name: _export(module, inputs) for name, (module, inputs) in cases.items()}
 
@@ -118,6 +125,10 @@ def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
         if name not in FIXED
     }
     fixed: dict[str, dict[int, str]] = {name: {} for name in inputs if name in FIXED}
+    if "beam_rows" in inputs:
+        open_sizes["beam_rows"] = {0: "sources", 1: "beams"}
+        for name in ("cross_key", "cross_value", "source_lengths"):
+            open_sizes[name] = {0: "sources"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells of its own use of deprecated functions
         program = torch.onnx.export(
@@ -199,6 +210,29 @@ def test_cross_attention_is_the_eager_function(
     body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
 ) -> None:
     inputs = cross_inputs(lengths, num_new)
+
+    (output,) = run(graphs["CrossAttention"], body, inputs, tmp_path)
+
+    np.testing.assert_allclose(output, Cross()(**inputs).numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    "beams",
+    [
+        [[0, 1]],
+        [[2, 0, 1], [3]],
+        [[0], [4, 3, 2, 1], [5, 6]],
+        [[7, 6, 5, 4, 3], [0, 1, 2]],
+        [list(range(9))],
+        [list(range(17)), [17]],
+    ],
+    ids=lambda beams: "-".join(str(len(rows)) for rows in beams),
+)
+def test_several_rows_attend_to_one_source(
+    body: Body, beams: list[list[int]], graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = cross_inputs([7, 12, 1][: len(beams)], 1, beams)
 
     (output,) = run(graphs["CrossAttention"], body, inputs, tmp_path)
 

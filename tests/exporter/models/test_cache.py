@@ -51,7 +51,7 @@ def source_rows(
             row_key[:, :, :length], row_value[:, :, :length] = key, value
             keys.append(row_key)
             values.append(row_value)
-        rows.append(SourceRow(torch.cat(keys), torch.cat(values), torch.tensor(lengths)))
+        rows.append(SourceRow.one_each(torch.cat(keys), torch.cat(values), torch.tensor(lengths)))
     return rows
 
 
@@ -229,7 +229,10 @@ def test_an_empty_source_gives_numbers():
     row = torch.randn(1, 2, 6, 8)
 
     output = cross_attention_over_row(
-        torch.randn(1, 3, 16), row, row, torch.tensor([0]), num_heads=2, scale=1.0
+        torch.randn(1, 3, 16),
+        SourceRow.one_each(row, row, torch.tensor([0])),
+        num_heads=2,
+        scale=1.0,
     )
 
     assert output.isfinite().all()
