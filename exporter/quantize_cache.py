@@ -11,6 +11,9 @@ float32 cache (onnxruntime 1.31, 2 cores of Zen 5 under other load, medians of 5
 |--------------------------|--------------------|--------------------|
 | decode 1 / 8 / 32 rows   | 0.93 / 0.82 / 0.75 | 0.85 / 0.59 / 0.57 |
 | prefill, 2 chunks of 128 | 1.16               | 1.38               |
+
+A small GPT (4 layers, d_model 128) after 250 steps of training lost 0.3 % of its greedy tokens on
+random prompts, and 0.01 % of perplexity.
 """
 
 from __future__ import annotations

@@ -181,9 +181,9 @@ def export(
     from exporter.loss import DEFAULT_LIMITS
 
     given = {name: value for name, value in limits.items() if value is not None}
-    if weights == "fp32" and (given or text):
+    if weights == kv_cache == "fp32" and (given or text):
         raise click.UsageError(
-            "fp32 loses nothing: give --weights, or no --text and --max-...-loss"
+            "fp32 loses nothing: give --weights or --kv-cache, or no --text and --max-...-loss"
         )
     export_with_progress(
         checkpoint,
