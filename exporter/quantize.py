@@ -20,9 +20,9 @@ interleaved rounds, 128 cached positions, other work on the machine):
 | encode a source of 25       | 0.46 | 0.77        | 0.83 |
 
 What it costs a small GPT (4 layers, d_model 128) after 250 steps: int8 0.95 % other greedy
-tokens on random prompts and +0.03 % perplexity, int8-blocks 1.3 % and +0.03 %, int4 9.9 % and +1.9 %.
+tokens on random prompts and 0.03 % perplexity, int8-blocks 1.3 % and 0.03 %, int4 9.9 % and 1.9 %.
 Rows were bit-equal alone and in batches of 2 to 32 with each. Files of GPT-2: 498 MB in fp32,
-166, 181 and 119. Without VNNI a processor may saturate in int8: certify on one like the server's.
+166, 181 and 119. Without VNNI a processor may saturate in int8: certify on the server's.
 """
 
 from __future__ import annotations
