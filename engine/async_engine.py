@@ -63,8 +63,6 @@ _CAPABILITIES = (  # names of server/capabilities.py: what is not here is refuse
     "target_prefix",
     "score",
     "stop",
-    "typical_p",
-    "controls",
     "constraint",
     "priority",
     "fair_share",

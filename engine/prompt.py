@@ -52,7 +52,7 @@ class PromptReader:
             has_encoder=self._contract.cross_cache is not None,
         )
         violations += self._check_against_engine(request.params)
-        ids, found = await self._read_ids(request.prompt, request.input_path, _SOURCE)
+        ids, found = await self._read_source(request.prompt, request.input_path)
         violations += found
         target_ids: tuple[int, ...] = ()
         if request.target_prefix:
@@ -66,7 +66,7 @@ class PromptReader:
     async def read_scored(self, request: ScoreRequest) -> Prompt:
         """Return source and target of a score; InvalidRequest names every wrong field at once."""
         path = request.input_path
-        ids, violations = await self._read_ids(request.source, path, _SOURCE)
+        ids, violations = await self._read_source(request.source, path)
         target_ids, found = await self._read_target(request.target, path, len(ids))
         violations += found
         most = self._config.limits.max_logprobs
@@ -80,12 +80,29 @@ class PromptReader:
         """Return where the target begins among the decoder's tokens."""
         return 1 if self._has_source else len(prompt.ids)
 
+    async def _read_source(
+        self, given: str | tuple[int, ...], path: str
+    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+        limit = f"more than {self._max_tokens}, the longest prompt of this model"
+        return await self._read_ids(given, path, _SOURCE, (self._max_tokens, limit))
+
+    async def _read_target(
+        self, given: str | tuple[int, ...], path: str, num_prompt: int
+    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+        most = self._max_target - (0 if self._has_source else num_prompt)
+        limit = f"more than the {max(most, 0)} that fit behind the prompt"
+        return await self._read_ids(given, path, _TARGET, (most, limit))
+
     async def _read_ids(
-        self, given: str | tuple[int, ...], path: str, names: tuple[str, str]
+        self,
+        given: str | tuple[int, ...],
+        path: str,
+        names: tuple[str, str],
+        limit: tuple[int, str],  # the most tokens, and what is wrong with more
     ) -> tuple[tuple[int, ...], list[FieldViolation]]:
         if not isinstance(given, str):
             path = f"{path}.{names[1]}"
-            return given, self._check_ids(given, path, f"{path}.ids")
+            return given, self._check_ids(given, path, f"{path}.ids", limit)
         path = f"{path}.{names[0]}"
         is_part = names == _TARGET
         try:
@@ -93,18 +110,7 @@ class PromptReader:
         except UnicodeEncodeError as error:
             what = f"is no Unicode text: half a surrogate pair at character {error.start + 1}"
             return (), [FieldViolation(path, what)]
-        return ids, self._check_ids(ids, path, None)
-
-    async def _read_target(
-        self, given: str | tuple[int, ...], path: str, num_prompt: int
-    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
-        ids, found = await self._read_ids(given, path, _TARGET)
-        most = self._max_target - (0 if self._has_source else num_prompt)
-        if not found and len(ids) > most:
-            what = f"{len(ids)} tokens are more than the {most} that fit; shorten it"
-            name = _TARGET[0] if isinstance(given, str) else _TARGET[1]
-            found = [FieldViolation(f"{path}.{name}", what)]
-        return ids, found
+        return ids, self._check_ids(ids, path, None, limit)
 
     async def _encode(self, text: str, is_part: bool) -> tuple[int, ...]:
         text.encode()  # the tokenizer's own error for a lone surrogate says nothing of it
@@ -116,13 +122,12 @@ class PromptReader:
         return tuple(await asyncio.to_thread(encode, text))
 
     def _check_ids(
-        self, ids: tuple[int, ...], path: str, ids_path: str | None
+        self, ids: tuple[int, ...], path: str, ids_path: str | None, limit: tuple[int, str]
     ) -> list[FieldViolation]:
         if not ids:
-            return [FieldViolation(path, "is empty; give at least one token of prompt")]
-        if len(ids) > self._max_tokens:
-            limit = f"more than {self._max_tokens}, the longest prompt of this model"
-            return [FieldViolation(path, f"{len(ids)} tokens are {limit}; shorten it")]
+            return [FieldViolation(path, "is empty; give at least one token")]
+        if len(ids) > limit[0]:
+            return [FieldViolation(path, f"{len(ids)} tokens are {limit[1]}; shorten it")]
         last = self._contract.vocab_size - 1
         wrong = [i for i, token_id in enumerate(ids) if not 0 <= token_id <= last]
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +16,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.package import Package
 from engine.tokenizer import Tokenizer
-from server.client import AsyncClient, DeadlineExceeded
+from server.client import AsyncClient, DeadlineExceeded, InvalidArgument
 from server.config import WorkerConfig
 from server.worker import Worker
 
@@ -59,12 +60,17 @@ def serving(
     return serve
 
 
-def always(**logits: float) -> Callable[[list[int], list[int]], np.ndarray]:
+def always(**logits: float) -> Script:
     """Make a script that gives the same logits at every position: by letter, else -20."""
+    row = _row(logits)
+    return lambda source, tokens: row
+
+
+def _row(logits: dict[str, float]) -> np.ndarray:
     row = np.full(VOCAB_SIZE, -20.0, np.float32)
     for letter, logit in logits.items():
         row[ord(letter)] = logit
-    return lambda source, tokens: row
+    return row
 
 
 @pytest.mark.parametrize(
@@ -129,3 +135,165 @@ async def test_determinism_is_what_was_asked_for(serving: Serving) -> None:
         "batch_invariant",
         "best_effort",
     ]
+
+
+def by_last_token(**letters_after: dict[str, float]) -> Script:
+    """Make a script whose logits depend on the last token; behind any other comes the end."""
+    rows = {ord(letter): _row(logits) for letter, logits in letters_after.items()}
+    end = np.full(VOCAB_SIZE, -20.0, np.float32)
+    end[EOS] = 0.0
+    return lambda source, tokens: rows.get(tokens[-1], end)
+
+
+# "a" is the likelier beginning, but what goes on from "b" is the likelier whole.
+GARDEN_PATH = by_last_token(
+    s={"a": 1.0, "b": 0.8},
+    a={"c": 0.0, "d": -0.1, "e": -0.2, "f": -0.3},
+    b={"x": 3.0, "y": 0.0},
+)
+
+
+async def test_beam_search_finds_what_greedy_search_misses(serving: Serving) -> None:
+    async with serving(GARDEN_PATH) as client:
+        greedy = await client.generate(MODEL, "s")
+        beams = (await client.generate(MODEL, "s", beam=3, num_outputs=3)).sequences
+        scored = await client.score(MODEL, "s", beams[0].token_ids)
+
+    assert greedy.text == "ac"
+    assert [beam.text for beam in beams] == ["bx", "ac", "ad"]
+    assert [beam.finish_reason for beam in beams] == ["eos"] * 3
+    assert scored.sum_logprob == pytest.approx(beams[0].sum_logprob, abs=1e-5)
+    for beam in beams:
+        penalty = ((5 + len(beam.token_ids)) / 6) ** 0.6
+        assert beam.score == pytest.approx(beam.sum_logprob / penalty, abs=1e-5)
+
+
+async def test_a_stream_of_beam_search_gives_the_best_at_its_end(serving: Serving) -> None:
+    async with serving(GARDEN_PATH) as client:
+        whole = await client.generate(MODEL, "s", beam=3, length_penalty=1.0, logprobs=1)
+        stream = client.stream(MODEL, "s", beam=3, length_penalty=1.0, logprobs=1)
+        pieces = [piece async for piece in stream]
+
+    assert pieces == [whole.text] == ["bx"]
+    assert stream.result.sequences == whole.sequences
+    assert [p.chosen.token_id for p in whole.sequences[0].logprobs] == [ord("b"), ord("x"), EOS]
+    assert whole.usage.discarded_tokens > 0
+
+
+async def test_best_of_returns_the_best_of_the_samples(serving: Serving) -> None:
+    options = {"seed": 5, "max_new_tokens": 4}
+    async with serving(always(a=1.0, b=0.5, c=0.0)) as client:
+        samples = await client.generate(MODEL, ">", num_outputs=4, **options)
+        best = await client.generate(MODEL, ">", best_of=4, num_outputs=2, **options)
+
+    ranked = sorted(samples.sequences, key=lambda sample: -sample.sum_logprob)
+    assert [one.text for one in best.sequences] == [one.text for one in ranked[:2]]
+    assert [one.score for one in best.sequences] == pytest.approx(
+        [one.sum_logprob / 4 for one in ranked[:2]]
+    )
+    assert best.usage.discarded_tokens == 8
+
+
+async def test_logprobs(serving: Serving) -> None:
+    options = {"max_new_tokens": 3, "banned_tokens": [ord("a")], "logprobs": 2}
+    async with serving(always(a=2.0, b=1.0)) as client:
+        answer = await client.generate(MODEL, ">", **options)
+        stream = client.stream(MODEL, ">", **options)
+        assert "".join([piece async for piece in stream]) == "bbb"
+
+    (sequence,) = answer.sequences
+    a, b = np.log(np.exp([2.0, 1.0]) / np.exp([2.0, 1.0]).sum())
+    assert [p.chosen.piece for p in sequence.logprobs] == [b"b"] * 3
+    assert [p.chosen.logprob for p in sequence.logprobs] == pytest.approx([b] * 3, abs=1e-5)
+    assert [(one.piece, one.rank) for one in sequence.logprobs[0].top] == [(b"a", 1), (b"b", 2)]
+    assert sequence.logprobs[0].top[0].logprob == pytest.approx(a, abs=1e-5)
+    assert sequence.sum_logprob == pytest.approx(3 * b, abs=1e-5)
+    assert stream.result.sequences == answer.sequences
+
+
+async def test_logprobs_of_the_prompt(serving: Serving) -> None:
+    async with serving(always(a=2.0, b=1.0)) as client:
+        answer = await client.generate(MODEL, "bab", max_new_tokens=1, prompt_logprobs=1)
+        stream = client.stream(MODEL, "bab", max_new_tokens=1, prompt_logprobs=1)
+        assert [piece async for piece in stream] == ["a"]
+
+    assert [p.chosen.piece for p in answer.prompt_logprobs] == [b"a", b"b"]
+    assert [p.chosen.rank for p in answer.prompt_logprobs] == [1, 2]
+    assert [p.top[0].piece for p in answer.prompt_logprobs] == [b"a", b"a"]
+    assert stream.result.prompt_logprobs == answer.prompt_logprobs
+
+
+async def test_an_answer_begins_with_its_target_prefix(serving: Serving) -> None:
+    options = {"target_prefix": "by", "max_new_tokens": 2, "prompt_logprobs": 0}
+    async with serving(always(a=2.0, b=1.0), max_source_len=16) as client:
+        answer = await client.generate(MODEL, "source", **options)
+        from_ids = await client.generate(
+            MODEL, "source", **(options | {"target_prefix": [98, 121]})
+        )
+        stream = client.stream(MODEL, "source", **options)
+        pieces = [piece async for piece in stream]
+
+    assert answer.text == "".join(pieces) == from_ids.text == "byaa"
+    assert answer.token_ids == stream.result.token_ids == (98, 121, 97, 97)
+    assert [p.chosen.piece for p in answer.prompt_logprobs] == [b"b", b"y"]
+
+
+async def test_a_decoders_answer_begins_with_its_target_prefix(serving: Serving) -> None:
+    async with serving(always(a=2.0, b=1.0)) as client:
+        answer = await client.generate(MODEL, ">", target_prefix="by", max_new_tokens=2)
+
+    assert answer.text == "byaa"
+
+
+async def test_a_target_may_be_longer_than_the_longest_source(serving: Serving) -> None:
+    async with serving(always(a=2.0), max_source_len=8) as client:
+        score = await client.score(MODEL, "source", "a" * 20)
+        answer = await client.generate(MODEL, "source", target_prefix="b" * 20, max_new_tokens=1)
+        with pytest.raises(InvalidArgument, match="100 tokens are more than the 62 that fit"):
+            await client.score(MODEL, "source", "a" * 100)
+
+    assert len(score.positions) == 20
+    assert answer.text == "b" * 20 + "a"
+
+
+@pytest.mark.parametrize("shape", [{}, {"max_source_len": 16}])
+async def test_score(shape: dict[str, int], serving: Serving) -> None:
+    async with serving(always(a=2.0, b=1.0), **shape) as client:
+        score = await client.score(MODEL, "source", "ab", top_logprobs=2)
+
+    a, b = np.log(np.exp([2.0, 1.0]) / np.exp([2.0, 1.0]).sum())
+    assert score.sum_logprob == pytest.approx(a + b, abs=1e-5)
+    assert [p.chosen.logprob for p in score.positions] == pytest.approx([a, b], abs=1e-5)
+    assert [p.chosen.rank for p in score.positions] == [1, 2]
+    assert [token.piece for token in score.positions[1].top] == [b"a", b"b"]
+
+
+async def test_wrong_targets_are_named(serving: Serving) -> None:
+    async with serving(always(a=2.0), max_source_len=16) as client:
+        for target, path in (("", "inputs[0].prefix_text"), ([300], "inputs[0].prefix_tokens")):
+            with pytest.raises(InvalidArgument) as caught:
+                await client.score(MODEL, "source", target)
+            assert [v.field.startswith(path) for v in caught.value.violations] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({"choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"regex": "[0-9]{2}-[a-c]"}, None),
+        ({"json_schema": {"type": "boolean"}}, {"true", "false"}),
+        ({"grammar": 'start: "x" | "y"'}, {"x", "y"}),
+    ],
+)
+@pytest.mark.parametrize("strategy", [{}, {"seed": 3}, {"beam": 2}])
+async def test_constraints(
+    options: dict[str, Any], texts: set[str] | None, strategy: dict[str, Any], serving: Serving
+) -> None:
+    async with serving(lambda source, tokens: np.zeros(VOCAB_SIZE, np.float32)) as client:
+        answer = await client.generate(MODEL, ">", max_new_tokens=20, **options, **strategy)
+
+    assert answer.finish_reason == "eos"
+    if texts is None:
+        assert re.fullmatch(options["regex"], answer.text)
+    else:
+        assert answer.text in texts
