@@ -17,7 +17,7 @@ from engine.grammar_vocabulary import read_vocabulary
 from engine.request import Constraint
 from engine.tokenizer import Tokenizer
 
-_MAX_CACHED = 32  # compiled constraints; the least recently used goes first
+_MAX_CACHED = 16  # compiled constraints; the least recently used goes first
 _MAX_MESSAGE_CHARS = 500
 
 _MAX_CHARS = 65_536  # of a constraint's texts
@@ -33,7 +33,7 @@ _LIMITS = LLParserLimits(
     step_lexer_fuel=100_000,  # for one mask: 7 ms
     step_max_items=50_000,  # for one mask: 3 ms
     max_items_in_row=5_000,
-    max_lexer_states=20_000,  # of 2 kB each: 40 MB
+    max_lexer_states=10_000,  # of 2 kB each: 20 MB
     verbose_errors=False,
 )
 

@@ -37,7 +37,8 @@ def _num_columns(params: SamplingParams) -> int | None:
     if params.strategy == "greedy":
         return 1
     if params.strategy == "beam":
-        return 2 * params.beam_width
+        # One that goes on and one for each way to end, for every beam; more come from whole rows.
+        return min(params.beam_width * (2 + len(params.stop_token_ids)), _MAX_TOP_K)
     if params.typical_p < 1 or params.top_k > _MAX_TOP_K:
         return None
     if params.top_k == 0 and (params.top_p < 1 or params.min_p > 0):
