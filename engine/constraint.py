@@ -158,7 +158,7 @@ def _grammar(constraint: Constraint, prefix: str) -> str:
     text = constraint.values[0]
     match constraint.kind:
         case "regex":
-            rules = f"start: {prefix} /{regex_to_lark(text, '')}/"
+            rules = f"start: {prefix} /{regex_to_lark(text, 'd')}/"
         case "json_schema":
             rules = f"start: {prefix} %json {_read_schema(constraint)}"
         case "choice":
