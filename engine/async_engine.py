@@ -198,7 +198,7 @@ class AsyncEngine:
         arrival = self._clock()
         self._refuse_if_closed()
         prompt = await self._prompts.read(request)
-        matcher = await self._compile(request.params.constraint)
+        matcher = await self._compile(request.params.constraint, prompt.target_ids)
         seed = 0
         if request.params.strategy == "sampling":
             given = request.params.seed
@@ -229,10 +229,12 @@ class AsyncEngine:
         finally:
             self._close(source.key, stream)
 
-    async def _compile(self, constraint: Constraint | None) -> TokenMatcher | None:
+    async def _compile(
+        self, constraint: Constraint | None, given_ids: tuple[int, ...]
+    ) -> TokenMatcher | None:
         if constraint is None:
             return None
-        return await asyncio.to_thread(self._constraints.compile, constraint)
+        return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
     async def score(self, request: ScoreRequest) -> Score:
         """Return the log-probabilities of a given target, without generating anything.

@@ -93,12 +93,28 @@ class ConstraintCompiler:
         self._compiled: OrderedDict[Constraint, ConstraintMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, constraint: Constraint) -> ConstraintMatcher:
-        """Return a matcher at the beginning of the text, to be forked for each sequence.
+    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> ConstraintMatcher:
+        """Return a matcher behind the given beginning of the text, to be forked for each sequence.
 
-        Raises InvalidRequest for a constraint that is wrong or too large, CapabilityNotSupported
-        if the model's tokenizer cannot follow any.
+        Raises InvalidRequest for a constraint that is wrong or too large, or that no text matches
+        which begins so; CapabilityNotSupported if the model's tokenizer cannot follow any.
         """
+        matcher = self._compiled_or_kept(constraint)
+        if not given_ids:
+            return matcher
+        matcher = matcher.fork()
+        for n, token_id in enumerate(given_ids):
+            if self._tokenizer.visible_token(token_id) is None:  # a language, say
+                continue
+            if not matcher.allowed()[token_id]:
+                why = (
+                    f"token {n} of the given target prefix ({token_id}) does not go on with a text"
+                )
+                raise _invalid(constraint, f"{why} that matches; leave one of the two out")
+            matcher.advance(token_id)
+        return matcher
+
+    def _compiled_or_kept(self, constraint: Constraint) -> ConstraintMatcher:
         num_chars = sum(map(len, constraint.values))
         if num_chars > _MAX_CHARS:
             raise _invalid(constraint, f"{num_chars:,} characters are more than {_MAX_CHARS:,}")

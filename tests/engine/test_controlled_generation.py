@@ -150,3 +150,62 @@ async def test_controls_see_prompt_and_output_of_their_own_sequence(
         "banned": "cccc",
         "ngram": "aaba",
     }
+
+
+async def test_every_hypothesis_of_a_beam_search_follows_the_constraint(
+    make_engine: MakeEngine,
+) -> None:
+    engine, _ = await make_engine(noise)
+    date = "[0-9]{4}-[0-9]{2}"
+
+    found = await ended(
+        engine,
+        strategy="beam",
+        beam_width=4,
+        num_outputs=4,
+        constraint=Constraint("regex", (date,)),
+    )
+
+    assert len({one.text for one in found}) == 4
+    assert all(re.fullmatch(date, one.text) for one in found)
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+
+
+async def test_a_beam_search_finds_no_more_than_the_constraint_allows(
+    make_engine: MakeEngine,
+) -> None:
+    engine, _ = await make_engine(noise)
+
+    found = await ended(
+        engine,
+        strategy="beam",
+        beam_width=4,
+        num_outputs=3,
+        constraint=Constraint("choice", ("12", "345")),
+    )
+
+    assert {one.text for one in found} == {"12", "345"}
+
+
+async def test_a_given_prefix_is_part_of_the_constrained_text(make_engine: MakeEngine) -> None:
+    engine, _ = await make_engine(noise, max_source_len=16)
+    asked = GenerationRequest(
+        "r-1", "source", SamplingParams(constraint=DIGITS), target_prefix="47"
+    )
+
+    events = [event async for event in engine.generate(asked)]
+
+    (found,) = [event for event in events if isinstance(event, SequenceFinished)]
+    assert re.fullmatch("47[0-9]", found.text)
+
+
+async def test_a_prefix_that_the_constraint_rules_out_is_refused(make_engine: MakeEngine) -> None:
+    engine, runner = await make_engine(noise, max_source_len=16)
+    asked = GenerationRequest(
+        "r-1", "source", SamplingParams(constraint=DIGITS), target_prefix="4x"
+    )
+
+    with pytest.raises(InvalidRequest, match="token 1 of the given target prefix"):
+        await anext(engine.generate(asked))
+
+    assert runner.batches == []
