@@ -19,13 +19,14 @@ class RowOp(NamedTuple):
 
     `clear` empties `target`; `move` takes `source` to the empty row `target` and leaves `source`
     empty; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
-    `clear_source` empties a row of the sources.
+    `clear_source` and `copy_source` do the same with rows of the sources.
     """
 
-    kind: Literal["clear", "move", "copy", "swap", "clear_source"]
+    kind: Literal["clear", "move", "copy", "swap", "clear_source", "copy_source"]
     source: int
     target: int
-    start: int = 0  # copy: positions before it are equal in both rows already
+    start: int = 0  # copy: positions before it are equal in both rows already; clear: they stay
+    stop: int | None = None  # copy: the first position that is not wanted; None: all are
 
 
 class Encode(NamedTuple):

@@ -44,6 +44,7 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
+        self._num_padding = 0  # rows that the runner had computed for nobody, in all
         self.times = StepTimes()  # replaced as a whole by every step, so any thread may read it
 
     def step(self) -> list[EngineOutput]:
@@ -56,6 +57,8 @@ class EngineCore:
         tokens = self._sampler.sample(logits, batch.draws)
         scores = [self._sampler.score(logits, draw) for draw in batch.scores]
         sampled = perf_counter()
+        self.scheduler.count_padding(self._runner.num_padding - self._num_padding)
+        self._num_padding = self._runner.num_padding
         outputs = self.scheduler.update(tokens, scores)
         self.times = StepTimes(
             self.times.steps + 1,

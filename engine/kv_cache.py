@@ -46,27 +46,37 @@ class SlotCache:
         """Change rows, one operation after the other."""
         for op in ops:
             if op.kind == "clear":
-                self._clear(op.target)
+                self._clear(op.target, op.start)
             elif op.kind == "clear_source":
                 self._clear_source(op.target)
+            elif op.kind == "copy_source":
+                self._copy_source(op.source, op.target)
             elif op.kind == "swap":
                 self._swap(op.source, op.target)
             else:
-                self._copy(op.source, op.target, op.start)
+                self._copy(op.source, op.target, op.start, op.stop)
                 if op.kind == "move":
                     self._clear(op.source)
 
-    def _clear(self, row: int) -> None:
-        self._memory[:, :, row, :, : self.lengths[row]] = 0
-        self.lengths[row] = 0
+    def _clear(self, row: int, start: int = 0) -> None:
+        self._memory[:, :, row, :, start : self.lengths[row]] = 0
+        self.lengths[row] = min(start, self.lengths[row])
 
     def _clear_source(self, row: int) -> None:
         assert self._cross_memory is not None
         self._cross_memory[:, :, row, :, : self.source_lengths[row]] = 0
         self.source_lengths[row] = 0
 
-    def _copy(self, source: int, target: int, start: int) -> None:
+    def _copy_source(self, source: int, target: int) -> None:
+        assert self._cross_memory is not None
+        length = self.source_lengths[source]
+        self._cross_memory[:, :, target, :, :length] = self._cross_memory[:, :, source, :, :length]
+        self.source_lengths[target] = length
+
+    def _copy(self, source: int, target: int, start: int, stop: int | None) -> None:
         length, old_length = self.lengths[source], self.lengths[target]
+        if stop is not None:
+            length = min(length, stop)
         self._memory[:, :, target, :, start:length] = self._memory[:, :, source, :, start:length]
         self._memory[:, :, target, :, length:old_length] = 0
         self.lengths[target] = length

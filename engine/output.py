@@ -62,6 +62,7 @@ class FinishedOutput:
     key: int
     timing: Timing
     discarded_tokens: int = 0  # computed for hypotheses that are not returned
+    cached_tokens: int = 0  # of the input, not computed again
 
 
 @dataclass(frozen=True, slots=True)

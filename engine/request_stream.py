@@ -64,6 +64,7 @@ class RequestStream:
         ]
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._admitted = False
+        self._num_cached = 0
         self.num_discarded = 0  # tokens of nothing that is returned
         self._timing: Timing | None = None
         self._error: TokenweirError | None = None
@@ -92,6 +93,7 @@ class RequestStream:
                 self._admitted = True
             case FinishedOutput():
                 self.num_discarded += output.discarded_tokens
+                self._num_cached = output.cached_tokens
                 self._timing = output.timing
             case FailedOutput():
                 self._error = output.error
@@ -143,6 +145,7 @@ class RequestStream:
         usage = Usage(
             input_tokens=self._num_input_tokens,
             output_tokens=num_output,
+            cached_input_tokens=self._num_cached,
             discarded_tokens=self.num_discarded,
         )
         return RequestFinished(

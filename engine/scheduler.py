@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.admission import CompletionEstimates, least_new_tokens, max_cost
@@ -47,7 +47,8 @@ from engine.package import GenerationContract
 from engine.request import FinishReason, LoadSnapshot, PositionLogprobs, WastedWork
 from engine.sampler import num_top
 from engine.sequence import Request, Sequence, TokenRequest
-from engine.slots import SlotTable
+from engine.slots import KeptPrefix, SlotTable
+from engine.source_rows import SourceTable
 from engine.waiting_queue import WaitingQueue
 
 _RETRY_AFTER = (0.1, 30.0)  # seconds, least and most
@@ -90,6 +91,7 @@ class Scheduler:
         self._prefilling: dict[int, Request] = {}  # those of the running ones, by arrival
         self._next_deadline = math.inf  # none of the requests has an earlier one
         self._slots = SlotTable(self._config.max_num_seqs)
+        self._sources = SourceTable(self._config.max_num_seqs)
         self._num_free_slots = self._config.max_num_seqs
         self._drawing: list[Sequence | Request] = []  # of the step in flight, one a draw
         self._scoring: list[_Chunk] = []  # one a score draw
@@ -100,7 +102,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running or self._waiting or self._outputs or self._slots.has_ops)
+        has_ops = self._slots.has_ops or self._sources.has_ops
+        return bool(self._running or self._waiting or self._outputs or has_ops)
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is."""
@@ -136,6 +139,7 @@ class Scheduler:
         request = self._running.get(key)
         if request is not None:
             self._wasted += WastedWork(cancelled_tokens=request.num_computed)
+            request.ends_normally = False
             self._release(request)
         else:
             self._waiting.remove(key)
@@ -163,7 +167,7 @@ class Scheduler:
         self._step_size = (len(decoding), plan.num_tokens)
         self._count_step(decoding, plan)
         return ScheduledBatch(
-            row_ops=self._slots.take_ops(),
+            row_ops=(*self._slots.take_ops(), *self._sources.take_ops()),
             encodes=tuple(Encode(r.source_row, r.source.prompt_ids) for r in plan.encoded),
             chunks=tuple(chunk.at_row() for chunk in plan.chunks),
             decode_ids=tuple(sequence.tokens[-1] for sequence in decoding),
@@ -350,13 +354,20 @@ class Scheduler:
                 continue
             self._outputs.append(ScoresOutput(request.key, positions))
             if request.is_score_only and request.leader.num_left == 0:
-                request.first_token = request.last_token = now
+                self._begin_decoding(request, now)
+                request.last_token = now
                 self._finish(request.leader)
+
+    def _begin_decoding(self, request: Request, now: float) -> None:
+        """Note the first token, which shows that what it was computed from is finite."""
+        request.first_token = now
+        if self._contract.cross_cache is not None:
+            self._sources.mark_ready(request.source_row)
 
     def _append(self, sequence: Sequence, token: Sampled, now: float) -> None:
         request = sequence.request
         if request.first_token is None:
-            request.first_token = now
+            self._begin_decoding(request, now)
             for other in request.sequences[1:]:
                 self._slots.copy(sequence, other)
                 other.num_computed = sequence.num_computed
@@ -388,7 +399,7 @@ class Scheduler:
         """Take the next tokens of a beam search in; return how many were computed."""
         assert request.search is not None
         if request.first_token is None:
-            request.first_token = now
+            self._begin_decoding(request, now)
         request.last_token = now
         step = request.search.advance(candidates)
         if request.search.is_done:
@@ -440,8 +451,9 @@ class Scheduler:
         self._outputs += [
             HypothesisOutput(request.key, i, hypothesis) for i, hypothesis in enumerate(returned)
         ]
+        request.ends_normally = True
         self._release(request)
-        self._outputs.append(FinishedOutput(request.key, request.timing(), search.num_discarded))
+        self._tell_finished(request, search.num_discarded)
 
     def _finish_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
         params, token_id = sequence.request.source.params, sequence.tokens[-1]
@@ -457,11 +469,17 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         """End a sequence, and its request if it was the last."""
-        self._end(sequence)
         request = sequence.request
+        request.ends_normally = True
+        self._end(sequence)
         if request.is_finished:
             self._leave(request)
-            self._outputs.append(FinishedOutput(request.key, request.timing()))
+            self._tell_finished(request)
+
+    def _tell_finished(self, request: Request, num_discarded: int = 0) -> None:
+        self._outputs.append(
+            FinishedOutput(request.key, request.timing(), num_discarded, request.num_cached)
+        )
 
     def _fail(self, request: Request, error: TokenweirError) -> None:
         """End a request with an error, wherever it is."""
@@ -470,6 +488,7 @@ class Scheduler:
             self._wasted += (
                 WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
             )
+            request.ends_normally = False
             self._release(request)
         self._outputs.append(FailedOutput(request.key, error))
 
@@ -483,14 +502,19 @@ class Scheduler:
         del self._running[request.key]
         self._prefilling.pop(request.key, None)
         self._waiting.settle(request, request.num_computed)
-        if self._contract.cross_cache is not None:
-            self._slots.release_source(request.source_row)
+        if self._contract.cross_cache is None:
+            return
+        if self._config.reuse_prefixes and request.ends_normally:
+            self._sources.keep(request.source_row)
+        else:
+            self._sources.release(request.source_row)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.is_finished = True
         self._num_free_slots += 1
         if sequence.row is not None:
-            self._slots.release(sequence)
+            num_kept = self._num_reusable(sequence) if sequence.request.ends_normally else 0
+            self._slots.keep(sequence, num_kept)
 
     def _make_request(self, source: TokenRequest) -> Request:
         params = source.params
@@ -538,15 +562,84 @@ class Scheduler:
             self._refused = max(0, self._refused - 1)
             self._refused_tokens = max(0, self._refused_tokens - request.max_cost)
             self._num_free_slots -= len(request.sequences)
-            self._slots.take(request.leader)
-            if self._contract.cross_cache is not None:
-                request.source_row = self._slots.take_source()
+            self._place(request)
             request.admitted = request.last_token = now
             self._running[request.key] = self._prefilling[request.key] = request
             self._outputs.append(AdmittedOutput(request.key))
         self._estimates.queue_changed(
             now, num_admitted=num_admitted, is_waiting=len(self._waiting) > 0
         )
+
+    def _place(self, request: Request) -> None:
+        """Give the leader its row, and the source its own, with what others have computed."""
+        leader, ids = request.leader, request.source.prompt_ids
+        if self._contract.cross_cache is not None:
+            self._slots.take(leader)
+            found = self._equal_source(request)
+            request.source_row = self._sources.take(ids, found)
+            if found is not None:
+                request.needs_encoding, request.num_cached = False, len(ids)
+            return
+        holder, length = self._longest_prefix(request)
+        if holder is None:
+            self._slots.take(leader)
+        else:
+            self._slots.take_prefix(leader, holder, length)
+            leader.num_computed = request.num_cached = length
+
+    def _num_cached(self, request: Request) -> int:
+        """Return how many tokens of the request need not be computed, as things are now."""
+        if self._contract.cross_cache is None:
+            return self._longest_prefix(request)[1]
+        is_encoded = self._equal_source(request) is not None
+        return len(request.source.prompt_ids) if is_encoded else 0
+
+    def _equal_source(self, request: Request) -> int | None:
+        if not self._config.reuse_prefixes:
+            return None
+        return self._sources.find(request.source.prompt_ids)
+
+    def _longest_prefix(self, request: Request) -> tuple[Sequence | KeptPrefix | None, int]:
+        """Return whose row begins like the prompt, and how many of its positions can be copied.
+
+        They are whole chunks: the chunks behind them are then those that the request would compute
+        without a copy, and give the same bits. Logits are not kept, so that one token at least is
+        left to be computed, and a request that scores its prompt computes all.
+        """
+        # Elsewhere cut prompts give other bits: in fp32, onnxruntime 1.31 computes the last row of
+        # a call alone if the number of rows is 1 above a multiple of its tile (16 to 64).
+        tokens, size = request.leader.tokens, self._config.prefill_chunk_size
+        best: tuple[Sequence | KeptPrefix | None, int] = (None, 0)
+        most = (len(tokens) - 1) // size * size
+        if not self._config.reuse_prefixes or request.score_from is not None or most == 0:
+            return best
+        for holder, limit in self._prefix_holders():
+            length = _common_chunks(tokens, holder.tokens, min(limit, most), size)
+            if length > best[1]:
+                best = holder, length
+        return best
+
+    def _prefix_holders(self) -> Iterator[tuple[Sequence | KeptPrefix, int]]:
+        """Give what has a row with the beginning of a prompt, and how much of it may be copied."""
+        for kept in self._slots.kept:
+            yield kept, len(kept.tokens)
+        for request in self._running.values():
+            sequence = next((s for s in request.sequences if s.row is not None), None)
+            if sequence is not None:
+                yield sequence, self._num_reusable(sequence)
+
+    def _num_reusable(self, sequence: Sequence) -> int:
+        """Return how many first positions another prompt may use: those of whole chunks.
+
+        None before the first token: it shows that they are finite. None with a source, which
+        everything depends on.
+        """
+        if self._contract.cross_cache is not None or not self._config.reuse_prefixes:
+            return 0
+        if sequence.request.first_token is None:
+            return 0
+        size = self._config.prefill_chunk_size
+        return min(sequence.num_prompt, sequence.num_computed) // size * size
 
     def _expire(self, now: float) -> None:
         if now < self._next_deadline:
@@ -571,8 +664,9 @@ class Scheduler:
         for sequence in request.sequences:
             if not sequence.is_finished:
                 self._outputs.append(CutOutput(request.key, sequence.index, FinishReason.DEADLINE))
+        request.ends_normally = True
         self._release(request)
-        self._outputs.append(FinishedOutput(request.key, request.timing()))
+        self._tell_finished(request)
 
     def _expired(self, request: Request, now: float) -> TokenweirError:
         source = request.source
@@ -589,7 +683,7 @@ class Scheduler:
         num_before = self._waiting.num_sequences_before(request)
         refusal = self._estimates.refusal(
             time_left=time_left,
-            num_read=len(source.prompt_ids),
+            num_read=len(source.prompt_ids) - self._num_cached(request),
             num_new=least_new_tokens(request, self._contract),
             num_slots_to_free=max(0, num_before + len(request.sequences) - self._num_free_slots),
         )
@@ -712,6 +806,14 @@ def _draw(sequence: Sequence, row: int) -> Draw:
         sequence.num_prompt,
         sequence.matcher,
     )
+
+
+def _common_chunks(one: list[int], other: list[int], limit: int, size: int) -> int:
+    """Return how many of the first tokens are equal, in whole chunks and at most `limit`."""
+    for start in range(0, limit, size):
+        if one[start : start + size] != other[start : start + size]:
+            return start
+    return limit
 
 
 def _common_prefix(one: list[int], other: list[int], limit: int) -> int:

@@ -57,6 +57,8 @@ class Request:
     needs_encoding: bool = False
     max_cost: int = 0  # the most tokens that it may come to compute
     num_computed: int = 0  # tokens computed so far, of source, prompt and all sequences
+    num_cached: int = 0  # tokens of source or prompt that another request had computed
+    ends_normally: bool = False  # so that others may use what it computed
     admitted: float = 0.0
     first_token: float | None = None
     last_token: float = 0.0

@@ -1,28 +1,46 @@
-"""Which sequence has which row of the cache."""
+"""Which sequence has which row of the cache, and what ended ones have left there."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
 
 from engine.batch import RowOp
 from engine.sequence import Sequence
 
 
+@dataclass(slots=True, eq=False)
+class KeptPrefix:
+    """The beginning of an ended sequence, whose keys and values are still in a row."""
+
+    tokens: list[int]
+    row: int
+
+
 class SlotTable:
     """Gives rows to sequences so that the decoding ones are always rows 0 to D-1.
 
-    It knows no memory: every change is an operation for the cache, to be done in order before the
-    next step.
+    A row that no sequence needs may keep the beginning of an ended one; the least recently used is
+    given away when there is no empty row. The table knows no memory: every change is an operation
+    for the cache, to be done in order before the next step.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._owners: list[Sequence | None] = [None] * num_slots
-        self._has_source = [False] * num_slots
+        self._owners: list[Sequence | KeptPrefix | None] = [None] * num_slots
+        self._kept: OrderedDict[KeptPrefix, None] = OrderedDict()  # by use, the latest last
         self._ops: list[RowOp] = []
         self.num_decoding = 0
 
     @property
     def decoding(self) -> list[Sequence]:
         """The sequences of rows 0 to D-1."""
-        return [owner for owner in self._owners[: self.num_decoding] if owner is not None]
+        rows = self._owners[: self.num_decoding]
+        return [owner for owner in rows if isinstance(owner, Sequence)]
+
+    @property
+    def kept(self) -> list[KeptPrefix]:
+        """What ended sequences have left, the least recently used first."""
+        return list(self._kept)
 
     @property
     def has_ops(self) -> bool:
@@ -36,6 +54,8 @@ class SlotTable:
 
     def take(self, sequence: Sequence) -> None:
         """Give a sequence an empty row."""
+        if None not in self._owners[self.num_decoding :]:
+            self._drop(next(iter(self._kept)))
         row = self._owners.index(None, self.num_decoding)
         self._put(sequence, row)
 
@@ -46,21 +66,24 @@ class SlotTable:
         assert target.row is not None
         self._ops.append(RowOp("copy", source.row, target.row))
 
+    def take_prefix(self, sequence: Sequence, holder: Sequence | KeptPrefix, length: int) -> None:
+        """Give a sequence a row that begins with the first positions of another."""
+        if isinstance(holder, KeptPrefix):
+            self._kept.move_to_end(holder)
+            is_last_resort = None not in self._owners[self.num_decoding :] and len(self._kept) == 1
+            if is_last_resort:
+                del self._kept[holder]
+                self._put(sequence, holder.row)
+                self._ops.append(RowOp("clear", holder.row, holder.row, length))
+                return
+        self.take(sequence)
+        assert sequence.row is not None and holder.row is not None
+        self._ops.append(RowOp("copy", holder.row, sequence.row, 0, length))
+
     def overwrite(self, source: Sequence, target: Sequence, start: int) -> None:
         """Copy a row over the row of another sequence; before `start` both are equal already."""
         assert source.row is not None and target.row is not None
         self._ops.append(RowOp("copy", source.row, target.row, start))
-
-    def take_source(self) -> int:
-        """Return an empty row of the sources: the lowest, since a step binds all up to the last."""
-        row = self._has_source.index(False)
-        self._has_source[row] = True
-        return row
-
-    def release_source(self, row: int) -> None:
-        """Clear a row of the sources."""
-        self._has_source[row] = False
-        self._ops.append(RowOp("clear_source", row, row))
 
     def promote(self, sequence: Sequence) -> None:
         """Make a sequence one of the decoding ones."""
@@ -96,6 +119,42 @@ class SlotTable:
             self._put(mover, row)
             self._ops.append(RowOp("move", last, row))
 
-    def _put(self, sequence: Sequence, row: int) -> None:
-        self._owners[row] = sequence
-        sequence.row = row
+    def keep(self, sequence: Sequence, length: int) -> None:
+        """Release a sequence's row, but let its first positions stay while no one needs the row."""
+        tokens = sequence.tokens[:length]
+        if length == 0 or self._is_kept(tokens):
+            self.release(sequence)
+            return
+        for shorter in [k for k in self._kept if tokens[: len(k.tokens)] == k.tokens]:
+            self._drop(shorter)
+        row = sequence.row
+        assert row is not None
+        sequence.row = None
+        self._ops.append(RowOp("clear", row, row, length))
+        if row < self.num_decoding:
+            self.num_decoding -= 1
+            last = self.num_decoding
+            if row != last:
+                mover = self._owners[last]
+                assert mover is not None
+                self._put(mover, row)
+                self._ops.append(RowOp("swap", last, row))
+                row = last
+        self._owners[row] = kept = KeptPrefix(tokens, row)
+        self._kept[kept] = None
+
+    def _is_kept(self, tokens: list[int]) -> bool:
+        """Whether a row begins with these tokens; it has been used then."""
+        known = next((k for k in self._kept if k.tokens[: len(tokens)] == tokens), None)
+        if known is not None:
+            self._kept.move_to_end(known)
+        return known is not None
+
+    def _drop(self, kept: KeptPrefix) -> None:
+        del self._kept[kept]
+        self._owners[kept.row] = None
+        self._ops.append(RowOp("clear", kept.row, kept.row))
+
+    def _put(self, owner: Sequence | KeptPrefix, row: int) -> None:
+        self._owners[row] = owner
+        owner.row = row

@@ -86,12 +86,15 @@ class ScriptedRunner:
             self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
         elif op.kind == "clear_source":
             self.sources[target] = []
+        elif op.kind == "copy_source":
+            assert not self.sources[target], "the row is not empty"
+            self.sources[target] = list(self.sources[source])
         elif op.kind == "clear":
-            self.rows[target] = []
+            self.rows[target] = self.rows[target][: op.start]
         else:
             assert op.kind == "copy" or not self.rows[target], "the row is not empty"
             assert self.rows[target][: op.start] == self.rows[source][: op.start]
-            self.rows[target] = list(self.rows[source])
+            self.rows[target] = self.rows[source][: op.stop]
             if op.kind == "move":
                 self.rows[source] = []
 

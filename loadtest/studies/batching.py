@@ -96,7 +96,11 @@ def main(
         vocab_size=contract.vocab_size,
         seed=seed,
     )
-    config = EngineConfig(max_num_seqs=slots, max_queue_size=requests)
+    config = EngineConfig(
+        max_num_seqs=slots,
+        max_queue_size=requests,
+        max_waiting_tokens=requests * (prompt_tokens + contract.cache.max_len),
+    )
     engine = load_engine(loaded, config)
     assert isinstance(engine, AsyncEngine), "it has a generation contract"
     offered = [float(rate) for rate in rates.split(",")]

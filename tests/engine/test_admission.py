@@ -72,7 +72,8 @@ class Simulation:
 @pytest.fixture
 def simulate(make_core: Callable, clock: Callable[[], float]) -> Callable[..., Simulation]:
     def make(num_slots: int = 2, **options: int) -> Simulation:
-        config = EngineConfig(max_num_seqs=num_slots, **({"prefill_chunk_size": 8} | options))
+        settings = {"prefill_chunk_size": 8, "reuse_prefixes": False} | options
+        config = EngineConfig(max_num_seqs=num_slots, **settings)
         core, runner = make_core(lambda source, tokens: A, config=config, max_len=512)
         return Simulation(core, runner, clock)
 
@@ -190,6 +191,19 @@ def test_time_without_a_queue_does_not_make_the_queue_look_slow(simulate, clock)
     engine.run()
 
     assert engine.failed == {} and 14 in engine.finished
+
+
+def test_what_need_not_be_read_again_does_not_count(simulate) -> None:
+    engine = simulate(reuse_prefixes=True)
+    engine.add(1, length=64, max_new_tokens=1)
+    engine.run()
+
+    with pytest.raises(CannotMeet):
+        engine.add(2, length=400, seconds=3.3, max_new_tokens=1)
+    engine.add(3, length=400, seconds=3.5, max_new_tokens=1)
+    engine.run()
+
+    assert 3 in engine.finished
 
 
 def test_a_few_prompt_tokens_tell_nothing_of_a_long_prompt() -> None:

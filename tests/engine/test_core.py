@@ -27,7 +27,8 @@ def continuation(source: list[int], tokens: list[int]) -> np.ndarray:
 
 
 def request(key: int, length: int, **params) -> TokenRequest:
-    ids = tuple((key * 31 + n) % 256 for n in range(length))
+    """The first eight tokens are those of every other request of the same parity."""
+    ids = tuple(((key % 2 if n < 8 else key) * 31 + n) % 256 for n in range(length))
     return TokenRequest(key, f"request-{key}", ids, SamplingParams(**params), key, 0.0)
 
 
@@ -70,11 +71,14 @@ requests_strategy = st.lists(
 )
 
 
+@pytest.mark.parametrize("reuse", [True, False], ids=["with reuse", "without reuse"])
 @pytest.mark.parametrize("shape", [{}, {"max_source_len": 20}], ids=["decoder", "encoder-decoder"])
 def test_every_request_gets_what_it_gets_alone_whatever_runs_with_it(
-    make_core: Callable, shape: dict[str, int]
+    make_core: Callable, shape: dict[str, int], reuse: bool
 ) -> None:
-    config = EngineConfig(max_num_seqs=4, prefill_chunk_size=4, max_num_batched_tokens=9)
+    config = EngineConfig(
+        max_num_seqs=4, prefill_chunk_size=4, max_num_batched_tokens=9, reuse_prefixes=reuse
+    )
 
     @settings(max_examples=60, deadline=None)
     @given(requests_strategy, st.data())
@@ -96,7 +100,12 @@ def test_every_request_gets_what_it_gets_alone_whatever_runs_with_it(
 
         assert sequences_of(outputs) == alone
         assert {o.key for o in outputs if isinstance(o, FinishedOutput)} == set(range(len(sources)))
-        assert runner.rows == [[]] * 4 and runner.sources == [[]] * 4
+        prompts = [list(source.prompt_ids) for source in sources]
+        if reuse:
+            assert all(any(p[: len(row)] == row for p in prompts) for row in runner.rows if row)
+            assert all(source in prompts for source in runner.sources if source)
+        else:
+            assert runner.rows == [[]] * 4 and runner.sources == [[]] * 4
 
     check()
 
@@ -123,7 +132,7 @@ def test_aborts_and_ended_sequences_leave_the_others_as_they_are(make_core: Call
 
         for name, tokens in sequences_of(outputs).items():
             assert tokens == expected[name][: len(tokens)]
-        assert runner.rows == [[]] * 4
+        assert all(len(row) % 128 == 0 for row in runner.rows), "more than a beginning was kept"
         assert core.scheduler.load().running == 0
 
     check()

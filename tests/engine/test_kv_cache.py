@@ -64,13 +64,19 @@ def rows_and_ops(draw: st.DrawFn) -> tuple[tuple[Rows, Rows], list[RowOp], tuple
     after, sources_after = dict(rows), dict(sources)
     for _ in range(draw(st.integers(0, 8))):
         one, other = draw(st.permutations(range(SLOTS)))[:2]
-        kinds = ["clear", "clear_source", "swap", "copy", *(["move"] * (other not in after))]
+        kinds = ["clear", "clear_source", "copy_source", "swap", "copy"]
+        kinds += ["move"] * (other not in after)
+        if other in sources_after:
+            kinds.remove("copy_source")  # its target is empty
         op = RowOp(draw(st.sampled_from(kinds)), one, other)
         ops.append(op)
         found, replaced = after.get(one), after.pop(other, None)
         if op.kind == "clear_source":
             sources_after.pop(other, None)
-        kept = {"clear_source": replaced, "clear": None}.get(op.kind, found)
+        if op.kind == "copy_source" and one in sources_after:
+            sources_after[other] = sources_after[one]
+        of_sources = op.kind in ("clear_source", "copy_source")
+        kept = replaced if of_sources else None if op.kind == "clear" else found
         if kept is not None:
             after[other] = kept
         if op.kind in ("move", "swap"):
@@ -90,6 +96,18 @@ def test_row_operations_do_what_a_dictionary_does_and_leave_zeros_behind(
     cache.apply(ops)
 
     wanted = cache_of(*after)
+    for row in range(SLOTS):
+        for found, expected in zip(contents(cache, row), contents(wanted, row), strict=True):
+            assert np.array_equal(found, expected)
+
+
+def test_the_beginning_of_a_row_can_be_copied_and_can_stay() -> None:
+    cache = cache_of({0: (3.0, 5), 1: (7.0, 6), 2: (9.0, 4)}, {})
+
+    cache.apply([RowOp("copy", 0, 1, 0, 2), RowOp("clear", 2, 2, 3), RowOp("copy", 2, 3, 0, 9)])
+
+    wanted = cache_of({0: (3.0, 5), 1: (3.0, 2), 2: (9.0, 3), 3: (9.0, 3)}, {})
+    assert list(cache.lengths) == [5, 2, 3, 3]
     for row in range(SLOTS):
         for found, expected in zip(contents(cache, row), contents(wanted, row), strict=True):
             assert np.array_equal(found, expected)

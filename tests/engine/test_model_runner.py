@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import PackageError
 from engine.model_runner import SlotModelRunner
-from engine.output import TokenOutput
+from engine.output import FinishedOutput, TokenOutput
 from engine.package import CacheShape, GenerationContract
 from engine.request import SamplingParams
 from engine.sampler import Sampler
@@ -280,7 +280,9 @@ def test_an_engine_gives_each_of_many_requests_the_tokens_of_the_eager_model(
 ) -> None:
     model = TinyModel(4, has_encoder=has_encoder)
     _, runner = _load(model, tmp_path)
-    config = EngineConfig(max_num_seqs=5, prefill_chunk_size=4, max_num_batched_tokens=12)
+    config = EngineConfig(
+        max_num_seqs=5, prefill_chunk_size=4, max_num_batched_tokens=12, reuse_prefixes=False
+    )
     core = EngineCore(Scheduler(config, model.contract), runner, Sampler())
     prompts = [_random_ids(seed=n, length=n % 11 + 1) for n in range(17)]
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
@@ -447,3 +449,37 @@ def _write_encoder(model: TinyModel, path: Path) -> None:
             g.add("Concat", states, rest, outputs=[present], axis=2)
             inputs[past] = outputs[present] = _CROSS_ROW
     g.write(path, inputs, outputs)
+
+
+@pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
+def test_what_is_reused_gives_the_bits_of_an_engine_that_has_computed_nothing_before(
+    tmp_path: Path, has_encoder: bool
+) -> None:
+    model, runner = _load(TinyModel(5, has_encoder=has_encoder), tmp_path)
+    config = EngineConfig(max_num_seqs=3, prefill_chunk_size=4, max_num_batched_tokens=12)
+    beginning = _random_ids(seed=1, length=9)
+    prompts = [beginning[:9] + _random_ids(seed=2 + n % 3, length=1 + n % 3) for n in range(9)]
+
+    def ask(core: EngineCore, key: int) -> tuple[list[tuple[int, float]], int]:
+        params = SamplingParams(max_new_tokens=5, ignore_eos=True)
+        core.scheduler.add(TokenRequest(key, f"r-{key}", tuple(prompts[key]), params, 0, 0.0))
+        found, cached = [], 0
+        while core.scheduler.has_work:
+            for output in core.step():
+                if isinstance(output, TokenOutput):
+                    found.append((output.token_id, output.logprob))
+                if isinstance(output, FinishedOutput):
+                    cached = output.cached_tokens
+        return found, cached
+
+    cold = []
+    for key in range(len(prompts)):
+        runner.reset()
+        cold.append(ask(EngineCore(Scheduler(config, model.contract), runner, Sampler()), key)[0])
+    runner.reset()
+    core = EngineCore(Scheduler(config, model.contract), runner, Sampler())
+    warm, cached = zip(*(ask(core, key) for key in range(len(prompts))), strict=True)
+
+    assert list(warm) == cold
+    assert cached[0] == 0 and (min(cached[1:]) >= 8 or has_encoder)
+    assert max(cached) >= 8

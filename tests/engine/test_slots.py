@@ -8,22 +8,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.request import SamplingParams
 from engine.sequence import Request, Sequence, TokenRequest
-from engine.slots import SlotTable
+from engine.slots import KeptPrefix, SlotTable
 
 NUM_SLOTS = 5
 REQUEST = Request(TokenRequest(0, "r", (), SamplingParams(), 0, 0.0), ())
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """Rows hold the index of the sequence they belong to, or nothing."""
+    """Rows hold the tokens of the sequence they belong to, or what one has left, or nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = SlotTable(NUM_SLOTS)
-        self.rows: list[str] = [""] * NUM_SLOTS
+        self.rows: list[list[int]] = [[] for _ in range(NUM_SLOTS)]
         self.filling: list[Sequence] = []
         self.decoding: set[Sequence] = set()
-        self.content: dict[Sequence, str] = {}
+        self.kept: list[list[int]] = []  # the least recently used first
         self.count = 0
 
     @property
@@ -31,21 +31,44 @@ class SlotMachine(RuleBasedStateMachine):
         return [*self.filling, *sorted(self.decoding, key=lambda sequence: sequence.index)]
 
     @precondition(lambda self: len(self.live) < NUM_SLOTS)
-    @rule()
-    def take(self) -> None:
-        sequence = self._new()
+    @rule(beginning=st.integers(0, 2))
+    def take(self, beginning: int) -> None:
+        sequence = self._new(beginning)
         self.table.take(sequence)
+        self._make_room()
         self._replay()
-        self.rows[sequence.row] = self.content[sequence] = f"content {sequence.index}"
+        assert self.rows[sequence.row] == []
+        self.rows[sequence.row] = list(sequence.tokens)
         self.filling.append(sequence)
 
     @precondition(lambda self: 0 < len(self.live) < NUM_SLOTS)
     @rule(data=st.data())
     def copy(self, data: st.DataObject) -> None:
-        source, target = data.draw(st.sampled_from(self.live)), self._new()
+        source, target = data.draw(st.sampled_from(self.live)), self._new(0)
+        target.tokens = list(source.tokens)
         self.table.copy(source, target)
-        self.content[target] = self.content[source]
+        self._make_room()
         self.filling.append(target)
+
+    @precondition(lambda self: len(self.live) < NUM_SLOTS and (self.live or self.kept))
+    @rule(data=st.data())
+    def take_prefix(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from([*self.live, *self.table.kept]))
+        length = data.draw(st.integers(1, len(holder.tokens)))
+        sequence = self._new(0)
+        sequence.tokens = [*holder.tokens[:length], 100 + self.count]
+        expected = holder.tokens[:length]
+        if isinstance(holder, KeptPrefix):
+            self.kept.remove(holder.tokens)
+            self.kept.append(holder.tokens)
+
+        self.table.take_prefix(sequence, holder, length)
+
+        self._make_room()
+        self._replay()
+        assert self.rows[sequence.row] == expected
+        self.rows[sequence.row] = list(sequence.tokens)
+        self.filling.append(sequence)
 
     @precondition(lambda self: self.filling)
     @rule(data=st.data())
@@ -60,17 +83,30 @@ class SlotMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.live))
         self.table.release(sequence)
-        assert sequence.row is None
-        del self.content[sequence]
-        self.decoding.discard(sequence)
-        if sequence in self.filling:
-            self.filling.remove(sequence)
+        self._forget(sequence)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        length = data.draw(st.integers(0, len(sequence.tokens)))
+        tokens = sequence.tokens[:length]
+        known = next((kept for kept in self.kept if kept[:length] == tokens), None)
+        self.table.keep(sequence, length)
+        self._forget(sequence)
+        if length > 0 and known is not None:
+            self.kept.remove(known)
+            self.kept.append(known)
+        elif length > 0:
+            shorter = [kept for kept in self.kept if tokens[: len(kept)] == kept]
+            self.kept = [kept for kept in self.kept if kept not in shorter] + [tokens]
 
     @rule()
     def step(self) -> None:
         self._replay()
-        assert all(self.rows[s.row] == content for s, content in self.content.items())
-        assert sum(row == "" for row in self.rows) == NUM_SLOTS - len(self.live)
+        owners = [*self.live, *self.table.kept]
+        assert all(self.rows[owner.row] == owner.tokens for owner in owners)
+        assert sum(row == [] for row in self.rows) == NUM_SLOTS - len(owners)
 
     @invariant()
     def decoding_rows_come_first(self) -> None:
@@ -80,25 +116,40 @@ class SlotMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_two_share_a_row(self) -> None:
-        rows = [sequence.row for sequence in self.live]
+        rows = [owner.row for owner in (*self.live, *self.table.kept)]
         assert len(set(rows)) == len(rows)
 
-    def _new(self) -> Sequence:
+    @invariant()
+    def the_least_recently_used_beginnings_are_given_away_first(self) -> None:
+        assert [kept.tokens for kept in self.table.kept] == self.kept
+
+    def _new(self, beginning: int) -> Sequence:
         self.count += 1
-        return Sequence(REQUEST, self.count, [])
+        return Sequence(REQUEST, self.count, [beginning, 10 + beginning, 100 + self.count])
+
+    def _make_room(self) -> None:
+        """Forget what had to go for one row more; the new sequence is not counted yet."""
+        if len(self.live) + 1 + len(self.kept) > NUM_SLOTS:
+            self.kept.pop(0)
+
+    def _forget(self, sequence: Sequence) -> None:
+        assert sequence.row is None
+        self.decoding.discard(sequence)
+        if sequence in self.filling:
+            self.filling.remove(sequence)
 
     def _replay(self) -> None:
-        for kind, source, target, _ in self.table.take_ops():
+        for kind, source, target, start, stop in self.table.take_ops():
             if kind == "swap":
                 self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
             elif kind == "clear":
-                self.rows[target] = ""
+                self.rows[target] = self.rows[target][:start]
             else:
-                assert self.rows[target] == "", "the target of a move or copy is empty"
-                self.rows[target] = self.rows[source]
+                assert self.rows[target] == [], "the target of a move or copy is empty"
+                self.rows[target] = self.rows[source][:stop]
                 if kind == "move":
-                    self.rows[source] = ""
+                    self.rows[source] = []
 
 
 TestSlots = SlotMachine.TestCase
-TestSlots.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestSlots.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,105 @@
+"""The table of sources against a plain model, with the operations replayed on text rows."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.batch import RowOp
+from engine.source_rows import SourceTable
+
+NUM_ROWS = 4
+
+Source = tuple[int, ...]
+
+
+class SourceMachine(RuleBasedStateMachine):
+    """Rows hold the source that they belong to, or nothing; a fresh one is encoded by the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SourceTable(NUM_ROWS)
+        self.rows: list[Source | None] = [None] * NUM_ROWS
+        self.running: dict[int, Source] = {}
+        self.ready: set[int] = set()
+        self.kept: list[Source] = []  # the least recently used first
+
+    @precondition(lambda self: len(self.running) < NUM_ROWS)
+    @rule(word=st.integers(0, 5))
+    def take(self, word: int) -> None:
+        source = (word, word)
+        known = [*self.kept, *(s for row, s in self.running.items() if row in self.ready)]
+
+        found = self.table.find(source)
+        row = self.table.take(source, found)
+
+        assert (found is not None) == (source in known)
+        self._replay()
+        assert row not in self.running
+        if found is None:
+            assert self.rows[row] is None, "a row to be encoded into is empty"
+            self.rows[row] = source
+        self.running[row] = source
+        if source in self.kept:
+            self.kept.remove(source)
+            self.kept.append(source)
+        if len(self.kept) + len(self.running) > NUM_ROWS:
+            self.kept.pop(0)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def mark_ready(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(self.running)))
+        self.table.mark_ready(row)
+        self.ready.add(row)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), ends_well=st.booleans())
+    def end(self, data: st.DataObject, ends_well: bool) -> None:
+        row = data.draw(st.sampled_from(sorted(self.running)))
+        if ends_well:
+            self.table.keep(row)
+        else:
+            self.table.release(row)
+        source = self.running.pop(row)
+        if ends_well and source in self.kept:
+            self.kept.remove(source)
+            self.kept.append(source)
+        elif ends_well and row in self.ready:
+            self.kept.append(source)
+        self.ready.discard(row)
+
+    @invariant()
+    def rows_hold_what_runs_and_what_was_kept_and_nothing_else(self) -> None:
+        self._replay()
+        kept = self.table.kept
+        assert list(kept.values()) == self.kept
+        assert not set(kept) & set(self.running)
+        wanted = [self.running.get(row, kept.get(row)) for row in range(NUM_ROWS)]
+        assert self.rows == wanted
+
+    def _replay(self) -> None:
+        for op in self.table.take_ops():
+            assert isinstance(op, RowOp)
+            if op.kind == "clear_source":
+                self.rows[op.target] = None
+            else:
+                assert op.kind == "copy_source"
+                assert self.rows[op.target] is None and self.rows[op.source] is not None
+                self.rows[op.target] = self.rows[op.source]
+
+
+TestSources = SourceMachine.TestCase
+TestSources.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_running_sources_have_the_lowest_rows_whatever_is_kept() -> None:
+    table = SourceTable(4)
+    for word in range(6):
+        row = table.take((word,))
+        table.mark_ready(row)
+        assert row == 0
+        table.keep(row)
+
+    assert sorted(table.kept.values()) == [(2,), (3,), (4,), (5,)]
