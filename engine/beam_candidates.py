@@ -54,7 +54,7 @@ def _best_of_beam(
     logprobs = logits.logits[row] + shift
     if beam.banned or not is_free:
         logprobs = adjusted(logprobs, beam)
-    ids = likeliest(logprobs, width)
+    ids = likeliest(logprobs, width, logits.top_ids[row])
     return ids, logprobs[ids]
 
 

@@ -20,14 +20,15 @@ def is_controlled(params: SamplingParams) -> bool:
     return params.controls is not _NO_CONTROLS and params.controls != _NO_CONTROLS
 
 
-def adjusted(scores: Floats, draw: Draw) -> Floats:
+def adjusted(scores: Floats, draw: Draw, out: Floats | None = None) -> Floats:
     """Return the scores of all tokens, [vocab_size], as the draw's controls change them.
 
     A token that may not come has -inf. Where none is left, the bans are lifted, but not the
     constraint; all have -inf only if that allows none.
     """
     allowed = None if draw.matcher is None else draw.matcher.allowed()
-    changed = scores.copy()
+    changed = np.empty_like(scores) if out is None else out
+    np.copyto(changed, scores)
     _penalise(changed, draw)
     _ban(changed, draw)
     if allowed is not None:

@@ -13,6 +13,7 @@ from engine.logit_controls import adjusted, is_controlled
 from engine.position_logprobs import ModelLogprobs
 from engine.random_stream import RandomStream
 from engine.request import PositionLogprobs, SamplingParams
+from engine.top_logits import largest
 from engine.truncation import pick, tempered, truncate, truncated_weights
 
 Choice = Sampled | tuple[Candidate, ...] | None
@@ -31,9 +32,10 @@ def num_top(params: SamplingParams) -> int:
 
 
 def _num_columns(params: SamplingParams) -> int | None:
-    """Return from how many of the likeliest tokens one can be chosen; None: from all."""
-    if is_controlled(params):
-        return None
+    """Return from how many of the likeliest tokens one can be chosen; None: from all.
+
+    With controls those are where to look first.
+    """
     if params.strategy == "greedy":
         return 1
     if params.strategy == "beam":
@@ -41,15 +43,16 @@ def _num_columns(params: SamplingParams) -> int | None:
         return min(params.beam_width * (2 + len(params.stop_token_ids)), _MAX_TOP_K)
     if params.typical_p < 1 or params.top_k > _MAX_TOP_K:
         return None
-    if params.top_k == 0 and (params.top_p < 1 or params.min_p > 0):
-        return _NUM_TOP_OF_NUCLEUS
-    return params.top_k or None
+    if params.top_k > 0:
+        return params.top_k
+    is_cut = params.top_p < 1 or params.min_p > 0
+    return _NUM_TOP_OF_NUCLEUS if is_cut and not is_controlled(params) else None
 
 
 def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
     width = _num_columns(draw.params)
-    if width is None or draw.matcher is not None:
+    if width is None or draw.matcher is not None or is_controlled(draw.params):
         return None
     width = min(width, model.vocab_size)
     if draw.banned:
@@ -132,16 +135,20 @@ class Sampler:
     def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
         row = model.logits.logits[draw.logits_row]
         if draw.banned or draw.matcher is not None or is_controlled(draw.params):
-            row = adjusted(row, draw)
+            row = adjusted(row, draw, self._scratch(row))
             if row.max() == -np.inf:
                 return None
         if draw.params.strategy == "greedy":
             return model.sampled(draw, int(row.argmax()))
-        scores, ids = truncate(
-            tempered(row, draw.params.temperature, self._scratch(row)), draw.params
-        )
+        ids = None
+        if 0 < draw.params.top_k < len(row):  # before the temperature: that keeps the order
+            ids = largest(row, draw.params.top_k, model.logits.top_ids[draw.logits_row])
+            row = row[ids]
+        scores = tempered(row, draw.params.temperature, self._scratch(row))
+        scores, kept = truncate(scores, draw.params)
         # Tokens whose probability rounds to 0 are never drawn.
         chosen = pick(np.exp(scores, out=scores), self._uniform(draw))
+        chosen = chosen if kept is None else int(kept[chosen])
         return model.sampled(draw, chosen if ids is None else int(ids[chosen]))
 
     def _continue(self, model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...] | None:
@@ -165,6 +172,6 @@ class Sampler:
 
     def _scratch(self, row: Floats) -> Floats:
         """Return a row to work in: fresh memory for each would cost more than the work."""
-        if len(self._row) != len(row):
+        if len(self._row) < len(row):
             self._row = np.empty(len(row), np.float32)
-        return self._row
+        return self._row[: len(row)]

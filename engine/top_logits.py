@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from engine.batch import Floats, StepLogits
 
+Ids = NDArray[np.intp]
+
 _CACHED_FLOATS = 65_536  # worked on at a time, so that they stay in the processor's cache
 
 
@@ -27,19 +29,27 @@ def step_logits(logits: Floats, k: int) -> StepLogits:
     return StepLogits(logits, top_ids.astype(np.int64, copy=False), top_logits, top_logprobs)
 
 
-def likeliest(scores: Floats, k: int) -> NDArray[np.intp]:
-    """Return the ids of the k largest scores, best first, the lower id first among equals."""
-    kept = largest(scores, k)
-    order: NDArray[np.intp] = kept[np.argsort(-scores[kept], kind="stable")]
+def likeliest(scores: Floats, k: int, likely_ids: NDArray[np.integer] | None = None) -> Ids:
+    """Return what `largest` does, best first, the lower id first among equals."""
+    kept = largest(scores, k, likely_ids)
+    order: Ids = kept[np.argsort(-scores[kept], kind="stable")]
     return order
 
 
-def largest(scores: Floats, k: int) -> NDArray[np.intp]:
-    """Return the ids of the k largest scores in the order of ids; the lower ones of equals."""
+def largest(scores: Floats, k: int, likely_ids: NDArray[np.integer] | None = None) -> Ids:
+    """Return the ids of the k largest scores in the order of ids; the lower ones of equals.
+
+    Which they are is found sooner if most of them are among `likely_ids`.
+    """
     if k >= len(scores):
         return np.arange(len(scores))
+    if likely_ids is not None and len(likely_ids) >= k:
+        least = np.partition(scores[likely_ids], -k)[-k]  # there are k that are not smaller
+        if least > -np.inf:
+            found: Ids = (scores >= least).nonzero()[0]
+            return found if len(found) == k else found[largest(scores[found], k)]
     threshold = np.partition(scores, -k)[-k]
-    kept = (scores >= threshold).nonzero()[0]
+    kept: Ids = (scores >= threshold).nonzero()[0]
     if len(kept) > k:
         surplus = (scores[kept] == threshold).nonzero()[0][k - len(kept) :]
         kept = np.delete(kept, surplus)

@@ -9,7 +9,7 @@ import torch
 from engine.batch import Draw, ScoreDraw
 from engine.request import LogitControls, PositionLogprobs, SamplingParams
 from engine.sampler import Sampler, num_top
-from engine.top_logits import likeliest, step_logits
+from engine.top_logits import largest, likeliest, step_logits
 
 VOCAB = 60
 
@@ -85,3 +85,16 @@ def test_the_likeliest_are_in_order_with_the_lower_id_first_among_equals(k: int)
 
         assert likeliest(row, k).tolist() == wanted
         assert step_logits(row[None], k).top_ids[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("k", [1, 2, 9, 30])
+@pytest.mark.parametrize("likely", [[], [3], list(range(0, VOCAB, 3)), list(range(VOCAB))])
+def test_the_largest_do_not_depend_on_where_they_are_looked_for_first(
+    k: int, likely: list[int]
+) -> None:
+    for row in some_logits(5, seed=2).round():
+        row[::4] = -np.inf
+
+        found = largest(row, k, np.array(likely, np.int64))
+
+        assert found.tolist() == largest(row, k).tolist()

@@ -347,7 +347,8 @@ def test_num_top_is_what_the_strategy_needs_and_the_log_probabilities() -> None:
     assert of("greedy") == 1
     assert of("greedy", logprobs=5, prompt_logprobs=8) == 8
     assert of(top_k=50) == 50
-    assert of(top_k=50, controls=LogitControls(presence_penalty=1.0)) == 1
+    assert of(top_k=50, controls=LogitControls(presence_penalty=1.0)) == 50
+    assert of(top_p=0.5) > of(top_p=0.5, controls=LogitControls(presence_penalty=1.0)) == 1
     assert of("beam", beam_width=4) == 8
     assert of("beam", beam_width=4, stop_token_ids=(7,)) == 12
     assert of(temperature=2.0) == 1
