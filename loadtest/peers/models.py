@@ -76,7 +76,7 @@ def _forms(model: str) -> dict[str, tuple[str, Builder]]:
 
 def _gpt2(out: Path) -> None:
     config = GPT2Config(bos_token_id=50255, eos_token_id=50255, pad_token_id=50256)
-    _save(GPT2LMHeadModel(config), out, _byte_level(config.vocab_size))
+    _save(GPT2LMHeadModel(config), out, _byte_level(config.vocab_size), 1.5)
 
 
 def _smollm2(out: Path) -> None:
@@ -94,7 +94,7 @@ def _smollm2(out: Path) -> None:
         eos_token_id=49150,
         pad_token_id=49151,
     )
-    _save(LlamaForCausalLM(config), out, _byte_level(config.vocab_size))
+    _save(LlamaForCausalLM(config), out, _byte_level(config.vocab_size), 1.5)
 
 
 def _marian(out: Path) -> None:
@@ -119,7 +119,7 @@ def _marian(out: Path) -> None:
     with torch.no_grad():
         model.model.shared.weight[config.pad_token_id] = 0  # what the decoder starts with
         model.final_logits_bias[0, -2:] = _NEVER
-    _save(model, out, _metaspace(config.vocab_size))
+    _save(model, out, _metaspace(config.vocab_size), 1.0)
 
 
 _SOURCES: Mapping[str, Callable[[Path], None]] = {
@@ -129,7 +129,21 @@ _SOURCES: Mapping[str, Callable[[Path], None]] = {
 }
 
 
-def _save(model: Any, out: Path, tokenizer: Tokenizer) -> None:
+@torch.no_grad()
+def _draw_layers(model: torch.nn.Module, gain: float) -> None:
+    """Draw the layers' matrices so large that outputs depend on prompts, as trained models' do.
+
+    With the usual small ones every output is one token again and again, whatever the prompt is, and
+    that two engines agree would mean little.
+    """
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and weight.requires_grad and (".h." in name or "layers." in name):
+            inputs = weight.shape[0] if ".c_" in name else weight.shape[1]  # GPT-2's are [in, out]
+            weight.normal_(0, gain * inputs**-0.5)
+
+
+def _save(model: Any, out: Path, tokenizer: Tokenizer, gain: float) -> None:
+    _draw_layers(model, gain)
     model.eval().save_pretrained(out)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD)
     fast.save_pretrained(out)
