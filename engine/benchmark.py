@@ -282,7 +282,7 @@ def _summarize(
         concurrency=concurrency,
         tokens_per_second=concurrency * work.num_new_tokens / seconds,
         prefill_tokens_per_second=concurrency * work.num_prompt_tokens / prompt_seconds,
-        decode_step=_decode_step(rounds),
+        decode_step=_decode_step(rounds) if work.num_new_tokens > 1 else None,
         cache_bytes=concurrency * _cache_bytes(work, contract),
         memory=read_memory(),
         rounds=rounds,

@@ -183,9 +183,10 @@ class _Concurrency:
     def measure(self) -> list[Run]:
         """Choose every engine's setting, then run the rounds."""
         engines = [
-            (engine, *self._fastest(engine, workers))
+            (engine, *chosen)
             for engine, workers in self._fleet.workers.items()
             if engine.max_concurrency is None or self._concurrency <= engine.max_concurrency
+            if (chosen := self._fastest(engine, workers)) is not None
         ]
         runs = []
         for number in range(self._plan.num_rounds):
@@ -223,21 +224,27 @@ class _Concurrency:
 
     def _fastest(
         self, engine: Engine, workers: Sequence[tuple[Setting, Worker]]
-    ) -> tuple[Setting, Worker]:
-        times = []
-        for _, worker in workers:
-            worker.generate(prompts_of(self._plan, self._concurrency, "warm-up"), 2)
-            trials = _TRIALS if len(workers) > 1 else 0
-            prompts = prompts_of(self._plan, self._concurrency, "trial")
-            seconds = [
-                self._generate(worker, prompts, self._plan.work.num_new_tokens).seconds
-                for _ in range(trials)
-            ]
-            times.append(min(seconds, default=0.0))
-        best = times.index(min(times))
+    ) -> tuple[Setting, Worker] | None:
+        """Warm up, and try every setting if there are several; None: the engine fails with all."""
+        times: list[tuple[float, int]] = []
+        for index, (setting, worker) in enumerate(workers):
+            try:
+                times.append((self._try(worker, _TRIALS if len(workers) > 1 else 0), index))
+            except WorkerError as error:
+                self._note(f"{engine.name} fails with {dict(setting)}: {error}")
+                self._fleet.missing[f"{engine.name} {dict(setting) or ''}".strip()] = str(error)
+        if not times:
+            return None
+        setting, worker = workers[min(times)[1]]
         if len(workers) > 1:
-            self._note(f"{engine.name} at {self._concurrency}: fastest with {workers[best][0]}")
-        return workers[best]
+            self._note(f"{engine.name} at {self._concurrency}: fastest with {dict(setting)}")
+        return setting, worker
+
+    def _try(self, worker: Worker, num_trials: int) -> float:
+        worker.generate(self._prompts("warm-up"), 2)
+        prompts, num_new = self._prompts("trial"), self._plan.work.num_new_tokens
+        trials = [self._generate(worker, prompts, num_new).seconds for _ in range(num_trials)]
+        return min(trials, default=0.0)
 
     def _run(self, engine: Engine, setting: Setting, worker: Worker, number: int) -> Run:
         others = [other for other in self._fleet.all() if other is not worker]

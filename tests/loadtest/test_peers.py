@@ -32,6 +32,8 @@ class FakeWorker:
 
     def generate(self, prompts: Prompts, num_new_tokens: int) -> Sample:
         self._log.append((self._engine.name, len(prompts), num_new_tokens, prompts))
+        if self._setting.get("crashes"):
+            raise WorkerError("segmentation fault")
         seconds = self._setting.get("seconds", 2 if self._engine is OURS else 3) * num_new_tokens
         last = 0 if self._engine.weights == "fp32" else 1
         return Sample(seconds, tuple((last,) * num_new_tokens for _ in prompts))
@@ -118,6 +120,25 @@ def test_the_fastest_setting_of_an_engine_is_taken() -> None:
     assert {tuple(r.setting.items()) for r in comparison.runs if r.engine == PEER.name} == {
         (("seconds", 1),)
     }
+
+
+def test_a_setting_that_crashes_is_named_and_another_taken() -> None:
+    settings = ({"crashes": 1}, {"seconds": 5})
+
+    comparison = run_comparison(
+        plan(OURS, replace(PEER, settings=settings), concurrencies=(2,)), Fleet()
+    )
+
+    assert comparison.missing == {"peer fp32 {'crashes': 1}": "segmentation fault"}
+    assert len([run for run in comparison.runs if run.engine == PEER.name]) == 2
+
+
+def test_an_engine_that_crashes_with_every_setting_is_left_out() -> None:
+    crashing = replace(PEER, settings=({"crashes": 1},))
+
+    comparison = run_comparison(plan(OURS, crashing, concurrencies=(2,)), Fleet())
+
+    assert {run.engine for run in comparison.runs} == {OURS.name}
 
 
 def test_an_engine_that_cannot_be_loaded_is_named_and_the_others_run() -> None:

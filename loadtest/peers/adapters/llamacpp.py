@@ -21,9 +21,9 @@ class LlamaCppAdapter:
         self.versions = {"llama-cpp-python": version("llama-cpp-python")}
         llama_cpp.llama_backend_init()
         path = Path(options.directory) / f"{options.weights}.gguf"
-        self._model: Any = llama_cpp.llama_model_load_from_file(
-            str(path).encode(), llama_cpp.llama_model_default_params()
-        )
+        loading = llama_cpp.llama_model_default_params()
+        loading.use_extra_bufts = bool(options.setting.get("repacked", 1))
+        self._model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), loading)
         if not self._model:
             raise ValueError(f"llama.cpp cannot load {path}")
         settings = llama_cpp.llama_context_default_params()
