@@ -27,6 +27,7 @@ def check_sampling_params(
         *_check_num_outputs(params, limits),
         *_check_controls(params.controls, limits, vocab_size),
         *_check_constraint(params.constraint, limits),
+        *_check_end(params),
         *_check_lengths(params),
         *_check_stops(params, limits, vocab_size),
         *_check_output(params, limits, has_encoder),
@@ -193,6 +194,14 @@ def _check_constraint(c: Constraint | None, limits: RequestLimits) -> Iterator[_
         len(c.values) <= (limits.max_choices if c.kind == "choice" else 1),
         path,
         f"{len(c.values)} of them are more than {limits.max_choices}; send fewer",
+    )
+
+
+def _check_end(p: SamplingParams) -> Iterator[_Check]:
+    yield (
+        p.constraint is None or not p.ignore_eos,
+        "stopping.ignore_eos",
+        "a constrained output ends where the constraint does; leave one of the two out",
     )
 
 

@@ -101,6 +101,13 @@ async def test_a_wrong_constraint_is_refused_before_anything_is_queued(
     assert runner.batches == []
 
 
+async def test_a_constrained_output_cannot_go_on_behind_its_end(make_engine: MakeEngine) -> None:
+    engine, _ = await make_engine(noise)
+
+    with pytest.raises(InvalidRequest, match="stopping.ignore_eos"):
+        await ended(engine, constraint=DIGITS, ignore_eos=True, max_new_tokens=9)
+
+
 async def test_a_constraint_that_cannot_be_followed_any_further_ends_its_request_only(
     make_engine: MakeEngine,
 ) -> None:
