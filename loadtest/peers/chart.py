@@ -18,13 +18,14 @@ _PEER = "#bbbbbb"
 def write_png(results: Results, path: Path) -> None:
     """Write one picture."""
     concurrencies = list(dict.fromkeys(line.concurrency for line in results.lines))
-    height = 1.6 + 0.32 * len({line.engine for line in results.lines})
+    height = 1.9 + 0.32 * len({line.engine for line in results.lines})
     figure = Figure(figsize=(4.6 * len(concurrencies) + 1, height), layout="constrained", dpi=120)
     work = results.work
     kind = f"beam {work.num_beams}" if work.num_beams > 1 else "greedy"
     figure.suptitle(
-        f"{work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}; "
-        f"{results.machine}, {results.num_threads} threads"
+        f"{work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}\n"
+        f"{results.machine}, {results.num_threads} threads",
+        fontsize=10,
     )
     for column, concurrency in enumerate(concurrencies):
         axes = figure.add_subplot(1, len(concurrencies), column + 1)

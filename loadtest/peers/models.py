@@ -240,11 +240,11 @@ def _try(name: str, build: Callable[[], None]) -> None:
 
 
 def _once(path: Path, build: Callable[[Path], None]) -> None:
-    """Build a file or directory under another name, and rename it when it is whole."""
+    """Build a file or directory elsewhere, under its own name, and move it when it is whole."""
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"unfinished-{path.name}")
+    unfinished = path.parent / "unfinished" / path.name
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
     if unfinished.is_dir():
         shutil.rmtree(unfinished)
     print(f"making {path}", flush=True)
