@@ -5,20 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from engine.admission import CompletionEstimates, least_new_tokens, max_cost
-from engine.batch import (
-    BeamDraw,
-    Candidate,
-    Draw,
-    Encode,
-    PrefillChunk,
-    Sampled,
-    ScheduledBatch,
-    ScoreDraw,
-)
-from engine.beam_search import BeamSearch, BeamStep
+from engine.batch import Candidate, Encode, Sampled, ScheduledBatch
+from engine.beam_rows import place_beams
+from engine.beam_search import BeamSearch
 from engine.config import EngineConfig
 from engine.errors import (
     CannotMeet,
@@ -28,8 +19,6 @@ from engine.errors import (
     ExpiredInQueue,
     FieldViolation,
     InvalidRequest,
-    QueueFull,
-    TokenBudgetFull,
     TokenweirError,
 )
 from engine.metrics import DecayingRate
@@ -44,15 +33,14 @@ from engine.output import (
     TokenOutput,
 )
 from engine.package import GenerationContract
+from engine.queue_limits import QueueLimits
 from engine.request import FinishReason, LoadSnapshot, PositionLogprobs, WastedWork
 from engine.sampler import num_top
-from engine.sequence import Request, Sequence, TokenRequest
+from engine.sequence import Request, Sequence, TokenRequest, row_of
 from engine.slots import KeptPrefix, SlotTable
 from engine.source_rows import SourceTable
+from engine.step_plan import Chunk, PrefillPlan, plan_draws
 from engine.waiting_queue import WaitingQueue
-
-_RETRY_AFTER = (0.1, 30.0)  # seconds, least and most
-_UNKNOWN_RETRY_AFTER = 1.0  # before anything was admitted
 
 
 class Scheduler:
@@ -76,8 +64,7 @@ class Scheduler:
         self._eos_ids = frozenset(contract.eos_token_ids)
         self._clock = clock
         self._tokens_rate = DecayingRate()
-        self._admission_rate = DecayingRate(window=30.0)
-        self._admitted_tokens_rate = DecayingRate(window=30.0)
+        self._queue_limits = QueueLimits(config)
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
         self._step = 0
         self._wasted = WastedWork()
@@ -94,10 +81,9 @@ class Scheduler:
         self._sources = SourceTable(self._config.max_num_seqs)
         self._num_free_slots = self._config.max_num_seqs
         self._drawing: list[Sequence | Request] = []  # of the step in flight, one a draw
-        self._scoring: list[_Chunk] = []  # one a score draw
+        self._scoring: list[Chunk] = []  # one a score draw
         self._outputs: list[EngineOutput] = []
-        self._refused = 0  # requests, and their tokens, since there was room
-        self._refused_tokens = 0
+        self._queue_limits.forget()
 
     @property
     def has_work(self) -> bool:
@@ -126,7 +112,7 @@ class Scheduler:
         """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""
         request = self._make_request(source)
         if self._waiting or len(request.sequences) > self._num_free_slots:
-            self._refuse_if_full(request)
+            self._queue_limits.check(self._waiting, request, self._clock())
         if source.deadline is not None:
             self._refuse_if_too_late(request, source.deadline)
         self._waiting.add(request)
@@ -166,15 +152,17 @@ class Scheduler:
             sequence.request.num_computed += 1
         self._step_size = (len(decoding), plan.num_tokens)
         self._count_step(decoding, plan)
+        drawn = plan_draws(decoding, plan.chunks)
+        self._drawing, self._scoring = drawn.drawing, drawn.scoring
         return ScheduledBatch(
             row_ops=(*self._slots.take_ops(), *self._sources.take_ops()),
             encodes=tuple(Encode(r.source_row, r.source.prompt_ids) for r in plan.encoded),
             chunks=tuple(chunk.at_row() for chunk in plan.chunks),
             decode_ids=tuple(sequence.tokens[-1] for sequence in decoding),
-            draws=self._draws(decoding, plan.chunks),
+            draws=drawn.draws,
             decode_sources=self._sources_of(decoding),
-            scores=self._score_draws(len(decoding), plan.chunks),
-            num_top=self._num_top(decoding, plan.chunks),
+            scores=drawn.scores,
+            num_top=drawn.num_top,
         )
 
     def update(
@@ -228,13 +216,13 @@ class Scheduler:
         self._clear()
         return outputs
 
-    def _plan_prefill(self) -> _PrefillPlan:
+    def _plan_prefill(self) -> PrefillPlan:
         """Give out the step's budget for sources and prompts, in order of arrival.
 
         The first piece always runs: a source longer than the budget would else wait for ever. So
         does a single token behind it: it is one row more of the decode call.
         """
-        plan = _PrefillPlan()
+        plan = PrefillPlan()
         left = self._prefill_budget()
         for request in list(self._prefilling.values()):
             while (size := self._next_piece(request)) > 0:
@@ -267,7 +255,7 @@ class Scheduler:
             return len(request.source.prompt_ids)
         return min(request.leader.num_left, self._config.prefill_chunk_size)
 
-    def _plan_piece(self, request: Request, size: int, plan: _PrefillPlan) -> None:
+    def _plan_piece(self, request: Request, size: int, plan: PrefillPlan) -> None:
         leader = request.leader
         if request.needs_encoding:
             request.needs_encoding = False
@@ -279,7 +267,7 @@ class Scheduler:
             self._slots.promote(leader)
             del self._prefilling[request.key]
             return
-        chunk = _Chunk(leader, leader.num_computed, leader.num_computed + size)
+        chunk = Chunk(leader, leader.num_computed, leader.num_computed + size)
         leader.num_computed += size
         request.num_computed += size
         plan.num_tokens += size
@@ -287,7 +275,7 @@ class Scheduler:
         if leader.num_left == 0:
             del self._prefilling[request.key]
 
-    def _count_step(self, decoding: list[Sequence], plan: _PrefillPlan) -> None:
+    def _count_step(self, decoding: list[Sequence], plan: PrefillPlan) -> None:
         in_prefill = [request.leader for request in plan.encoded]
         in_prefill += [chunk.sequence for chunk in plan.chunks]
         members = dict.fromkeys([*decoding, *in_prefill])
@@ -298,50 +286,6 @@ class Scheduler:
         if self._contract.cross_cache is None:
             return ()
         return tuple(sequence.request.source_row for sequence in decoding)
-
-    def _num_top(self, decoding: list[Sequence], chunks: list[_Chunk]) -> int:
-        """Return how many of the largest logits the step's draws and scores look at."""
-        members = [*decoding, *(chunk.sequence for chunk in chunks if chunk.num_logits)]
-        wanted = max((sequence.request.num_top for sequence in members), default=1)
-        return 1 << (wanted - 1).bit_length()  # few sizes, each bound once
-
-    def _draws(self, decoding: list[Sequence], chunks: list[_Chunk]) -> tuple[Draw | BeamDraw, ...]:
-        """Return what is drawn from the logits rows of the step."""
-        rows = dict(zip(decoding, range(len(decoding)), strict=True))
-        row = len(decoding)
-        for chunk in chunks:
-            row += chunk.num_logits
-            if chunk.ends_prompt:
-                rows[chunk.sequence] = row - 1
-        draws: list[Draw | BeamDraw] = []
-        searches: dict[Request, None] = {}
-        for sequence, row in rows.items():
-            request = sequence.request
-            if request.search is not None:
-                searches[request] = None
-                continue
-            # The first tokens of a group are all drawn behind the prompt that its leader computed.
-            group = request.sequences if request.first_token is None else [sequence]
-            draws += [_draw(member, row) for member in group]
-            self._drawing += group
-        for request in searches:
-            assert request.search is not None
-            beams = tuple(_draw(beam, rows[beam]) for beam in request.beams)
-            search = request.search
-            draws.append(BeamDraw(beams, search.scores, search.num_candidates))
-            self._drawing.append(request)
-        return tuple(draws)
-
-    def _score_draws(self, row: int, chunks: list[_Chunk]) -> tuple[ScoreDraw, ...]:
-        draws = []
-        for chunk in chunks:
-            ids = chunk.scored_ids
-            if ids:
-                num_top = chunk.sequence.request.source.params.prompt_logprobs or 0
-                draws.append(ScoreDraw(row, ids, num_top))
-                self._scoring.append(chunk)
-            row += chunk.num_logits
-        return tuple(draws)
 
     def _take_scores(
         self, scored: Iterable[tuple[PositionLogprobs, ...] | None], now: float
@@ -390,7 +334,7 @@ class Scheduler:
         )
         if reason is not None:
             self._finish(sequence)
-        elif _row(sequence) >= self._slots.num_decoding:
+        elif row_of(sequence) >= self._slots.num_decoding:
             self._slots.promote(sequence)
 
     def _advance_search(
@@ -405,43 +349,8 @@ class Scheduler:
         if request.search.is_done:
             self._finish_search(request, request.search)
         else:
-            self._place_beams(request, step)
+            place_beams(self._slots, request, step)
         return len(step.parents) + step.num_finished
-
-    def _place_beams(self, request: Request, step: BeamStep) -> None:
-        """Give every new hypothesis a row: one child of a parent stays, the others are copies."""
-        old, heirs = request.beams, dict.fromkeys(step.parents)
-        beams = {parent: old[parent] for parent in heirs}  # whose row goes to its first child
-        spare = [s for s in request.sequences if s not in set(beams.values())]
-        spare.sort(key=lambda sequence: sequence.row is None)
-        request.beams = []
-        for parent in step.parents:
-            source = old[parent]
-            if parent in beams:
-                request.beams.append(beams.pop(parent))
-            else:
-                request.beams.append(spare.pop(0))
-                self._copy_beam(source, request.beams[-1])
-        for sequence in spare:
-            if sequence.row is not None:
-                self._slots.release(sequence)
-        for sequence, token_id in zip(request.beams, step.tokens, strict=True):
-            sequence.tokens.append(token_id)
-            sequence.num_generated += 1
-            if sequence.matcher is not None:
-                sequence.matcher.advance(token_id)
-            if _row(sequence) >= self._slots.num_decoding:
-                self._slots.promote(sequence)
-
-    def _copy_beam(self, source: Sequence, target: Sequence) -> None:
-        if target.row is None:
-            self._slots.copy(source, target)
-        else:
-            equal = _common_prefix(source.tokens, target.tokens, source.num_computed)
-            self._slots.overwrite(source, target, equal)
-        target.tokens = source.tokens.copy()
-        target.num_computed, target.num_generated = source.num_computed, source.num_generated
-        target.matcher = source.matcher.fork() if source.matcher is not None else None
 
     def _finish_search(self, request: Request, search: BeamSearch) -> None:
         returned = search.hypotheses()
@@ -557,10 +466,7 @@ class Scheduler:
                 break
             self._waiting.pop()
             num_admitted += len(request.sequences)
-            self._admission_rate.add(1, now)
-            self._admitted_tokens_rate.add(request.max_cost, now)
-            self._refused = max(0, self._refused - 1)
-            self._refused_tokens = max(0, self._refused_tokens - request.max_cost)
+            self._queue_limits.admitted(request, now)
             self._num_free_slots -= len(request.sequences)
             self._place(request)
             request.admitted = request.last_token = now
@@ -703,79 +609,6 @@ class Scheduler:
             refusal.retry_after,
         )
 
-    def _refuse_if_full(self, request: Request) -> None:
-        source, config, num_tokens = request.source, self._config, request.max_cost
-        if len(self._waiting) >= config.max_queue_size:
-            self._refused += 1
-            wait = _bounded(self._refused, self._admission_rate.at(self._clock()))
-            raise QueueFull(
-                f"{source.request_id}: {len(self._waiting)} requests are waiting, at most "
-                f"{config.max_queue_size} may; retry in {wait:.1f} s",
-                wait,
-            )
-        excess = self._waiting.num_tokens + num_tokens - config.max_waiting_tokens
-        if self._waiting and excess > 0:  # one alone may be larger than the limit
-            needed = excess + self._refused_tokens
-            self._refused_tokens += num_tokens
-            wait = _bounded(needed, self._admitted_tokens_rate.at(self._clock()))
-            raise TokenBudgetFull(
-                f"{source.request_id}: the waiting requests may come to "
-                f"{self._waiting.num_tokens} tokens, with the {num_tokens} of this one more than "
-                f"{config.max_waiting_tokens}; retry in {wait:.1f} s, or ask for fewer tokens "
-                "(stopping.max_new_tokens)",
-                wait,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Tokens `start` to `end` of a prompt."""
-
-    sequence: Sequence
-    start: int
-    end: int
-
-    @property
-    def ends_prompt(self) -> bool:
-        """Whether the next token is to be drawn behind it."""
-        sequence = self.sequence
-        return self.end == sequence.num_prompt and not sequence.request.is_score_only
-
-    @property
-    def first_scored(self) -> int:
-        """The first of its positions whose logits are wanted: those that predict a scored token."""
-        score_from = self.sequence.request.score_from
-        wanted = self.end if score_from is None else max(self.start, score_from - 1)
-        return min(wanted, self.end - self.ends_prompt)
-
-    @property
-    def num_logits(self) -> int:
-        """Its last positions whose logits are wanted."""
-        return self.end - self.first_scored
-
-    @property
-    def scored_ids(self) -> tuple[int, ...]:
-        """The given tokens that its logits predict."""
-        if self.sequence.request.score_from is None:
-            return ()
-        return tuple(self.sequence.tokens[self.first_scored + 1 : self.end + 1])
-
-    def at_row(self) -> PrefillChunk:
-        """Return it as the model runner takes it; its row is that of now."""
-        sequence = self.sequence
-        ids = tuple(sequence.tokens[self.start : self.end])
-        return PrefillChunk(_row(sequence), ids, self.num_logits, sequence.request.source_row)
-
-
-@dataclass(slots=True)
-class _PrefillPlan:
-    """Rows are read from it only when it is complete: giving it a piece may still move rows."""
-
-    encoded: list[Request] = field(default_factory=list)
-    chunks: list[_Chunk] = field(default_factory=list)
-    is_empty: bool = True
-    num_tokens: int = 0  # without single ones, which are decoded
-
 
 def _no_token(request: Request) -> TokenweirError:
     """Return why no token can be chosen."""
@@ -792,22 +625,6 @@ def _no_token(request: Request) -> TokenweirError:
     )
 
 
-def _draw(sequence: Sequence, row: int) -> Draw:
-    source = sequence.request.source
-    is_short = sequence.num_generated < source.params.min_new_tokens
-    return Draw(
-        row,
-        source.params,
-        source.seed,
-        sequence.index,
-        len(sequence.tokens),
-        sequence.request.never_before if is_short else (),
-        sequence.tokens,
-        sequence.num_prompt,
-        sequence.matcher,
-    )
-
-
 def _common_chunks(one: list[int], other: list[int], limit: int, size: int) -> int:
     """Return how many of the first tokens are equal, in whole chunks and at most `limit`."""
     for start in range(0, limit, size):
@@ -816,28 +633,8 @@ def _common_chunks(one: list[int], other: list[int], limit: int, size: int) -> i
     return limit
 
 
-def _common_prefix(one: list[int], other: list[int], limit: int) -> int:
-    """Return how many of the first tokens are equal, at most `limit`."""
-    for i in range(limit):
-        if one[i] != other[i]:
-            return i
-    return limit
-
-
 def _nothing_allowed(request: Request) -> str:
     return (
         f"{request.source.request_id}: beam search found no sequence that the request's constraint "
         "and bans allow; loosen them"
     )
-
-
-def _row(sequence: Sequence) -> int:
-    assert sequence.row is not None
-    return sequence.row
-
-
-def _bounded(count: float, rate: float) -> float:
-    """Return the seconds until `count` more have been admitted, each refused one in its turn."""
-    if rate == 0:
-        return _UNKNOWN_RETRY_AFTER
-    return min(max(count / rate, _RETRY_AFTER[0]), _RETRY_AFTER[1])

@@ -109,3 +109,9 @@ class Request:
             steps=self.steps,
             mean_batch_size=self.batch_size_total / max(1, self.steps),
         )
+
+
+def row_of(sequence: Sequence) -> int:
+    """Return the row of a sequence that has one."""
+    assert sequence.row is not None
+    return sequence.row
