@@ -14,6 +14,7 @@ import pytest
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.errors import (
+    CannotMeet,
     Draining,
     EngineFailure,
     ExpiredInDecode,
@@ -33,6 +34,8 @@ from engine.request import (
     SequenceFinished,
     TextDelta,
 )
+from engine.scheduler import Scheduler
+from engine.sequence import TokenRequest
 
 EOS = 257
 MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]
@@ -375,6 +378,40 @@ async def test_a_full_queue_refuses_at_once_and_the_rest_goes_on(
     answers = [ended(result)[0].text for result in results if isinstance(result, list)]
     assert len(refused) >= 1 and all(error.retry_after > 0 for error in refused)
     assert answers == ["answer"] * (8 - len(refused))
+
+
+async def test_a_request_that_cannot_meet_its_deadline_is_told_so_and_the_engine_goes_on(
+    make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = await make_engine(spell("ok"))
+    add = Scheduler.add
+
+    def refuse(scheduler: Scheduler, source: TokenRequest) -> None:
+        if source.deadline is not None:
+            raise CannotMeet("too late", 1.5)
+        add(scheduler, source)
+
+    monkeypatch.setattr(Scheduler, "add", refuse)
+
+    with pytest.raises(CannotMeet) as refused:
+        await collect(engine, request(deadline=time.monotonic() + 60))
+    events = await collect(engine, request())
+
+    assert refused.value.retry_after == 1.5
+    assert ended(events)[0].text == "ok"
+
+
+async def test_what_was_computed_for_another_request_is_told_as_cached(
+    make_engine: MakeEngine, spell
+) -> None:
+    config = EngineConfig(max_num_seqs=2, prefill_chunk_size=4)
+    engine, _ = await make_engine(spell("ok"), config=config)
+
+    first = await collect(engine, request("a question>"))
+    second = await collect(engine, request("a question>"))
+
+    assert [events[-1].usage.cached_input_tokens for events in (first, second)] == [0, 8]
+    assert ended(first) == ended(second)
 
 
 async def test_the_priority_and_the_tenant_of_a_request_reach_the_queue(

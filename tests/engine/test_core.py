@@ -225,3 +225,17 @@ def test_sources_are_bounded_like_prompts_but_a_longer_one_runs_at_once(
     core.step()
 
     assert [tokens_in(batch) for batch in runner.batches[1:]] == [(5, 100), (7, 30)]
+
+
+def test_rows_that_the_runner_pads_are_counted_as_wasted(make_core: Callable) -> None:
+    core, runner = make_core(continuation)
+    core.scheduler.add(request(1, 3, max_new_tokens=4, ignore_eos=True))
+
+    def pad() -> None:
+        runner.num_padding += 2
+
+    runner.before_step = pad
+    core.step()
+    core.step()
+
+    assert core.scheduler.load().wasted.padding_tokens == 4

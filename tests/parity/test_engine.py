@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from engine.encoder_engine import EncoderEngine
 from engine.factory import load_engine
 from engine.package import load_package
 from engine.prediction import PredictionItem
-from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
@@ -130,6 +131,46 @@ async def test_concurrent_requests_get_the_tokens_of_the_eager_model(
 
     for prompt, answer in zip(requests, answers, strict=True):
         assert answer.token_ids == eager_greedy(checkpoint.model, prompt)
+
+
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+async def test_answers_have_the_same_bits_with_and_without_reuse_of_what_others_computed(
+    family: str, checkpoints: dict[str, tuple[Checkpoint, Path]]
+) -> None:
+    """Twelve requests with two beginnings, or two sources, at any time of each other."""
+    _, path = checkpoints[family]
+    drawn = list(prompts(16))
+    beginnings = [(drawn[1] * 2)[:11], (drawn[1][::-1] * 2)[:18]]
+    endings = [prompt[: 1 + i % 5] for i, prompt in enumerate(drawn[2:8])]
+    is_decoder = family == "gpt"
+    requests = [b + e for e in endings for b in beginnings] if is_decoder else drawn[2:4] * 6
+
+    async def answers(config: EngineConfig) -> tuple[list[tuple[object, ...]], int]:
+        engine = load_engine(load_package(path), config)
+        assert isinstance(engine, AsyncEngine)
+        await engine.start()
+
+        async def ask(number: int, prompt: tuple[int, ...]) -> tuple[tuple[object, ...], int]:
+            await asyncio.sleep(0.003 * number)
+            asked = GenerationRequest(f"request-{number}", prompt, SamplingParams(logprobs=2))
+            events = [event async for event in engine.generate(asked)]
+            (end,) = (event for event in events if isinstance(event, SequenceFinished))
+            assert isinstance(events[-1], RequestFinished)
+            found = (end.token_ids, end.sum_logprob, end.logprobs)
+            return found, events[-1].usage.cached_input_tokens
+
+        try:
+            asked = [ask(number, prompt) for number, prompt in enumerate(requests)]
+            found = await asyncio.gather(*asked)
+        finally:
+            await engine.stop()
+        return [answer for answer, _ in found], sum(cached for _, cached in found)
+
+    cold, none_cached = await answers(replace(ENGINE, reuse_prefixes=False))
+    warm, cached = await answers(ENGINE)
+
+    assert warm == cold
+    assert none_cached == 0 and cached > 0
 
 
 async def test_concurrent_labels_are_those_of_the_eager_model(
