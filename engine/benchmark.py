@@ -369,6 +369,7 @@ def _config(max_num_seqs: int, num_threads: int) -> EngineConfig:
         ),
         max_queue_size=max(default.max_queue_size, max_num_seqs),
         num_threads=num_threads,
+        reuse_prefixes=False,  # the same prompts come round after round
     )
 
 
