@@ -473,6 +473,31 @@ def test_tokens_that_a_request_did_not_use_do_not_count_against_its_tenant(make_
     assert admitted_in(outputs) == [1, 11, 2, 3, 12]
 
 
+def test_four_tenants_of_very_unequal_demand_get_equal_shares_of_the_tokens(make_scheduler) -> None:
+    """One sends 27 times as many requests as another, of a 27th of the length; all ask for more."""
+    scheduler = make_scheduler(EngineConfig(max_num_seqs=4, max_queue_size=4000), max_len=256)
+    tenants = {0: (16, 81), 1: (48, 27), 2: (144, 9), 3: (432, 3)}  # requests, tokens that are made
+    for tenant, (count, length) in tenants.items():
+        for n in range(count):
+            options = {"length": 1, "max_new_tokens": 2 * length}
+            asked = queued(4 * n + tenant, tenant=f"{tenant}", **options)
+            scheduler.add(replace(asked, seed=tenant))  # tells the draws whose they are
+    made: dict[int, int] = {}
+
+    for _ in range(600):
+        batch = scheduler.schedule()
+        drawn = []
+        for draw in batch.draws:
+            is_last = draw.position >= tenants[draw.seed][1]
+            drawn.append(Sampled(EOS if is_last else A, -0.5))
+        for output in scheduler.update(drawn):
+            if isinstance(output, TokenOutput):
+                made[output.key % 4] = made.get(output.key % 4, 0) + 1
+
+    shares = list(made.values())
+    assert sum(shares) ** 2 / (4 * sum(share**2 for share in shares)) >= 0.95
+
+
 def test_a_group_is_admitted_though_single_requests_of_others_keep_coming(make_scheduler) -> None:
     scheduler = make_scheduler(small_config(max_num_seqs=2))
     for key in (1, 2):
