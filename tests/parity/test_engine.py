@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from engine.async_engine import AsyncEngine
@@ -20,66 +18,13 @@ from engine.factory import load_engine
 from engine.package import load_package
 from engine.prediction import PredictionItem
 from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
-from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.export import export_package
-from exporter.models import TransformerConfig, build_model
+from exporter.models import TransformerConfig
+from tests.parity.conftest import VOCAB_SIZE, Exported
 
-VOCAB_SIZE = 61
-SHAPE = {"d_model": 24, "num_heads": 3, "d_ff": 32, "vocab_size": VOCAB_SIZE}
-CONFIGS = [
-    TransformerConfig(
-        family="gpt", num_decoder_layers=1, max_target_len=40, eos_token_id=2, **SHAPE
-    ),
-    TransformerConfig(
-        family="encoder-decoder",
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_source_len=20,
-        max_target_len=16,
-        bos_token_id=1,
-        eos_token_id=2,
-        **SHAPE,
-    ),
-    TransformerConfig(
-        family="labeller",
-        num_encoder_layers=1,
-        max_source_len=20,
-        labels=("NOUN", "VERB", "DET"),
-        **SHAPE,
-    ),
-]
 # Three rows for twenty requests, prompts in chunks of four: they wait, join, leave and move.
 ENGINE = EngineConfig(
     max_num_seqs=3, max_num_batched_tokens=12, prefill_chunk_size=4, num_threads=1
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep torch from waiting for its own threads: a model this small has nothing to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoint, Path]]:
-    """Export a model of each kind; return checkpoint and package by family."""
-    vocabulary = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    exported = {}
-    for config in CONFIGS:
-        torch.manual_seed(1)
-        model = build_model(config)
-        for weight in model.parameters():
-            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
-        path = tmp_path_factory.mktemp(config.family)
-        save_checkpoint(path / "checkpoint", "tiny", model, tokenizer)
-        export_package(path / "checkpoint", path / "package")
-        exported[config.family] = load_checkpoint(path / "checkpoint"), path / "package"
-    return exported
 
 
 def prompts(limit: int) -> Iterator[tuple[int, ...]]:
@@ -108,9 +53,9 @@ def eager_greedy(model: nn.Module, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
 async def test_concurrent_requests_get_the_tokens_of_the_eager_model(
-    family: str, checkpoints: dict[str, tuple[Checkpoint, Path]]
+    family: str, exported: Callable[[str], Exported]
 ) -> None:
-    checkpoint, path = checkpoints[family]
+    checkpoint, path = exported(family)
     config = checkpoint.config.model
     requests = list(prompts(config.max_source_len or config.max_target_len - 1))
     engine = load_engine(load_package(path), ENGINE)
@@ -135,10 +80,10 @@ async def test_concurrent_requests_get_the_tokens_of_the_eager_model(
 
 @pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
 async def test_answers_have_the_same_bits_with_and_without_reuse_of_what_others_computed(
-    family: str, checkpoints: dict[str, tuple[Checkpoint, Path]]
+    family: str, exported: Callable[[str], Exported]
 ) -> None:
     """Twelve requests with two beginnings, or two sources, at any time of each other."""
-    _, path = checkpoints[family]
+    _, path = exported(family)
     drawn = list(prompts(16))
     beginnings = [(drawn[1] * 2)[:11], (drawn[1][::-1] * 2)[:18]]
     endings = [prompt[: 1 + i % 5] for i, prompt in enumerate(drawn[2:8])]
@@ -174,9 +119,9 @@ async def test_answers_have_the_same_bits_with_and_without_reuse_of_what_others_
 
 
 async def test_concurrent_labels_are_those_of_the_eager_model(
-    checkpoints: dict[str, tuple[Checkpoint, Path]],
+    exported: Callable[[str], Exported],
 ) -> None:
-    checkpoint, path = checkpoints["labeller"]
+    checkpoint, path = exported("labeller")
     texts = list(prompts(20))
     engine = load_engine(load_package(path), ENGINE)
     assert isinstance(engine, EncoderEngine)
