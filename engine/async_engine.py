@@ -260,10 +260,12 @@ class AsyncEngine:
         )
         stream = self._submit(source)
         try:
-            while not stream.is_read:
-                *_, end = await stream.events()
+            events: list[GenerationEvent] = []
+            while not stream.is_read:  # the scores of a piece of the target alone are no event
+                events = await stream.events()
         finally:
             self._close(source.key, stream)
+        end = events[-1]
         assert isinstance(end, RequestFinished)
         total = sum(position.chosen.logprob for position in end.prompt_logprobs)
         return Score(total, end.prompt_logprobs, end.usage, end.timing)

@@ -293,11 +293,13 @@ class Scheduler:
         scoring, self._scoring = self._scoring, []
         for chunk, positions in zip(scoring, scored, strict=True):
             request = chunk.sequence.request
+            if request.key not in self._running:  # another of its chunks has failed it
+                continue
             if positions is None:
                 self._fail(request, _no_token(request))
                 continue
             self._outputs.append(ScoresOutput(request.key, positions))
-            if request.is_score_only and request.leader.num_left == 0:
+            if chunk.ends_target:
                 self._begin_decoding(request, now)
                 request.last_token = now
                 self._finish(request.leader)

@@ -24,6 +24,12 @@ class Chunk:
         return self.end == sequence.num_prompt and not sequence.request.is_score_only
 
     @property
+    def ends_target(self) -> bool:
+        """Whether nothing is left of a request that only scores."""
+        sequence = self.sequence
+        return sequence.request.is_score_only and self.end == len(sequence.tokens) - 1
+
+    @property
     def first_scored(self) -> int:
         """The first of its positions whose logits are wanted: those that predict a scored token."""
         score_from = self.sequence.request.score_from
