@@ -1,0 +1,353 @@
+"""A thousand random requests at once: each gets what it gets alone, and nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.beam_search import BeamSearch
+from engine.config import EngineConfig
+from engine.constraint import ConstraintMatcher
+from engine.errors import DeadlineExpired
+from engine.factory import load_engine
+from engine.output import EngineOutput
+from engine.package import load_package
+from engine.request import (
+    Constraint,
+    FinishReason,
+    GenerationRequest,
+    LogitControls,
+    RequestFinished,
+    SamplingParams,
+    Score,
+    ScoreRequest,
+    SequenceFinished,
+    TextDelta,
+)
+from engine.request_stream import RequestStream
+from engine.sequence import Request, Sequence
+from tests.parity.conftest import CONFIGS, VOCAB_SIZE, Exported
+
+NUM_REQUESTS = 500  # of each of the two families
+ARRIVALS = 0.8  # seconds
+ENGINE = EngineConfig(
+    max_num_seqs=8,
+    max_num_batched_tokens=16,
+    prefill_chunk_size=4,
+    max_queue_size=NUM_REQUESTS,
+    num_threads=1,
+)
+CONSTRAINTS = [
+    Constraint("choice", ("yes", "no", "maybe")),
+    Constraint("regex", ("[0-9]{2}:[0-9]{2}",)),
+    Constraint("json_schema", ('{"enum": [12, 7, "x"]}',)),
+]
+Ask = GenerationRequest | ScoreRequest
+Answer = tuple[SequenceFinished, ...] | Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, when it comes and what becomes of it."""
+
+    request: Ask
+    arrival: float  # seconds
+    steps_allowed: float | None  # its deadline
+    leaves_after: float | None  # seconds
+    leaves_at_event: int | None
+
+
+class RandomRequests:
+    """Makes requests of every kind for the model of a family."""
+
+    def __init__(self, family: str, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        config = CONFIGS[family]
+        self._has_source = family == "encoder-decoder"
+        self._max_target = config.max_target_len - 1 - self._has_source
+        self._max_prompt = config.max_source_len if self._has_source else self._max_target
+        self._beginnings = [self._ids(self._max_prompt) for _ in range(6)]
+
+    def plan(self, number: int) -> Plan:
+        rng = self._rng
+        what_happens = number % 10  # two of ten leave, one has little time
+        leaves = self._choose(None, float(rng.exponential(0.05))) if what_happens < 2 else None
+        return Plan(
+            self._request(f"request-{number}"),
+            float(rng.uniform(0, ARRIVALS)),
+            float(2 ** rng.integers(0, 9)) if what_happens == 2 else None,
+            leaves,
+            int(rng.integers(1, 4)) if what_happens < 2 and leaves is None else None,
+        )
+
+    def _request(self, request_id: str) -> Ask:
+        prompt, priority = self._prompt(), int(self._rng.integers(0, 3))
+        tenant = f"tenant-{self._rng.integers(0, 4)}"
+        room = self._max_target - (0 if self._has_source else len(prompt))
+        if room > 0 and self._happens(0.15):
+            target, top = self._ids(self._count(1, min(room, 9))), self._count(0, 3)
+            return ScoreRequest(request_id, prompt, target, top, priority, tenant)
+        params = self._params()
+        prefix: tuple[int, ...] = ()
+        if room > 0 and params.constraint is None and self._happens(0.2):
+            prefix = self._ids(self._count(1, min(room, 6)))
+        return GenerationRequest(
+            request_id, prompt, params, target_prefix=prefix, priority=priority, tenant=tenant
+        )
+
+    def _params(self) -> SamplingParams:
+        max_new = self._count(1, 12)
+        constraint = self._choose(*CONSTRAINTS) if self._happens(0.1) else None
+        strategy = self._choose("greedy", "sampling", "sampling", "beam")
+        outputs = 1 if strategy == "greedy" else self._count(1, 3)
+        has_text = strategy != "beam" and self._happens(0.2)
+        return SamplingParams(
+            strategy=strategy,
+            **(self._sampling(outputs) if strategy == "sampling" else {}),
+            **(self._beam(outputs) if strategy == "beam" else {}),
+            num_outputs=outputs,
+            controls=self._controls() if self._happens(0.4) else LogitControls(),
+            constraint=constraint,
+            logprobs=self._choose(0, 1, 5) if self._happens(0.3) else None,
+            prompt_logprobs=self._choose(0, 3) if self._happens(0.2) else None,
+            allow_partial=self._happens(0.3),
+            max_new_tokens=max_new,
+            min_new_tokens=self._count(0, min(3, max_new)),
+            stop_strings=("a", "7x", "(b", "zz") if has_text else (),
+            stop_token_ids=self._ids(self._count(1, 3)) if self._happens(0.3) else (),
+            include_stop=self._happens(0.3),
+            ignore_eos=constraint is None and self._happens(0.2),
+        )
+
+    def _sampling(self, outputs: int) -> dict[str, Any]:
+        return {
+            "temperature": self._choose(0.3, 1.0, 1.7),
+            "top_k": self._choose(0, 1, 5, 30),
+            "top_p": self._choose(1.0, 0.9, 0.5),
+            "min_p": self._choose(0.0, 0.0, 0.1),
+            "typical_p": self._choose(1.0, 1.0, 0.8),
+            "seed": int(self._rng.integers(0, 2**63)),
+            "best_of": self._choose(None, None, outputs + 2),
+        }
+
+    def _beam(self, outputs: int) -> dict[str, Any]:
+        return {
+            "beam_width": max(outputs, self._choose(1, 2, 4, 5, 8)),
+            "length_penalty": self._choose(0.0, 0.6, 2.0),
+            "early_stop": self._happens(0.7),
+        }
+
+    def _controls(self) -> LogitControls:
+        biases = tuple((token_id, self._choose(-3.0, 4.0)) for token_id in self._ids(2))
+        return LogitControls(
+            repetition_penalty=self._choose(1.0, 1.3, 0.8),
+            frequency_penalty=self._choose(0.0, 0.5, -0.5),
+            presence_penalty=self._choose(0.0, 0.7),
+            no_repeat_ngram=self._choose(0, 1, 2, 3),
+            logit_bias=biases if self._happens(0.5) else (),
+            banned_tokens=self._ids(3) if self._happens(0.5) else (),
+        )
+
+    def _prompt(self) -> tuple[int, ...]:
+        length = self._count(1, self._max_prompt)
+        if self._happens(0.5):
+            return self._ids(length)
+        beginning: tuple[int, ...] = self._choose(*self._beginnings)
+        num_shared = self._count(1, length)
+        return beginning[:num_shared] + self._ids(length - num_shared)
+
+    def _ids(self, count: int) -> tuple[int, ...]:
+        return tuple(self._rng.integers(3, VOCAB_SIZE, count).tolist())
+
+    def _count(self, least: int, most: int) -> int:
+        return int(self._rng.integers(least, most + 1))
+
+    def _happens(self, probability: float) -> bool:
+        return bool(self._rng.random() < probability)
+
+    def _choose(self, *values: Any) -> Any:
+        return values[self._rng.integers(0, len(values))]
+
+
+class Watch:
+    """Counts an engine's steps, which are its clock, and sees what runs in each."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine, self.core = engine, engine._core
+        self.scheduler, self.runner = self.core.scheduler, self.core._runner
+        self.num_steps = 0
+        self.closed_in: dict[int, int] = {}  # requests without a reader: the step in flight then
+        self.too_late: list[str] = []
+        self._step, self._close = self.core.step, engine._close
+        engine._clock = self.scheduler._clock = lambda: float(self.num_steps)
+        engine._close = self._watch_close
+        self.core.step = self._watch_step
+
+    def _watch_close(self, key: int, stream: RequestStream) -> None:
+        is_cancelled = not stream.has_ended
+        self._close(key, stream)
+        if is_cancelled:
+            self.closed_in[key] = self.num_steps
+
+    def _watch_step(self) -> list[EngineOutput]:
+        self.num_steps += 1
+        for key, step in list(self.closed_in.items()):
+            # The next step may have been chosen when the reader went away, the one after it not.
+            is_there = key in self.scheduler._running or key in self.scheduler._waiting
+            if is_there and self.num_steps >= step + 2:
+                self.too_late.append(f"{key} closed in step {step}, there in {self.num_steps}")
+        return self._step()
+
+    async def come_to_rest(self) -> None:
+        while self.scheduler.has_work or not self.engine._commands.empty():
+            await asyncio.sleep(0.001)
+
+
+async def answer(engine: AsyncEngine, request: Ask, leaves_at_event: int | None = None) -> Answer:
+    """Return all of an answer that does not depend on when and beside whom it was computed."""
+    if isinstance(request, ScoreRequest):
+        score = await engine.score(request)
+        return Score, score.sum_logprob, score.positions
+    events = []
+    async with aclosing(engine.generate(request)) as stream:
+        async for event in stream:
+            events.append(event)
+            if len(events) == leaves_at_event:
+                return None
+    found = sorted((e for e in events if isinstance(e, SequenceFinished)), key=lambda e: e.index)
+    for sequence in found:
+        deltas = [e for e in events if isinstance(e, TextDelta) and e.index == sequence.index]
+        assert bool(deltas) <= sequence.was_streamed
+        if sequence.was_streamed:
+            assert "".join(delta.text for delta in deltas) == sequence.text
+            assert sum((delta.token_ids for delta in deltas), ()) == sequence.token_ids
+    end = events[-1]
+    assert isinstance(end, RequestFinished)
+    return tuple(found), end.prompt_logprobs, end.seed, end.usage.output_tokens
+
+
+async def under_load(watch: Watch, plans: list[Plan]) -> list[Answer | Literal["late", "left"]]:
+    """Send everything when it is due."""
+
+    async def send(plan: Plan) -> Answer:
+        await asyncio.sleep(plan.arrival)
+        try:
+            return await send_now(plan) or "left"
+        except DeadlineExpired:  # which holds on to the frames that it came through
+            return "late"
+
+    async def send_now(plan: Plan) -> Answer | None:
+        request = plan.request
+        if plan.steps_allowed is not None:
+            request = replace(request, deadline=watch.num_steps + plan.steps_allowed)
+        asked = answer(watch.engine, request, plan.leaves_at_event)
+        if plan.leaves_after is None:
+            return await asked
+        task = asyncio.create_task(asked)
+        await asyncio.wait([task], timeout=plan.leaves_after)
+        task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    return await asyncio.gather(*map(send, plans))
+
+
+def is_cut(found: Answer) -> bool:
+    """Say whether it is a part only: its time was over, and it asked for what there is."""
+    sequences = found[0] if found[0] is not Score else ()
+    return any(sequence.reason is FinishReason.DEADLINE for sequence in sequences)
+
+
+def assert_is_part(found: Answer, whole: Answer) -> None:
+    for cut in found[0]:
+        if cut.was_streamed:  # the best of some beams or samples may be others in the end
+            assert whole[0][cut.index].token_ids[: len(cut.token_ids)] == cut.token_ids
+
+
+def assert_nothing_is_left(watch: Watch) -> None:
+    load, cache = watch.engine.load(), watch.runner.cache
+    assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (0, 0, 0, 0.0)
+    assert not watch.engine._streams
+    slots, sources = watch.scheduler._slots, watch.scheduler._sources
+    assert slots.num_decoding == 0
+    kept = {prefix.row: len(prefix.tokens) for prefix in slots.kept}
+    assert {row for row, owner in enumerate(slots._owners) if owner is not None} == set(kept)
+    assert cache.lengths.tolist() == [kept.get(row, 0) for row in range(ENGINE.max_num_seqs)]
+    assert_zero_beyond(cache._memory, cache.lengths)
+    if cache._cross_memory is not None:
+        lengths = {row: len(source) for row, source in sources.kept.items()}
+        assert {row for row, used in enumerate(sources._sources) if used} == set(lengths)
+        assert cache.source_lengths.tolist() == [
+            lengths.get(row, 0) for row in range(ENGINE.max_num_seqs)
+        ]
+        assert_zero_beyond(cache._cross_memory, cache.source_lengths)
+
+
+def assert_zero_beyond(memory: np.ndarray, lengths: np.ndarray) -> None:
+    for row, length in enumerate(lengths.tolist()):
+        assert not memory[:, :, row, :, length:].any()
+
+
+def objects_of(*types: type) -> dict[type, int]:
+    gc.collect()
+    found = [type(o) for o in gc.get_objects() if type(o) in types]
+    return {kind: found.count(kind) for kind in types}
+
+
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+async def test_every_request_under_random_load_gets_what_it_gets_alone(
+    family: str, exported: Callable[[str], Exported]
+) -> None:
+    package = load_package(exported(family).package)
+    requests = RandomRequests(family, seed=5)
+    plans = [requests.plan(number) for number in range(NUM_REQUESTS)]
+    engine, lonely = (
+        load_engine(package, ENGINE),
+        load_engine(package, replace(ENGINE, reuse_prefixes=False)),
+    )
+    assert isinstance(engine, AsyncEngine) and isinstance(lonely, AsyncEngine)
+    watch = Watch(engine)
+    await engine.start()
+    await lonely.start()
+    before = objects_of(Request, Sequence, RequestStream, BeamSearch)
+
+    try:
+        answers = await under_load(watch, plans)
+        await watch.come_to_rest()
+        alone = [await answer(lonely, plan.request) for plan in plans]
+    finally:
+        await engine.stop()
+        await lonely.stop()
+
+    outcomes = Counter()
+    for plan, found, expected in zip(plans, answers, alone, strict=True):
+        if found == "left":
+            assert plan.leaves_after is not None or plan.leaves_at_event is not None
+            outcomes[found] += 1
+        elif found == "late":
+            assert plan.steps_allowed is not None
+            outcomes[found] += 1
+        elif is_cut(found):
+            assert_is_part(found, expected)
+            outcomes["cut"] += 1
+        else:
+            assert found == expected, plan.request
+            outcomes["whole"] += 1
+    assert sum(outcomes.values()) == NUM_REQUESTS
+    assert all(outcomes[outcome] for outcome in ("whole", "left", "late")), "it tried nothing"
+    assert watch.too_late == []
+    assert_nothing_is_left(watch)
+    assert objects_of(Request, Sequence, RequestStream, BeamSearch) == before
+    matchers = objects_of(ConstraintMatcher)[ConstraintMatcher]
+    assert matchers == 2 * len(CONSTRAINTS), "only those that are compiled once, in each engine"
