@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from engine.package import GenerationContract
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import Point, ratios, throughput_within
 from loadtest.studies.growth import Model, measure_steps
+from loadtest.studies.loading import load_once
 from loadtest.studies.machine import Machine
 
 WORK = TraceWork(
@@ -149,3 +152,8 @@ def test_every_batch_and_context_is_measured_once_a_round() -> None:
 
     assert {cell: len(times) for cell, times in seconds.items()} == dict.fromkeys(cells, 3)
     assert sorted(runner.seen) == sorted(cells * 4), "a round before the first warms up"
+
+
+def test_a_package_that_cannot_be_loaded_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        load_once(tmp_path)
