@@ -137,8 +137,13 @@ class AsyncEngine:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
-        invariant = self._package.manifest.certificate.batch_invariant
-        return (*_CAPABILITIES, "batch_invariant") if invariant else _CAPABILITIES
+        manifest = self._package.manifest
+        assert manifest.generation is not None
+        found = {
+            "alignment": manifest.generation.alignment,
+            "batch_invariant": manifest.certificate.batch_invariant,
+        }
+        return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text; see Tokenizer."""

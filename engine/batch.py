@@ -103,7 +103,7 @@ class StepLogits(NamedTuple):
     top_ids: NDArray[np.int64]  # [N, k]
     top_logits: Floats  # [N, k]
     top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
-    alignment: Floats | None = None  # [decoding rows, max source length], if asked for
+    alignment: Floats | None = None  # [rows of ScheduledBatch.aligned, longest source], if any
 
 
 class TokenMatcher(Protocol):
@@ -138,6 +138,7 @@ class ScheduledBatch:
     decode_sources: tuple[int, ...] = ()  # encoder-decoder: the source of row 0, 1, ...
     scores: tuple[ScoreDraw, ...] = ()
     num_top: int = 1  # of the largest logits, as many as the draws need at most
+    aligned: tuple[int, ...] = ()  # rows of logits whose attention to the source is wanted, rising
 
     @property
     def is_empty(self) -> bool:

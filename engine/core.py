@@ -59,7 +59,7 @@ class EngineCore:
         sampled = perf_counter()
         self.scheduler.count_padding(self._runner.num_padding - self._num_padding)
         self._num_padding = self._runner.num_padding
-        outputs = self.scheduler.update(tokens, scores)
+        outputs = self.scheduler.update(tokens, scores, logits.alignment)
         self.times = StepTimes(
             self.times.steps + 1,
             self.times.scheduling + scheduled - started + perf_counter() - sampled,

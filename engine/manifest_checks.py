@@ -54,6 +54,8 @@ def _wrong_cross_attention(manifest: Manifest) -> Iterator[str]:
         return
     if contract.cross_cache is not None and contract.cross_cache.dtype != "fp32":
         yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be fp32"
+    if contract.alignment and not crosses:
+        yield f"generation.alignment: must not be there for {manifest.architecture}"
     for name in ("cross_cache", "decoder_start_token_id"):
         if (getattr(contract, name) is not None) != crosses:
             yield (

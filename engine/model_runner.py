@@ -61,6 +61,7 @@ class SlotModelRunner:
         _check_graphs(contract, decoder, encoder)
         self._input_ids = np.zeros((num_slots, 1), np.int64)  # of a decode call
         self._position_ids = np.zeros((num_slots, 1), np.int64)
+        self._alignment_idx = np.zeros(num_slots, np.int64)
         self._total_seq = np.zeros(1, np.int32)
         self._sources = _SourceIndex(num_slots)
         self.reset()
@@ -91,12 +92,13 @@ class SlotModelRunner:
         self.cache.apply(batch.row_ops)
         for row, sources in _of_equal_length(batch.encodes):
             self.encode(row, *sources)
-        first = len(batch.decode_ids)
+        first = num_decoding = len(batch.decode_ids)
         num_logits = first + sum(chunk.num_logits for chunk in batch.chunks)
         if num_logits >= self._num_logits:
             self._make_room(num_logits + 1)
         k = min(batch.num_top, self._contract.vocab_size)
         for chunk in batch.chunks:
+            last = first + chunk.num_logits
             self.prefill(
                 chunk.row,
                 chunk.token_ids,
@@ -104,12 +106,16 @@ class SlotModelRunner:
                 into=first,
                 num_logits=chunk.num_logits,
                 num_top=k,
+                aligned=[row for row in batch.aligned if first <= row < last],
+                aligned_into=sum(row < first for row in batch.aligned),
             )
-            first += chunk.num_logits
+            first = last
         if batch.decode_ids:
-            self.decode(batch.decode_ids, batch.decode_sources, num_top=k)
+            aligned = [row for row in batch.aligned if row < num_decoding]
+            self.decode(batch.decode_ids, batch.decode_sources, num_top=k, aligned=aligned)
         top_ids, top_logits, top_logprobs = (array[:num_logits] for array in self._top_of(k))
-        return StepLogits(self._logits[:num_logits], top_ids, top_logits, top_logprobs)
+        alignment = self._alignment[: len(batch.aligned)] if batch.aligned else None
+        return StepLogits(self._logits[:num_logits], top_ids, top_logits, top_logprobs, alignment)
 
     def encode(self, row: int, *sources: Sequence[int]) -> None:
         """Encode sources of one length: fill the cross keys and values of rows from `row` on."""
@@ -123,18 +129,25 @@ class SlotModelRunner:
         self.cache.source_lengths[row:last] = len(sources[0])
 
     def decode(
-        self, token_ids: Sequence[int], sources: Sequence[int] = (), *, num_top: int = 1
+        self,
+        token_ids: Sequence[int],
+        sources: Sequence[int] = (),
+        *,
+        num_top: int = 1,
+        aligned: Sequence[int] = (),
     ) -> Floats:
         """Append a token to each of the first B rows; return the logits behind it, [B, V].
 
-        Row i attends to the source in row sources[i], without `sources` in row i.
+        Row i attends to the source in row sources[i], without `sources` in row i. The attention of
+        the rows in `aligned` becomes the first of what a step returns.
         """
         B = len(token_ids)
         lengths = self.cache.lengths[:B]
         self._input_ids[:B, 0] = token_ids
         self._position_ids[:B, 0] = lengths
         self._total_seq[0] = lengths.max() + 1
-        self._bound_decode(B, sources, num_top).run()
+        self._alignment_idx[: len(aligned)] = aligned
+        self._bound_decode(B, sources, num_top, len(aligned)).run()
         lengths += 1
         return self._logits[:B]
 
@@ -147,39 +160,51 @@ class SlotModelRunner:
         into: int = 0,
         num_logits: int = 1,
         num_top: int = 1,
+        aligned: Sequence[int] = (),
+        aligned_into: int = 0,
     ) -> Floats:
         """Append tokens to one row; return the logits behind the last ones, [num_logits, V].
 
         They are written to the rows from `into` on of the array that all logits are returned in.
-        The row attends to the source in row `source_row`, without it in its own.
+        The row attends to the source in row `source_row`, without it in its own. Likewise the
+        attention of the positions whose logits come into the rows in `aligned` is written to the
+        rows from `aligned_into` on.
         """
         S, start = len(token_ids), int(self.cache.lengths[row])
         count = max(1, num_logits)  # the graph wants one
-        binding = self._bound_prefill(row, row if source_row is None else source_row)
+        source_row = row if source_row is None else source_row
+        binding = self._bound_prefill(row, source_row, is_aligned=len(aligned) > 0)
         self._total_seq[0] = start + S
         binding.input("input_ids", np.asarray([token_ids], np.int64))  # (1, S)
         binding.input("position_ids", np.arange(start, start + S, dtype=np.int64)[None])
         binding.input("logit_idx", np.arange(S - count, S, dtype=np.int64))
         binding.input("seqlens_k", np.asarray([start + S - 1], np.int32))
         self._bind_logits(binding, into, into + count, num_top)
+        if aligned:
+            positions = np.asarray(aligned, np.int64) - into + S - count
+            self._bind_alignment(binding, positions, aligned_into)
         binding.run()
         self.cache.lengths[row] += S
         return self._logits[into : into + count]
 
-    def _bound_decode(self, B: int, sources: Sequence[int], num_top: int) -> Binding:
+    def _bound_decode(
+        self, B: int, sources: Sequence[int], num_top: int, num_aligned: int
+    ) -> Binding:
         num_sources = group = 0
         if self._contract.cross_cache:
             num_sources, group = self._sources.update(sources or range(B))
             self.num_padding += num_sources * group - B
             self._sources.set_lengths(self.cache.source_lengths, num_sources)
-        key = (B, num_sources, group, num_top)
+        key = (B, num_sources, group, num_top, num_aligned)
         if key not in self._decode_bindings:
             if len(self._decode_bindings) >= _MAX_BINDINGS:
                 self._decode_bindings.clear()
             self._decode_bindings[key] = self._bind_decode(*key)
         return self._decode_bindings[key]
 
-    def _bind_decode(self, B: int, num_sources: int, group: int, num_top: int) -> Binding:
+    def _bind_decode(
+        self, B: int, num_sources: int, group: int, num_top: int, num_aligned: int
+    ) -> Binding:
         binding = self._decoder.bind()
         self._bind_rows(binding, 0, B)
         binding.input("input_ids", self._input_ids[:B])
@@ -192,11 +217,12 @@ class SlotModelRunner:
             binding.input("source_lengths", self._sources.lengths[:num_sources])
             binding.input("beam_rows", self._sources.beam_rows(num_sources, group))
             binding.input("row_beams", self._sources.row_beams[:B])
+        self._bind_alignment(binding, self._alignment_idx[:num_aligned], 0)
         self._bind_logits(binding, 0, B, num_top)
         return binding
 
-    def _bound_prefill(self, row: int, source_row: int) -> Binding:
-        key = (row, source_row)
+    def _bound_prefill(self, row: int, source_row: int, *, is_aligned: bool) -> Binding:
+        key = (row, source_row, is_aligned)  # an output cannot be unbound
         if key in self._prefill_bindings:
             binding = self._prefill_bindings[key]
         else:
@@ -211,6 +237,8 @@ class SlotModelRunner:
                 binding.input("row_beams", only)
                 lengths = self.cache.source_lengths[source_row : source_row + 1]
                 binding.input("source_lengths", lengths)
+            if not is_aligned:
+                self._bind_alignment(binding, np.empty(0, np.int64), 0)
         return binding
 
     def _bind_rows(self, binding: Binding, first: int, last: int) -> None:
@@ -229,6 +257,13 @@ class SlotModelRunner:
         for name, array in zip(_TOP, self._top_of(num_top), strict=True):
             binding.output(name, array[first:last])
 
+    def _bind_alignment(self, binding: Binding, idx: NDArray[np.int64], first: int) -> None:
+        """Ask for the attention of positions, into rows from `first` on; with none, it is free."""
+        if self._contract.alignment:
+            binding.input("alignment_idx", idx)
+        if len(idx):
+            binding.output("alignment", self._alignment[first : first + len(idx)])
+
     def _top_of(self, k: int) -> _Top:
         """Return the arrays of the k best."""
         if k not in self._top:
@@ -245,8 +280,10 @@ class SlotModelRunner:
         self._num_logits = num_logits
         self._logits = np.zeros((num_logits, self._contract.vocab_size), np.float32)
         self._top: dict[int, _Top] = {}
-        self._decode_bindings: dict[tuple[int, int, int, int], Binding] = {}
-        self._prefill_bindings: dict[tuple[int, int], Binding] = {}
+        longest = self._contract.cross_cache.max_len if self._contract.cross_cache else 0
+        self._alignment = np.zeros((num_logits, longest), np.float32)
+        self._decode_bindings: dict[tuple[int, int, int, int, int], Binding] = {}
+        self._prefill_bindings: dict[tuple[int, int, bool], Binding] = {}
 
 
 class _SourceIndex:
@@ -329,7 +366,11 @@ def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Sessi
             inputs=["input_ids", *(f"past_cross_key_values.{name}" for name in cross_names)],
             outputs=[f"present_cross_key_values.{name}" for name in cross_names],
         )
-    decoder.require(inputs=inputs, outputs=["logits", *_TOP, *(f"present.{n}" for n in names)])
+    outputs = ["logits", *_TOP, *(f"present.{name}" for name in names)]
+    if contract.alignment:
+        inputs.append("alignment_idx")
+        outputs.append("alignment")
+    decoder.require(inputs=inputs, outputs=outputs)
 
 
 def _layer_names(num_layers: int) -> list[str]:

@@ -27,6 +27,7 @@ class TokenOutput:
     finish_reason: FinishReason | None
     matched_stop: int | None
     position: PositionLogprobs | None = None
+    attention: tuple[float, ...] = ()  # to the source, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class HypothesisOutput:
     key: int
     index: int  # 0: the best
     hypothesis: Hypothesis
+    alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source], if asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,10 @@ class GenerationContract(_Model):
     An encoder-decoder's decoder also takes `source_lengths` int64 [C], `beam_rows` int64 [C, G]
     = the rows of the batch that attend to each source (any row where there are fewer than G),
     `row_beams` int64 [B] = where each row stands in the flattened beam_rows, and
-    `cross_key_values.{i}.key|value` float32 [C, num_kv_heads, max_len, head_dim].
+    `cross_key_values.{i}.key|value` float32 [C, num_kv_heads, max_len, head_dim]. With `alignment`
+    it also takes `alignment_idx` int64 [M] into the flattened B*S and gives `alignment` float32
+    [M, max_len of the source]: the last layer's cross-attention from these positions, mean over
+    the heads, 0 beyond the end of their source; with M = 0 nothing is computed ([0, 0]).
     `encoder.onnx`: `input_ids`, int64 [C, S]; `past_cross_key_values.{i}.key|value`
     float32 [C, num_kv_heads, max_len, head_dim], bound in place to
     `present_cross_key_values.{i}.key|value`, of which positions 0 to S-1 are written.
@@ -73,6 +76,7 @@ class GenerationContract(_Model):
     cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
     decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
     eos_token_ids: tuple[TokenId, ...]
+    alignment: bool = False  # only with cross_cache
 
 
 class EncodingContract(_Model):

@@ -144,6 +144,9 @@ class PromptReader:
         if params.num_sequences > num_slots:
             what = f"{params.num_sequences} is more than the {num_slots} sequences that run at once"
             found.append(FieldViolation(_field_of_num_sequences(params), what))
+        if params.alignment and self._has_source and not self._contract.alignment:
+            what = "this package gives no attention; export the model again, or leave it out"
+            found.append(FieldViolation("output.alignment", what))
         closing = {*params.stop_token_ids, *params.controls.banned_tokens}
         if not params.ignore_eos:
             closing |= {*self._contract.eos_token_ids}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from engine.beam_search import Hypothesis
 from engine.errors import TokenweirError
 from engine.output import (
     AdmittedOutput,
@@ -86,7 +85,7 @@ class RequestStream:
             case CutOutput():
                 self._sequences[output.index].cut(output.reason)
             case HypothesisOutput():
-                self._sequences[output.index].fill(output.hypothesis)
+                self._sequences[output.index].fill(output)
             case ScoresOutput():
                 self._prompt_logprobs += output.positions
             case AdmittedOutput():
@@ -170,6 +169,7 @@ class _SequenceText:
         self._num_prefix = len(prefix_ids)
         self._token_ids = list(prefix_ids)
         self._logprobs: list[PositionLogprobs] = []
+        self._alignment: list[tuple[float, ...]] = []
         self._num_sent_ids = 0
         self._text: list[str] = []
         self._num_sent_pieces = 0
@@ -204,6 +204,8 @@ class _SequenceText:
         self._sum_logprob += output.logprob
         if output.position is not None:
             self._logprobs.append(output.position)
+        if output.attention:
+            self._alignment.append(output.attention)
         self._reason, self._matched_stop = output.finish_reason, output.matched_stop
         if self._is_text():
             self._add(self._detokenizer.push([output.token_id]))
@@ -216,8 +218,10 @@ class _SequenceText:
             self._reason = reason
             self._add(self._detokenizer.finish())
 
-    def fill(self, hypothesis: Hypothesis) -> None:
+    def fill(self, output: HypothesisOutput) -> None:
         """Take in a whole sequence."""
+        hypothesis = output.hypothesis
+        self._alignment += output.alignment
         self._token_ids += hypothesis.token_ids
         self._logprobs += hypothesis.logprobs
         self._sum_logprob, self._score = hypothesis.sum_logprob, hypothesis.score
@@ -266,5 +270,6 @@ class _SequenceText:
             sum_logprob=self._sum_logprob,
             score=0.0 if was_streamed else self.score,
             logprobs=tuple(self._logprobs),
+            alignment=tuple(self._alignment),
             was_streamed=was_streamed,
         )

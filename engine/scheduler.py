@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from engine.admission import CompletionEstimates, least_new_tokens, max_cost
-from engine.batch import Candidate, Encode, Sampled, ScheduledBatch
+from engine.alignment import StepAttention, alignment_of
+from engine.batch import Candidate, Encode, Floats, Sampled, ScheduledBatch
 from engine.beam_rows import place_beams
 from engine.beam_search import BeamSearch
 from engine.config import EngineConfig
@@ -82,6 +83,8 @@ class Scheduler:
         self._num_free_slots = self._config.max_num_seqs
         self._drawing: list[Sequence | Request] = []  # of the step in flight, one a draw
         self._scoring: list[Chunk] = []  # one a score draw
+        self._aligned: tuple[Sequence, ...] = ()  # those whose attention is wanted
+        self._attention = StepAttention()  # of the step that is taken in
         self._outputs: list[EngineOutput] = []
         self._queue_limits.forget()
 
@@ -154,6 +157,7 @@ class Scheduler:
         self._count_step(decoding, plan)
         drawn = plan_draws(decoding, plan.chunks)
         self._drawing, self._scoring = drawn.drawing, drawn.scoring
+        self._aligned = tuple(drawn.aligned)
         return ScheduledBatch(
             row_ops=(*self._slots.take_ops(), *self._sources.take_ops()),
             encodes=tuple(Encode(r.source_row, r.source.prompt_ids) for r in plan.encoded),
@@ -163,20 +167,26 @@ class Scheduler:
             decode_sources=self._sources_of(decoding),
             scores=drawn.scores,
             num_top=drawn.num_top,
+            aligned=tuple(drawn.aligned.values()),
         )
 
     def update(
         self,
         sampled: Iterable[Sampled | tuple[Candidate, ...] | None],
         scored: Iterable[tuple[PositionLogprobs, ...] | None] = (),
+        alignment: Floats | None = None,
     ) -> list[EngineOutput]:
-        """Take in what was drawn and scored in the last step; None fails the draw's request."""
+        """Take in what was drawn and scored in the last step; None fails the draw's request.
+
+        `alignment` is that of StepLogits.
+        """
         now = self._clock()
         num_decoding, num_read = self._step_size
         self._estimates.took_step(
             now - self._step_started, now, num_decoding=num_decoding, num_read=num_read
         )
         self._take_scores(scored, now)
+        self._attention = StepAttention(self._aligned, alignment)
         drawing, self._drawing = self._drawing, []
         num_tokens = 0
         for drawn, token in zip(drawing, sampled, strict=True):
@@ -332,6 +342,7 @@ class Scheduler:
                 reason,
                 stop,
                 token.position,
+                self._attention.of(sequence),
             )
         )
         if reason is not None:
@@ -347,6 +358,7 @@ class Scheduler:
         if request.first_token is None:
             self._begin_decoding(request, now)
         request.last_token = now
+        self._attention.keep_beams(request)
         step = request.search.advance(candidates)
         if request.search.is_done:
             self._finish_search(request, request.search)
@@ -360,7 +372,8 @@ class Scheduler:
             self._fail(request, EngineFailure(_nothing_allowed(request)))
             return
         self._outputs += [
-            HypothesisOutput(request.key, i, hypothesis) for i, hypothesis in enumerate(returned)
+            HypothesisOutput(request.key, i, hypothesis, alignment_of(request, hypothesis))
+            for i, hypothesis in enumerate(returned)
         ]
         request.ends_normally = True
         self._release(request)

@@ -70,6 +70,8 @@ class Request:
     score_from: int | None = None  # the first given token whose log-probability is wanted
     search: BeamSearch | None = None
     beams: list[Sequence] = field(default_factory=list)  # the hypotheses that have rows, in order
+    # Attention to the source of each step's beams, if asked for.
+    beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
 
     @property
     def is_score_only(self) -> bool:

@@ -73,6 +73,7 @@ class DrawPlan(NamedTuple):
     scores: tuple[ScoreDraw, ...]
     scoring: list[Chunk]  # one a score
     num_top: int  # of the largest logits, as many as all of them look at
+    aligned: dict[Sequence, int]  # those that want to know its attention, and their logits row
 
 
 def plan_draws(decoding: list[Sequence], chunks: list[Chunk]) -> DrawPlan:
@@ -92,7 +93,8 @@ def plan_draws(decoding: list[Sequence], chunks: list[Chunk]) -> DrawPlan:
     members = [*rows, *(chunk.sequence for chunk in scoring)]
     wanted = max((sequence.request.num_top for sequence in members), default=1)
     num_top = 1 << (wanted - 1).bit_length()  # few sizes, each bound once
-    return DrawPlan(tuple(draws), drawing, tuple(scores), scoring, num_top)
+    aligned = {s: row for s, row in rows.items() if s.request.source.params.alignment}
+    return DrawPlan(tuple(draws), drawing, tuple(scores), scoring, num_top, aligned)
 
 
 def _draws(

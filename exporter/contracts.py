@@ -44,6 +44,7 @@ def generation_contract(
         cross_cache=_cache_shape(config, config.max_source_len) if has_source else None,
         decoder_start_token_id=config.bos_token_id if has_source else None,
         eos_token_ids=() if eos is None else (eos,),
+        alignment=has_source,
     )
 
 

@@ -96,6 +96,7 @@ class _DecoderOutput(NamedTuple):
     top_logits: Tensor  # [N, k]
     top_logprobs: Tensor  # [N, k]
     present: list[tuple[Tensor, Tensor]]
+    alignment: Tensor | None  # [M, L]
 
 
 class _DecoderGraph(nn.Module):
@@ -118,12 +119,14 @@ class _DecoderGraph(nn.Module):
         beam_rows: Tensor | None = None,  # [C, G]
         row_beams: Tensor | None = None,  # [B]
         cross: Sequence[tuple[Tensor, Tensor]] | None = None,
+        alignment_idx: Tensor | None = None,  # [M]
     ) -> _DecoderOutput:
         caches = [LayerCache(key, value, seqlens_k, total_seq) for key, value in past]
         if cross is not None:
             assert source_lengths is not None and beam_rows is not None and row_beams is not None
             for cache, (key, value) in zip(caches, cross, strict=True):
                 cache.cross = SourceRow(key, value, source_lengths, beam_rows, row_beams)
+            caches[-1].alignment_idx = alignment_idx
         hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
@@ -132,7 +135,8 @@ class _DecoderGraph(nn.Module):
         top_logits, top_ids = emit_top(logits, num_top)
         top_logprobs = logits.log_softmax(-1).gather(1, top_ids)
         present = [(cache.key, cache.value) for cache in caches]
-        return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present)
+        alignment = caches[-1].alignment
+        return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
 
 
 class _EncoderGraph(nn.Module):
@@ -194,16 +198,19 @@ def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
         example["beam_rows"] = torch.zeros(sources, 2, dtype=torch.int64)
         example["row_beams"] = torch.zeros(batch, dtype=torch.int64)
         example["cross"] = _example_rows(config, sources, config.max_source_len)
+        example["alignment_idx"] = torch.zeros(5, dtype=torch.int64)
         shapes |= {
             "source_lengths": {0: "sources"},
             "beam_rows": {0: "sources", 1: "beams"},
             "row_beams": {0: "batch"},
             "cross": [({0: "sources"}, {0: "sources"}) for _ in past],
+            "alignment_idx": {0: "num_alignments"},
         }
         names += ["source_lengths", "beam_rows", "row_beams"]
-        names += _cache_names("cross_key_values", len(past))
+        names += [*_cache_names("cross_key_values", len(past)), "alignment_idx"]
     outputs = ["logits", "top_ids", "top_logits", "top_logprobs"]
     outputs += _cache_names("present", len(past))
+    outputs += ["alignment"] if isinstance(model, EncoderDecoder) else []
     graph = _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
     for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
         value.shape = ir.Shape(["num_logits", "num_top"])

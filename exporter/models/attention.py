@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from exporter.models.cache import (
     LayerCache,
     cached_attention,
+    cross_alignment_over_row,
     cross_attention_over_row,
     merge_heads,
     pad_heads,
@@ -246,16 +247,21 @@ class MultiHeadAttention(nn.Module):
         return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
 
     def forward_over_row(self, hidden: Tensor, cache: LayerCache) -> Tensor:
-        """Attend from `hidden` (B, T, d_model) to the source kept in the rows of the cache."""
+        """Attend from `hidden` (B, T, d_model) to the source kept in the rows of the cache.
+
+        The cache afterwards has the alignment of the positions that it names.
+        """
         cross = cache.cross
         assert cross is not None, "a decoder with cross-attention gets a cache with a source row"
         width = cross.key.shape[-1]
+        query = pad_heads(self.q_proj(hidden), self.num_heads, width)
         output = cross_attention_over_row(
-            pad_heads(self.q_proj(hidden), self.num_heads, width),
-            cross,
-            num_heads=self.num_heads,
-            scale=self.scale,
+            query, cross, num_heads=self.num_heads, scale=self.scale
         )  # (B, T, h * width)
+        if cache.alignment_idx is not None:
+            cache.alignment = cross_alignment_over_row(
+                query, cross, cache.alignment_idx, num_heads=self.num_heads, scale=self.scale
+            )
         return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
 
     def key_value_rows(self, memory: Tensor, width: int) -> tuple[Tensor, Tensor]:

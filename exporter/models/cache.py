@@ -14,7 +14,11 @@ from torch.nn import functional as F
 
 from exporter.models.config import TransformerConfig
 from exporter.models.rotary import rotate
-from exporter.operators import emit_cached_attention, emit_cross_attention
+from exporter.operators import (
+    emit_cached_attention,
+    emit_cross_alignment,
+    emit_cross_attention,
+)
 
 HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
 
@@ -48,6 +52,8 @@ class LayerCache:
     seqlens_k: Tensor  # int32 (B,): length of the row after the pass, minus 1
     total_seq: Tensor  # int32 (1,): the largest length after the pass
     cross: SourceRow | None = None  # only with cross-attention
+    alignment_idx: Tensor | None = None  # int64 (M,): queries whose alignment is wanted
+    alignment: Tensor | None = None  # (M, max_len of the source), after a pass
 
 
 def cache_head_dim(config: TransformerConfig) -> int:
@@ -153,6 +159,33 @@ def cross_attention_over_row(
         enable_gqa=num_heads != source.key.shape[1],
     )
     return merge_heads(output)
+
+
+def cross_alignment_over_row(
+    query: Tensor, source: SourceRow, alignment_idx: Tensor, *, num_heads: int, scale: float
+) -> Tensor:
+    """Return how much queries attend to each position of their source, the mean over the heads.
+
+    query (B, S, num_heads * D); alignment_idx int64 (M,) into the flattened B*S. Returns
+    (M, max_len), 0 beyond the end of a source.
+    """
+    if torch.onnx.is_in_onnx_export():
+        return emit_cross_alignment(
+            query,
+            source.key,
+            source.source_lengths,
+            source.beam_rows,
+            source.row_beams,
+            alignment_idx,
+            scale=scale,
+        )
+    place = source.row_beams[alignment_idx // query.shape[1]]  # (M,)
+    index = place // source.beam_rows.shape[1]
+    wanted = query.flatten(0, 1)[alignment_idx, None]  # (M, 1, num_heads * D)
+    scores = split_heads(wanted, num_heads) @ source.key[index].mT  # (M, num_heads, 1, max_len)
+    allowed = torch.arange(scores.shape[-1]) < source.source_lengths[index, None]  # (M, max_len)
+    masked = (scores * scale).masked_fill(~allowed[:, None, None], -torch.inf)
+    return masked.softmax(dim=-1).mean(dim=(1, 2))
 
 
 def split_heads(joined: Tensor, num_heads: int) -> Tensor:

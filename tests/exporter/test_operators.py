@@ -17,7 +17,12 @@ from exporter.certificate import certify
 from exporter.checkpoint import load_checkpoint
 from exporter.export import write_graphs
 from exporter.graphs import Graphs
-from exporter.models.cache import SourceRow, cached_attention, cross_attention_over_row
+from exporter.models.cache import (
+    SourceRow,
+    cached_attention,
+    cross_alignment_over_row,
+    cross_attention_over_row,
+)
 from exporter.operators import DOMAIN, Body, attach_bodies
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
@@ -68,6 +73,14 @@ class Cross(nn.Module):
         return cross_attention_over_row(query, source, num_heads=KV_HEADS, scale=SCALE)
 
 
+class Alignment(nn.Module):
+    def forward(self, query, cross_key, source_lengths, beam_rows, row_beams, alignment_idx):  # type: ignore[no-untyped-def]
+        source = SourceRow(cross_key, cross_key, source_lengths, beam_rows, row_beams)
+        return cross_alignment_over_row(
+            query, source, alignment_idx, num_heads=KV_HEADS, scale=SCALE
+        )
+
+
 def cached_inputs(lengths: list[int], num_new: int, head_dim: int = HEAD_DIM) -> dict[str, Tensor]:
     batch = len(lengths)
     row = (batch, KV_HEADS, CAPACITY, head_dim)
@@ -107,6 +120,15 @@ def cross_inputs(
     }
 
 
+def alignment_inputs(
+    lengths: list[int], num_new: int, wanted: list[int], beams: list[list[int]] | None = None
+) -> dict[str, Tensor]:
+    """Return inputs that ask for the attention of some of the flattened queries."""
+    inputs = cross_inputs(lengths, num_new, beams)
+    del inputs["cross_value"]
+    return {**inputs, "alignment_idx": torch.tensor(wanted, dtype=torch.int64)}
+
+
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, ir.Model]:
     """Export each operator alone."""
@@ -114,6 +136,10 @@ def graphs() -> dict[str, ir.Model]:
         "CachedAttention": (Cached(), cached_inputs([4, 5], 3)),
         "RotaryCachedAttention": (RotaryCached(), rotary_inputs([4, 5], 3)),
         "CrossAttention": (Cross(), cross_inputs([4, 5, 3], 3, [[1, 2], [0, 3], [4, 5]])),
+        "CrossAlignment": (
+            Alignment(),
+            alignment_inputs([4, 5, 3], 3, [1, 2, 0, 2], [[1, 2], [0, 3], [4, 5]]),
+        ),
     }
     return {name: _export(module, inputs) for name, (module, inputs) in cases.items()}
 
@@ -127,7 +153,7 @@ def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
     fixed: dict[str, dict[int, str]] = {name: {} for name in inputs if name in FIXED}
     if "beam_rows" in inputs:
         open_sizes["beam_rows"] = {0: "sources", 1: "beams"}
-        for name in ("cross_key", "cross_value", "source_lengths"):
+        for name in inputs.keys() & {"cross_key", "cross_value", "source_lengths"}:
             open_sizes[name] = {0: "sources"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells of its own use of deprecated functions
@@ -251,6 +277,57 @@ def test_cross_attention_does_not_see_a_nan_behind_the_source_when_it_decodes(
     (output,) = run(graphs["CrossAttention"], "cpu", inputs, tmp_path)
 
     np.testing.assert_allclose(output, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("lengths", "num_new", "wanted", "beams"),
+    [
+        ([12], 1, [0], None),
+        ([3, 12, 1], 1, [2, 0, 1], None),
+        ([9], 5, [4, 1], None),
+        ([7, 12], 1, [0, 3, 2], [[2, 0, 1], [3]]),
+    ],
+)
+def test_alignment_is_the_eager_function(
+    body: Body,
+    lengths: list[int],
+    num_new: int,
+    wanted: list[int],
+    beams: list[list[int]] | None,
+    graphs: dict[str, ir.Model],
+    tmp_path: Path,
+) -> None:
+    inputs = alignment_inputs(lengths, num_new, wanted, beams)
+
+    (alignment,) = run(graphs["CrossAlignment"], body, inputs, tmp_path)
+
+    np.testing.assert_allclose(alignment, Alignment()(**inputs).numpy(), atol=1e-6)
+    np.testing.assert_allclose(alignment.sum(axis=1), 1, atol=1e-6)
+
+
+def test_alignment_is_the_same_alone_and_beside_others_and_does_not_see_a_nan_behind_the_source(
+    graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = alignment_inputs([3, 12], 1, [0])
+    (alone,) = run(graphs["CrossAlignment"], "cpu", inputs, tmp_path)
+    inputs["cross_key"][0, :, 3:] = torch.nan
+
+    both = {**inputs, "alignment_idx": torch.tensor([1, 0])}
+    (together,) = run(graphs["CrossAlignment"], "cpu", both, tmp_path)
+
+    assert np.array_equal(together[1], alone[0])
+    assert not alone[0, 3:].any()
+
+
+def test_no_alignment_is_computed_if_none_is_wanted(
+    graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = alignment_inputs([3, 12], 1, [])
+
+    (alignment,) = run(graphs["CrossAlignment"], "cpu", inputs, tmp_path)
+
+    assert alignment.size == 0
 
 
 @pytest.mark.parametrize("family", ["encoder-decoder", "gpt"])

@@ -1,0 +1,228 @@
+"""The alignment that the engine returns is the eager model's attention to the source."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+
+from engine import session
+from engine.async_engine import AsyncEngine
+from engine.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest
+from engine.factory import load_engine
+from engine.model_runner import SlotModelRunner
+from engine.package import load_package
+from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from exporter.export import export_package
+from exporter.models import TransformerConfig, build_model
+from exporter.models.attention import record_probabilities
+
+VOCAB_SIZE, START, EOS = 61, 1, 2
+CONFIG = TransformerConfig(
+    family="encoder-decoder",
+    d_model=24,
+    num_heads=3,
+    d_ff=32,
+    vocab_size=VOCAB_SIZE,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    max_source_len=20,
+    max_target_len=16,
+    bos_token_id=START,
+    eos_token_id=EOS,
+)
+# Prompts in chunks of four, and fewer rows than sequences: they wait, join, leave and move.
+ENGINE = EngineConfig(
+    max_num_seqs=5, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
+)
+PARAMS = {
+    "greedy": SamplingParams(max_new_tokens=7, ignore_eos=True),
+    "sampling": SamplingParams(strategy="sampling", seed=3, num_outputs=3, max_new_tokens=6),
+    "best_of": SamplingParams(strategy="sampling", seed=4, best_of=4, max_new_tokens=6),
+    "beam": SamplingParams(strategy="beam", beam_width=4, num_outputs=3, max_new_tokens=9),
+    "wide beam": SamplingParams(
+        strategy="beam", beam_width=5, num_outputs=5, max_new_tokens=5, ignore_eos=True
+    ),
+}
+
+Made = tuple[Checkpoint, Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Export a random model; return its checkpoint and package."""
+    path = tmp_path_factory.mktemp("alignment")
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(2)
+    model = build_model(CONFIG)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
+    save_checkpoint(path / "checkpoint", "tiny", model, tokenizer)
+    export_package(path / "checkpoint", path / "package")
+    return load_checkpoint(path / "checkpoint"), path / "package"
+
+
+@pytest.fixture
+def bound_outputs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the outputs that are bound from now on."""
+    names: list[str] = []
+    bind = session.Binding.output
+
+    def record(self: session.Binding, name: str, array: np.ndarray) -> None:
+        names.append(name)
+        bind(self, name, array)
+
+    monkeypatch.setattr(session.Binding, "output", record)
+    return names
+
+
+def eager_attention(
+    model: nn.Module, source: Sequence[int], prefix: Sequence[int], generated: Sequence[int]
+) -> np.ndarray:
+    """Return the attention behind which each generated token was chosen, [generated, source]."""
+    target = [START, *prefix, *generated[:-1]]
+    with record_probabilities(model) as recorded, torch.inference_mode():
+        model(torch.tensor([source]), torch.tensor([target]))
+    of_heads = recorded["decoder.layers.1.cross_attention"]  # (1, heads, T, S)
+    return of_heads.mean(dim=1)[0, len(prefix) :].numpy()
+
+
+async def answers(package: Path, requests: Sequence[GenerationRequest]) -> list[list]:
+    """Run requests together; return the finished sequences of each."""
+    engine = load_engine(load_package(package), ENGINE)
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+
+    async def ask(number: int, request: GenerationRequest) -> list[SequenceFinished]:
+        await asyncio.sleep(0.002 * number)
+        events = [event async for event in engine.generate(request)]
+        return [event for event in events if isinstance(event, SequenceFinished)]
+
+    try:
+        return await asyncio.gather(*(ask(i, request) for i, request in enumerate(requests)))
+    finally:
+        await engine.stop()
+
+
+def make_request(number: int, params: SamplingParams, num_prefix: int = 0) -> GenerationRequest:
+    rng = np.random.default_rng(number)
+    source = tuple(rng.integers(3, VOCAB_SIZE, rng.integers(1, 21)).tolist())
+    prefix = tuple(rng.integers(3, VOCAB_SIZE, num_prefix).tolist())
+    return GenerationRequest(f"request-{number}", source, params, target_prefix=prefix)
+
+
+@pytest.mark.parametrize("num_prefix", [0, 1, 3, 6])
+@pytest.mark.parametrize("kind", PARAMS)
+async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
+    kind: str, num_prefix: int, made: Made
+) -> None:
+    checkpoint, package = made
+    params = replace(PARAMS[kind], alignment=True)
+    asking = [make_request(i, params, num_prefix) for i in range(6)]
+    others = [make_request(50 + i, other) for i, other in enumerate(PARAMS.values())]
+    mixed = [request for pair in zip(asking, [*others, others[0]], strict=True) for request in pair]
+
+    found = await answers(package, mixed)
+
+    assert all(found)
+    for request, sequences in zip(mixed, found, strict=True):
+        for sequence in sequences:
+            if not request.params.alignment:
+                assert sequence.alignment == ()
+                continue
+            prefix = request.target_prefix
+            generated = sequence.token_ids[len(prefix) :]
+            expected = eager_attention(checkpoint.model, request.prompt, prefix, generated)
+            np.testing.assert_allclose(sequence.alignment, expected, atol=1e-5)
+            np.testing.assert_allclose(np.sum(sequence.alignment, axis=1), 1, atol=1e-5)
+
+
+async def test_what_is_answered_does_not_depend_on_the_wish_for_alignment(made: Made) -> None:
+    requests = [make_request(i, params) for i, params in enumerate(PARAMS.values())]
+    asking = [replace(r, params=replace(r.params, alignment=True)) for r in requests]
+
+    without, with_alignment = await answers(made[1], requests), await answers(made[1], asking)
+
+    for one, other in zip(without, with_alignment, strict=True):
+        assert one == [replace(sequence, alignment=()) for sequence in other]
+
+
+async def test_equal_sources_share_a_row_and_have_their_alignment_each(made: Made) -> None:
+    checkpoint, package = made
+    params = replace(PARAMS["greedy"], alignment=True)
+    source = tuple(range(3, 15))
+    requests = [
+        GenerationRequest(f"r{i}", source, params, target_prefix=(3 + i,)) for i in range(8)
+    ]
+
+    found = await answers(package, requests)
+
+    for request, (sequence,) in zip(requests, found, strict=True):
+        prefix = request.target_prefix
+        expected = eager_attention(checkpoint.model, source, prefix, sequence.token_ids[1:])
+        np.testing.assert_allclose(sequence.alignment, expected, atol=1e-5)
+
+
+async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer_it(
+    made: Made,
+) -> None:
+    package = load_package(made[1])
+    engine = load_engine(package, ENGINE)
+    assert isinstance(engine, AsyncEngine) and "alignment" in engine.capabilities
+    manifest = package.manifest
+    assert manifest.generation is not None
+    contract = manifest.generation.model_copy(update={"alignment": False})
+    older = package.model_copy(
+        update={"manifest": manifest.model_copy(update={"generation": contract})}
+    )
+    with_old = AsyncEngine(older, engine._core, engine._tokenizer, ENGINE)
+    await with_old.start()
+
+    try:
+        assert "alignment" not in with_old.capabilities
+        with pytest.raises(InvalidRequest, match="gives no attention"):
+            request = make_request(1, SamplingParams(alignment=True))
+            [event async for event in with_old.generate(request)]
+    finally:
+        await with_old.stop()
+
+
+def test_the_output_is_bound_only_in_steps_that_want_it(
+    made: Made, bound_outputs: list[str]
+) -> None:
+    package = load_package(made[1])
+    contract = package.manifest.generation
+    assert contract is not None
+    runner = SlotModelRunner.load(
+        contract,
+        package.file("decoder.onnx"),
+        package.file("encoder.onnx"),
+        num_slots=4,
+        num_threads=1,
+    )
+    encodes = tuple(Encode(row, (4 + row, 5, 6)) for row in range(3))
+    chunk = PrefillChunk(2, (1, 7, 8), num_logits=2, source_row=2)
+    plain = ScheduledBatch((), encodes, (chunk,), (1, 1), (), decode_sources=(0, 1))
+
+    first = runner.run(plain)
+    assert "alignment" not in bound_outputs and first.alignment is None
+
+    asked = replace(plain, encodes=(), aligned=(1, 3))
+    second = runner.run(asked)
+    assert bound_outputs.count("alignment") == 2  # in the decode call, and in that of the chunk
+    assert second.alignment is not None and second.alignment.shape == (2, 20)
+    np.testing.assert_allclose(second.alignment.sum(axis=1), 1, atol=1e-6)
+
+    runner.run(replace(plain, encodes=()))
+    assert bound_outputs.count("alignment") == 2
