@@ -320,6 +320,14 @@ def test_manifest_that_contradicts_itself_is_refused(
         assert field in message
 
 
+def test_alignment_without_an_encoder_is_refused(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["architecture"] = "decoder"
+        manifest["generation"].update(alignment=True)
+
+    assert "generation.alignment: must not be there" in _refusal(_write(tmp_path / "p", change))
+
+
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["generation"].update(decoder_start_token_id=20, eos_token_ids=[2, 99])

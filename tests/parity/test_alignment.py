@@ -26,6 +26,9 @@ from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import record_probabilities
+from server.client import AsyncClient
+from server.config import WorkerConfig
+from server.worker import Worker
 
 VOCAB_SIZE, START, EOS = 61, 1, 2
 CONFIG = TransformerConfig(
@@ -172,6 +175,26 @@ async def test_equal_sources_share_a_row_and_have_their_alignment_each(made: Mad
         prefix = request.target_prefix
         expected = eager_attention(checkpoint.model, source, prefix, sequence.token_ids[1:])
         np.testing.assert_allclose(sequence.alignment, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("beam", [None, 4])
+async def test_alignment_reaches_the_client(beam: int | None, made: Made) -> None:
+    checkpoint, package = made
+    worker = Worker({"tiny": load_engine(load_package(package), ENGINE)}, WorkerConfig())
+    source = tuple(range(3, 15))
+
+    try:
+        async with AsyncClient(await worker.start(), timeout=20) as client:
+            options = {"alignment": True, "max_new_tokens": 6, "ignore_eos": True, "beam": beam}
+            (answer,) = (await client.generate("tiny", source, **options)).sequences
+            stream = client.stream("tiny", source, **options)
+            [piece async for piece in stream]
+    finally:
+        await worker.drain(0)
+
+    expected = eager_attention(checkpoint.model, source, (), answer.token_ids)
+    np.testing.assert_allclose(answer.alignment, expected, atol=1e-5)
+    assert stream.result.sequences[0].alignment == answer.alignment
 
 
 async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer_it(
