@@ -58,7 +58,9 @@ def _ctranslate2() -> tuple[Engine, ...]:
 def _torch() -> tuple[Engine, ...]:
     return (
         Engine("Hugging Face generate", "huggingface", "fp32", f"{OURS} fp32", True),
-        Engine("torch eager, static cache", "eager", "fp32", f"{OURS} fp32", True),
+        Engine(
+            "torch eager, static cache", "eager", "fp32", f"{OURS} fp32", True, max_concurrency=8
+        ),
     )
 
 
