@@ -1,0 +1,130 @@
+"""A request that drives the exported model out of range fails alone; no neighbour notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.errors import EngineFailure
+from engine.factory import load_engine
+from engine.package import Package, load_package
+from engine.request import (
+    GenerationRequest,
+    RequestFinished,
+    SamplingParams,
+    ScoreRequest,
+    SequenceFinished,
+)
+from exporter.export import write_graphs
+from exporter.graphs import build_graphs
+from tests.parity.conftest import CONFIGS, Exported, random_model
+
+NAN, HUGE = 60, 59  # tokens with such an embedding, which the model never writes
+ENGINE = EngineConfig(
+    max_num_seqs=4, max_num_batched_tokens=12, prefill_chunk_size=4, num_threads=1
+)
+PROMPT = tuple(range(7, 17))
+SOUND = [
+    SamplingParams(max_new_tokens=6, logprobs=2),
+    SamplingParams("sampling", seed=3, max_new_tokens=6, logprobs=0, num_outputs=2),
+    SamplingParams("beam", beam_width=3, num_outputs=3, max_new_tokens=6, logprobs=0),
+    SamplingParams("sampling", seed=4, top_k=5, prompt_logprobs=1, max_new_tokens=6),
+]
+KINDS = {
+    "greedy": SamplingParams(max_new_tokens=5),
+    "sampling": SamplingParams("sampling", max_new_tokens=5),
+    "best_of": SamplingParams("sampling", best_of=3, max_new_tokens=5),
+    "beam": SamplingParams("beam", beam_width=4, max_new_tokens=5),
+    "prompt_logprobs": SamplingParams(prompt_logprobs=0, max_new_tokens=5),
+}
+
+
+@pytest.fixture(scope="module")
+def poisoned(
+    exported: Callable[[str], Exported], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Package]:
+    """Make the package of a model with two bad embeddings; no certificate would be given to it."""
+
+    @cache
+    def make(family: str) -> Package:
+        sound = load_package(exported(family).package)
+        config = CONFIGS[family].model_copy(update={"tie_output": False, "output_bias": True})
+        model = random_model(config).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "embedding" in name and weight.shape[0] == config.vocab_size:
+                    weight[NAN], weight[HUGE] = torch.nan, 1e38
+                elif "output" in name and weight.shape == (config.vocab_size,):
+                    weight[[NAN, HUGE]] = -1e30
+        path: Path = tmp_path_factory.mktemp(family)
+        write_graphs(build_graphs(model), path)
+        (path / "tokenizer.json").write_bytes(sound.file("tokenizer.json").read_bytes())
+        return sound.model_copy(update={"path": path})
+
+    return make
+
+
+async def answer(engine: AsyncEngine, params: SamplingParams) -> object:
+    asked = GenerationRequest("sound", PROMPT, params)
+    events = [event async for event in engine.generate(asked)]
+    found = [event for event in events if isinstance(event, SequenceFinished)]
+    assert isinstance(events[-1], RequestFinished)
+    return sorted(found, key=lambda event: event.index), events[-1].prompt_logprobs
+
+
+async def fail(engine: AsyncEngine, request: GenerationRequest | ScoreRequest) -> None:
+    with pytest.raises(EngineFailure, match=f"^{request.request_id}: .* not finite"):
+        if isinstance(request, ScoreRequest):
+            await engine.score(request)
+        else:
+            async for _ in engine.generate(request):
+                pass
+
+
+def bad_requests() -> list[GenerationRequest | ScoreRequest]:
+    found: list[GenerationRequest | ScoreRequest] = []
+    for kind, params in KINDS.items():
+        for bad in (NAN, HUGE):
+            for place in (0, 5, 9):  # in the first chunk, in one between, at the end
+                prompt = (*PROMPT[:place], bad, *PROMPT[place + 1 :])
+                found.append(GenerationRequest(f"{kind}-{bad}-{place}", prompt, params))
+            found.append(
+                GenerationRequest(f"{kind}-{bad}-prefix", PROMPT, params, target_prefix=(5, bad))
+            )
+    found.append(ScoreRequest("score-source", (5, NAN, 6), (7, 8)))
+    found.append(ScoreRequest("score-target", PROMPT, (7, HUGE, 9, 10, 11, 12, 13, 14)))
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+async def test_neighbours_and_later_users_of_a_slot_do_not_notice_logits_that_are_not_finite(
+    family: str, poisoned: Callable[[str], Package]
+) -> None:
+    engine = load_engine(poisoned(family), ENGINE)
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+
+    try:
+        alone = [await answer(engine, params) for params in SOUND]
+        for request in bad_requests():
+            *beside, _ = await asyncio.gather(
+                *(answer(engine, params) for params in SOUND), fail(engine, request)
+            )
+            assert beside == alone, request
+            after = await asyncio.gather(*(answer(engine, params) for params in SOUND))
+            assert after == alone, request
+        load, cache = engine.load(), engine._core._runner.cache
+    finally:
+        await engine.stop()
+
+    assert (load.running, load.waiting) == (0, 0) and load.wasted.failed_tokens > 0
+    assert np.isfinite(cache._memory).all()
+    assert cache._cross_memory is None or np.isfinite(cache._cross_memory).all()
