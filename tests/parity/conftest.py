@@ -79,8 +79,11 @@ def random_model(config: TransformerConfig) -> nn.Module:
     """Make a model with weights so large that what it reads shows in what it writes."""
     torch.manual_seed(1)
     model = build_model(config)
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            spread = 1.5 * weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3
+            centre = 1.0 if "norm.weight" in name else 0.0
+            weight.copy_(centre + spread * torch.randn(weight.shape))
     return model
 
 
