@@ -18,7 +18,13 @@ from exporter.models import TransformerConfig, build_model
 
 VOCAB_SIZE = 61
 BOS, EOS = 1, 2
-SHAPE = {"d_model": 24, "num_heads": 3, "d_ff": 32, "vocab_size": VOCAB_SIZE}
+SHAPE = {
+    "d_model": 24,
+    "num_heads": 3,
+    "d_ff": 32,
+    "vocab_size": VOCAB_SIZE,
+    "tie_output": False,  # a tied one repeats its last token
+}
 CONFIGS = {
     "gpt": TransformerConfig(
         family="gpt", num_decoder_layers=1, max_target_len=40, eos_token_id=EOS, **SHAPE
