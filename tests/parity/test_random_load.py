@@ -119,6 +119,7 @@ class RandomRequests:
             constraint=constraint,
             logprobs=self._choose(0, 1, 5) if self._happens(0.3) else None,
             prompt_logprobs=self._choose(0, 3) if self._happens(0.2) else None,
+            alignment=self._has_source and self._happens(0.3),
             allow_partial=self._happens(0.3),
             max_new_tokens=max_new,
             min_new_tokens=self._count(0, min(3, max_new)),
