@@ -67,7 +67,8 @@ def _torch() -> tuple[Engine, ...]:
 # Weights packed for the processor's matrix unit are faster, where that does not crash.
 _REPACKED: tuple[Setting, ...] = ({"repacked": 1}, {"repacked": 0})
 _LLAMA_CPP = (
-    Engine("llama.cpp f32", "llamacpp", "f32", f"{OURS} fp32", True, max_concurrency=8),
+    # Its keys and values are float16, so that its tokens may differ.
+    Engine("llama.cpp f32", "llamacpp", "f32", f"{OURS} fp32", max_concurrency=8),
     Engine(
         "llama.cpp q8_0",
         "llamacpp",
