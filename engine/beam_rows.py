@@ -11,7 +11,8 @@ def place_beams(slots: SlotTable, request: Request, step: BeamStep) -> None:
     """Give every new hypothesis a row: one child of a parent stays, the others are copies."""
     old, heirs = request.beams, dict.fromkeys(step.parents)
     beams = {parent: old[parent] for parent in heirs}  # whose row goes to its first child
-    spare = [s for s in request.sequences if s not in set(beams.values())]
+    staying = set(beams.values())
+    spare = [sequence for sequence in request.sequences if sequence not in staying]
     spare.sort(key=lambda sequence: sequence.row is None)
     request.beams = []
     for parent in step.parents:

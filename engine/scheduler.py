@@ -452,7 +452,6 @@ class Scheduler:
             source,
             tuple(never_before),
             needs_encoding=start is not None,
-            score_from=source.score_from,
             num_top=max(num_top(params), params.prompt_logprobs or 0),
         )
         request.sequences = [

@@ -24,7 +24,7 @@ class TokenRequest:
     priority: int = 0  # lower runs earlier
     tenant: str = ""
     matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
-    score_from: int | None = None  # see Request
+    score_from: int | None = None  # the first given token whose log-probability is wanted
 
 
 @dataclass(slots=True, eq=False)
@@ -67,11 +67,15 @@ class Request:
     last_step: int = -1
     num_top: int = 1  # of the largest logits, as many as its draws look at
     source_row: int = 0  # encoder-decoder: of the cache's sources
-    score_from: int | None = None  # the first given token whose log-probability is wanted
     search: BeamSearch | None = None
     beams: list[Sequence] = field(default_factory=list)  # the hypotheses that have rows, in order
     # Attention to the source of each step's beams, if asked for.
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
+
+    @property
+    def score_from(self) -> int | None:
+        """The first given token whose log-probability is wanted."""
+        return self.source.score_from
 
     @property
     def is_score_only(self) -> bool:
