@@ -90,6 +90,14 @@ def linear(
     return found
 
 
+def token_and_output(token: tuple[str, ...], *, tied: bool) -> dict[str, SourceWeight]:
+    """Return the embedding of tokens and the output of a language model, one weight if tied."""
+    embedding, output = "decoder.embeddings.token.weight", ("lm_head.weight",)
+    if tied:
+        return {embedding: SourceWeight((*token, *output))}
+    return {embedding: SourceWeight(token), "decoder.output.weight": SourceWeight(output)}
+
+
 def norm(target: str, *names: str, bias: bool = True) -> dict[str, SourceWeight]:
     """Return weight and bias, if any, of a norm, `names` being those of the same one."""
     return linear(target, *names, bias=bias)

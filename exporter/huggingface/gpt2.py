@@ -14,6 +14,7 @@ from exporter.huggingface.conversion import (
     SpecialTokens,
     linear,
     norm,
+    token_and_output,
 )
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
@@ -66,16 +67,11 @@ def convert_gpt2(raw: dict[str, Any], tokens: SpecialTokens) -> Conversion:
 
 
 def _weights(config: TransformerConfig) -> dict[str, SourceWeight]:
-    token = _names("wte.weight")
     weights = {
-        "decoder.embeddings.token.weight": SourceWeight(
-            (*token, "lm_head.weight") if config.tie_output else token
-        ),
+        **token_and_output(_names("wte.weight"), tied=config.tie_output),
         "decoder.embeddings.positions.weight": SourceWeight(_names("wpe.weight")),
         **norm("decoder.final_norm", *_names("ln_f")),
     }
-    if not config.tie_output:
-        weights["decoder.output.weight"] = SourceWeight(("lm_head.weight",))
     for i in range(config.num_decoder_layers):
         weights |= _layer(f"decoder.layers.{i}", f"h.{i}")
     return weights

@@ -16,6 +16,7 @@ from exporter.huggingface.conversion import (
     SpecialTokens,
     linear,
     norm,
+    token_and_output,
 )
 from exporter.models.config import PositiveInt, Probability, RotaryScaling, TransformerConfig
 
@@ -129,15 +130,10 @@ def convert_llama(raw: dict[str, Any], tokens: SpecialTokens) -> Conversion:
 
 
 def _weights(config: TransformerConfig) -> dict[str, SourceWeight]:
-    token = _names("embed_tokens.weight")
     weights = {
-        "decoder.embeddings.token.weight": SourceWeight(
-            (*token, "lm_head.weight") if config.tie_output else token
-        ),
+        **token_and_output(_names("embed_tokens.weight"), tied=config.tie_output),
         **norm("decoder.final_norm", *_names("norm"), bias=False),
     }
-    if not config.tie_output:
-        weights["decoder.output.weight"] = SourceWeight(("lm_head.weight",))
     for i in range(config.num_decoder_layers):
         weights |= _layer(config, f"decoder.layers.{i}", f"layers.{i}")
     return weights
