@@ -13,7 +13,7 @@ class EngineConfig:
     """How much an engine takes on at once."""
 
     max_num_seqs: int = 32  # sequences in the running batch = slots of the cache
-    max_num_batched_tokens: int = 512  # tokens computed in one step, decode and prefill together
+    max_num_batched_tokens: int = 1024  # tokens computed in one step, decode and prefill together
     prefill_chunk_size: int = 128  # prompts are cut at multiples of it, whatever else runs
     max_queue_size: int = 256  # requests waiting; one more is refused
     max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused

@@ -153,20 +153,20 @@ CrossAttention <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x
   queries = Reshape (gathered, by_source)
 """
 
+# Outside of the branches, so that onnxruntime computes it once for all layers.
+_NO_NEW_KEY = """
+  no_key = Slice (queries, zero, zero, one)
+  last = Sub (source_lengths, one)
+  seqlens_k = Cast <to: int = 6> (last)
+  capacity = Shape <start: int = 2, end: int = 3> (cross_key)
+  total_seq = Cast <to: int = 6> (capacity)
+"""
+
 _CROSS_ATTENTION_TAIL = """
   by_beam = Shape (gathered)
   beams = Reshape (attended, by_beam)
   output = Gather <axis: int = 0> (beams, row_beams)
 }
-"""
-
-_NO_NEW_KEY = """
-      first_query = Slice (queries, zero, one, one)
-      no_key = Slice (first_query, zero, zero, one)
-      last = Sub (source_lengths, one)
-      seqlens_k = Cast <to: int = 6> (last)
-      capacity = Shape <start: int = 2, end: int = 3> (cross_key)
-      total_seq = Cast <to: int = 6> (capacity)
 """
 
 _SEVERAL_QUERIES = """
@@ -194,7 +194,6 @@ def _cross_attention_cpu() -> str:
           grouped = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
           as_one = Concat <axis: int = 0> (num_sources, one, rest)
           one_query = Reshape (grouped, as_one)
-          {_NO_NEW_KEY}
           over_row = com.microsoft.GroupQueryAttention
             <num_heads: int = @num_heads_x{width}, kv_num_heads: int = @num_heads,
              scale: float = @scale, causal: int = 0>
@@ -218,9 +217,9 @@ def _cross_attention_cpu() -> str:
 {constants}
   num_queries = Shape <start: int = 1, end: int = 2> (queries)
   single = Equal (num_queries, one)
+{_NO_NEW_KEY}
   attended = If (single) <
     then_branch: graph = one_query () => (float[C, Q, W] attended_1) {{
-      {_NO_NEW_KEY}
       attended_1 = com.microsoft.GroupQueryAttention
         <num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale,
          causal: int = 0>

@@ -197,7 +197,9 @@ def test_two_long_prompts_do_not_take_two_chunks_of_a_step(make_core: Callable) 
 
 
 def test_more_prompts_than_streams_take_the_whole_step(make_core: Callable) -> None:
-    core, runner = make_core(continuation, config=EngineConfig(), max_len=1024)
+    core, runner = make_core(
+        continuation, config=EngineConfig(max_num_batched_tokens=512), max_len=1024
+    )
     core.scheduler.add(request(1, 4, max_new_tokens=40, ignore_eos=True))
     core.step()
     for key in range(10, 16):
