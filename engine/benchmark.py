@@ -86,7 +86,8 @@ class Memory:
     """Memory of the process in bytes; None where the system does not tell."""
 
     resident: int | None
-    peak: int | None
+    peak: int | None  # of the resident
+    mapped: int | None  # of the resident now, pages of files: the system takes them back at need
 
 
 @dataclass(frozen=True)
@@ -354,9 +355,9 @@ def read_memory() -> Memory:
     """Return what this process uses now and has used at most."""
     status = Path("/proc/self/status")
     if not status.exists():
-        return Memory(None, None)
+        return Memory(None, None, None)
     kilobytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", status.read_text(), re.MULTILINE))
-    return Memory(int(kilobytes["VmRSS"]) * 1024, int(kilobytes["VmHWM"]) * 1024)
+    return Memory(*(int(kilobytes[name]) * 1024 for name in ("VmRSS", "VmHWM", "RssFile")))
 
 
 def _config(max_num_seqs: int, num_threads: int) -> EngineConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import click
 from loadtest.peers.comparison import Plan, compare, start_process
 from loadtest.peers.results import Results, disagreements, summarize, write
 from loadtest.peers.works import WORKS
+from loadtest.studies.machine import machine_name
 
 
 @click.command()
@@ -65,7 +65,7 @@ def main(
         work=work,
         command=shlex.join(["python", "-m", "loadtest.peers", *sys.argv[1:]]),
         started_at=started_at,
-        machine=_machine(),
+        machine=machine_name(),
         num_threads=plan.num_threads,
         lines=summarize(work, comparison),
         disagreements=disagreements(comparison.agreements),
@@ -90,15 +90,6 @@ def _make_models(model: str, directory: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "loadtest.peers.models", model, str(directory)], check=True
     )
-
-
-def _machine() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line for line in lines if line.startswith("model name")).partition(":")[2]
-    except (OSError, StopIteration):
-        name = platform.processor()
-    return f"{name.strip()}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

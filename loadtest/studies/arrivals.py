@@ -1,4 +1,4 @@
-"""Requests that arrive at random and have lengths at random, run under one of two policies."""
+"""Requests that arrive at random and have lengths at random, run under one of three policies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
 from engine.async_engine import AsyncEngine
 from engine.request import GenerationRequest, SamplingParams
 
-Policy = Literal["continuous", "static"]
+Policy = Literal["continuous", "static", "early exit"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,12 @@ def draw_trace(rate: float, work: TraceWork) -> list[Arrival]:
 async def serve_trace(
     engine: AsyncEngine, trace: Sequence[Arrival], policy: Policy, *, max_batch: int
 ) -> list[Served]:
-    """Submit every request when it arrives, or, static, in batches.
+    """Submit every request when it arrives, or in batches.
 
-    A static batch is all that waits, at most `max_batch` requests, and starts only when every
-    request of the last one has ended. A request's latency ends with its own last token, not with
-    its batch: that is kinder to static batching than most servers that do it.
+    A batch is all that waits, at most `max_batch` requests, and starts only when the last one has
+    ended. Static is what a server around `generate` does: the batch keeps its size until its
+    longest output is done, and all answers are given then. With early exit a request leaves the
+    batch, and is answered, with its own last token: kinder than most servers that batch so.
     """
     started = time.perf_counter()
     if policy == "continuous":
@@ -86,8 +87,21 @@ async def serve_trace(
         now = time.perf_counter() - started
         batch = [arrival for arrival in waiting[:max_batch] if arrival.at <= now]
         del waiting[: len(batch)]
-        served += await asyncio.gather(*(_generate(engine, a, started) for a in batch))
+        if policy == "static":
+            served += await _generate_together(engine, batch, started)
+        else:
+            served += await asyncio.gather(*(_generate(engine, a, started) for a in batch))
     return served
+
+
+async def _generate_together(
+    engine: AsyncEngine, batch: Sequence[Arrival], started: float
+) -> list[Served]:
+    longest = max(arrival.num_new_tokens for arrival in batch)
+    padded = [replace(arrival, num_new_tokens=longest) for arrival in batch]
+    await asyncio.gather(*(_generate(engine, arrival, started) for arrival in padded))
+    ended = time.perf_counter() - started
+    return [Served(arrival.at, ended, arrival.num_new_tokens) for arrival in batch]
 
 
 def quantile(values: Sequence[float], share: float) -> float:

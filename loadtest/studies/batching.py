@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from matplotlib.figure import Figure
@@ -22,10 +24,12 @@ from engine.benchmark import generation_contract
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package import load_package
+from loadtest.report import write_atomically
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
+from loadtest.studies.machine import machine_name
 
-POLICIES: tuple[Policy, ...] = ("continuous", "static")
-_COLOURS = {"continuous": "#0072b2", "static": "#d55e00"}
+POLICIES: tuple[Policy, ...] = ("continuous", "static", "early exit")
+_COLOURS = {"continuous": "#0072b2", "static": "#d55e00", "early exit": "#cc79a7"}
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,31 @@ def throughput_within(points: Sequence[Point], policy: Policy, p99: float) -> fl
     return max([best, *(p.throughput for p in own if p.p99 <= p99)])
 
 
-def ratios(points: Sequence[Point]) -> list[tuple[float, float, float]]:
-    """Return p99, and what each policy reaches within it, for every p99 that static has."""
-    limits = sorted(p.p99 for p in points if p.policy == "static")
+class AtEqualP99(NamedTuple):
+    """What continuous batching reaches within a p99 that another policy has."""
+
+    policy: Policy  # the other
+    p99: float  # seconds
+    continuous: float  # requests a second
+    other: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the other's throughput."""
+        return self.continuous / self.other
+
+
+def at_equal_p99(points: Sequence[Point]) -> list[AtEqualP99]:
+    """Compare at every p99 that a policy which is not continuous has."""
+    limits = sorted((p.policy, p.p99) for p in points if p.policy != "continuous")
     return [
-        (
-            limit,
-            throughput_within(points, "continuous", limit),
-            throughput_within(points, "static", limit),
+        AtEqualP99(
+            policy,
+            p99,
+            throughput_within(points, "continuous", p99),
+            throughput_within(points, policy, p99),
         )
-        for limit in limits
+        for policy, p99 in limits
     ]
 
 
@@ -84,7 +103,7 @@ def main(
     seed: int,
     out: Path,
 ) -> None:
-    """Offer PACKAGE requests at several rates under both policies, the same ones to both."""
+    """Offer PACKAGE requests at several rates under every policy, the same ones to all."""
     loaded = load_package(package)
     contract = generation_contract(loaded)
     used = 1 if contract.cross_cache else prompt_tokens
@@ -104,24 +123,46 @@ def main(
     engine = load_engine(loaded, config)
     assert isinstance(engine, AsyncEngine), "it has a generation contract"
     offered = [float(rate) for rate in rates.split(",")]
-    points = asyncio.run(_measure(engine, offered, work, slots))
-    _write(out, points, loaded.manifest.name, work, slots)
+    about = {
+        "model": loaded.manifest.name,
+        "weights": loaded.manifest.weights,
+        "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
+        "machine": machine_name(),
+        "trace": asdict(work),
+        "slots": slots,
+        "policies": inspect.getdoc(serve_trace),
+    }
+
+    def keep(points: Sequence[Point]) -> None:
+        _write(out, points, about)
+
+    points = asyncio.run(_measure(engine, offered, work, slots, keep))
+    for found in at_equal_p99(points):
+        click.echo(
+            f"within p99 {found.p99:.2f} s: {found.continuous:.2f} requests/s, {found.policy} "
+            f"{found.other:.2f}: {found.ratio:.2f} times"
+        )
 
 
 async def _measure(
-    engine: AsyncEngine, rates: Sequence[float], work: TraceWork, slots: int
+    engine: AsyncEngine,
+    rates: Sequence[float],
+    work: TraceWork,
+    slots: int,
+    keep: Callable[[Sequence[Point]], None],
 ) -> list[Point]:
     await engine.start()
     warm_up = replace(work, num_requests=slots, mean_new_tokens=4.0, seed=-1)
     await serve_trace(engine, draw_trace(1000.0, warm_up), "continuous", max_batch=slots)
-    points = []
+    points: list[Point] = []
     for rate in rates:
-        for policy in POLICIES:  # beside each other: what disturbs the machine disturbs both
+        for policy in POLICIES:  # beside each other: what disturbs the machine disturbs all
             points.append(await _point(engine, policy, rate, work, slots))
             click.echo(
                 f"{policy} at {rate:g}/s: {points[-1].throughput:.2f} requests/s, "
                 f"p99 {points[-1].p99:.2f} s"
             )
+            keep(points)  # a study takes long: what was measured is not lost with the rest
     await engine.stop()
     return points
 
@@ -143,38 +184,18 @@ async def _point(
     )
 
 
-def _write(out: Path, points: Sequence[Point], name: str, work: TraceWork, slots: int) -> None:
+def _write(out: Path, points: Sequence[Point], about: dict[str, object]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    found = ratios(points)
-    content = {
-        "model": name,
-        "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
-        "trace": asdict(work),
-        "slots": slots,
-        "static": "a batch is admitted when every request of the last one has ended; a latency "
-        "ends with the request's own last token",
-        "at_equal_p99": [
-            {
-                "p99": p99,
-                "continuous": one,
-                "static": other,
-                "ratio": one / other if other else None,
-            }
-            for p99, one, other in found
-        ],
-        "points": [asdict(point) for point in points],
-    }
-    out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    _draw(points, name, out.with_suffix(".png"))
-    for p99, one, other in found:
-        times = f", {one / other:.2f} times" if other else ""
-        click.echo(f"within p99 {p99:.2f} s: {one:.2f} against {other:.2f} requests/s{times}")
+    found = [{**one._asdict(), "ratio": one.ratio} for one in at_equal_p99(points)]
+    content = {**about, "at_equal_p99": found, "points": [asdict(point) for point in points]}
+    write_atomically(out.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
+    _draw(points, f"{about['model']}, {about['weights']}", out.with_suffix(".png"))
 
 
 def _draw(points: Sequence[Point], name: str, path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained", dpi=120)
     axes = figure.add_subplot()
-    axes.set_title(f"{name}: continuous against static batching", loc="left", fontweight="bold")
+    axes.set_title(f"{name}: continuous and other batching", loc="left", fontweight="bold")
     for policy in POLICIES:
         own = [point for point in points if point.policy == policy]
         colour = _COLOURS[policy]

@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from engine.benchmark import generation_contract
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract, load_package
-from loadtest.studies.machine import Machine, measure_machine
+from loadtest.report import write_atomically
+from loadtest.studies.machine import Machine, machine_name, measure_machine
 
 _BYTES_PER_NUMBER = 4
 
@@ -131,11 +132,11 @@ def _write(out: Path, name: str, machine: Machine, model: Model, steps: Sequence
     content = {
         "model": name,
         "command": shlex.join(["python", "-m", "loadtest.studies.growth", *sys.argv[1:]]),
-        "machine": asdict(machine),
+        "machine": {"name": machine_name(), **asdict(machine)},
         "weights": asdict(model),
         "steps": [{**asdict(step), "median": step.median} for step in steps],
     }
-    out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    write_atomically(out.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
     _draw(name, machine, steps, out.with_suffix(".png"))
     for step in steps:
         click.echo(

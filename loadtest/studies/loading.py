@@ -16,6 +16,8 @@ from pathlib import Path
 import click
 
 from engine.package import Package, load_package
+from loadtest.report import write_atomically
+from loadtest.studies.machine import machine_name
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
 _PROGRAM = """
@@ -27,7 +29,8 @@ from engine.factory import load_engine
 from engine.package import load_package
 engine = load_engine(load_package(sys.argv[1]), EngineConfig())
 seconds, memory = time.perf_counter() - started, read_memory()
-print(json.dumps({"seconds": seconds, "peak": memory.peak, "steady": memory.resident}))
+print(json.dumps({"seconds": seconds, "peak": memory.peak, "steady": memory.resident,
+                  "mapped": memory.mapped}))
 """
 
 
@@ -38,6 +41,7 @@ class Loading:
     seconds: float  # from the start of the program, its imports included
     peak: int  # bytes of resident memory; pages of mapped files count too
     steady: int
+    mapped: int  # of the steady, pages of files
 
 
 def load_once(package: Path) -> Loading:
@@ -63,19 +67,23 @@ def main(package: Path, rounds: int, out: Path) -> None:
     weights = weight_bytes(load_package(package))
     loads = [load_once(package) for _ in range(rounds)]
     peak, steady = max(load.peak for load in loads), max(load.steady for load in loads)
+    own = max(load.steady - load.mapped for load in loads)
     content = {
         "command": shlex.join(["python", "-m", "loadtest.studies.loading", *sys.argv[1:]]),
         "weight_bytes": weights,
         "peak_to_weights": peak / weights,
         "steady_to_weights": steady / weights,
+        "steady_without_mapped_to_weights": own / weights,
+        "machine": machine_name(),
         "median_seconds": statistics.median(load.seconds for load in loads),
         "loads": [asdict(load) for load in loads],
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    write_atomically(out.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
     click.echo(
         f"ready in {content['median_seconds']:.2f} s; weights {weights / 1e6:.0f} MB, "
-        f"peak {peak / weights:.2f} times them, steady {steady / weights:.2f} times"
+        f"peak {peak / weights:.2f} times them, steady {steady / weights:.2f} times, "
+        f"{own / weights:.2f} without pages of files"
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.package import GenerationContract
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
-from loadtest.studies.batching import Point, ratios, throughput_within
+from loadtest.studies.batching import AtEqualP99, Point, at_equal_p99, throughput_within
 from loadtest.studies.growth import Model, measure_steps
 from loadtest.studies.loading import load_once
 from loadtest.studies.machine import Machine
@@ -57,12 +57,27 @@ def trace_of(*lengths: int) -> list[Arrival]:
 async def test_a_static_batch_starts_when_the_last_one_has_ended(make_engine: MakeEngine) -> None:
     engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
 
-    served = await serve_trace(engine, trace_of(1, 9, 2, 2), "static", max_batch=2)
+    served = await serve_trace(engine, trace_of(1, 9, 2, 2), "early exit", max_batch=2)
 
     assert [one.num_new_tokens for one in served] == [1, 9, 2, 2]
+    assert served[0].ended < served[1].ended
     joined = [len(batch.chunks) for batch in runner.batches]
     assert sum(joined) == 4
     assert joined.index(max(joined[1:]), 1) >= 9, "the second batch waits for the longest request"
+
+
+async def test_a_static_batch_keeps_its_size_and_answers_at_its_end(
+    make_engine: MakeEngine,
+) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+
+    served = await serve_trace(engine, trace_of(1, 9, 2, 3), "static", max_batch=2)
+
+    assert [one.num_new_tokens for one in served] == [1, 9, 2, 3], "its own tokens count"
+    ends = [one.ended for one in served]
+    assert ends[0] == ends[1] < ends[2] == ends[3]
+    # What a request computes behind its prompt: the longest of its batch, without the last token.
+    assert sum(len(batch.decode_ids) for batch in runner.batches) == 2 * (9 - 1) + 2 * (3 - 1)
 
 
 async def test_continuous_requests_join_while_others_run(make_engine: MakeEngine) -> None:
@@ -103,7 +118,10 @@ def test_throughput_within_a_latency_lies_on_the_line(
 
 
 def test_policies_are_compared_at_every_latency_that_static_has() -> None:
-    assert ratios(POINTS) == [(2.0, 4.0, 1.0), (4.0, pytest.approx(5.0), 2.0)]
+    one, other = at_equal_p99(POINTS)
+
+    assert one == AtEqualP99("static", 2.0, 4.0, 1.0) and one.ratio == 4.0
+    assert other == AtEqualP99("static", 4.0, pytest.approx(5.0), 2.0)
 
 
 def test_a_quantile_is_one_of_the_values() -> None:
