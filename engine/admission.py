@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from engine.errors import CannotMeet
 from engine.metrics import DecayingLeast
 from engine.package import GenerationContract
-from engine.sequence import Request
+from engine.sequence import Request, TokenRequest
 
 _LEAST_WINDOW = 600.0  # seconds: a time of high load must not pass for what the machine can do
 _RETRY_MARGIN = 1.1  # who is told to come back should not have to do so twice
@@ -45,6 +46,25 @@ class Refusal:
     queue_wait: float  # seconds
     own_time: float  # seconds from its admission, at best
     retry_after: float | None  # None: it has too little time even with nothing waiting
+
+
+def cannot_meet(
+    source: TokenRequest, refusal: Refusal, *, time_left: float, num_before: int
+) -> CannotMeet:
+    """Return the error of a refused request, with `num_before` sequences that go before it."""
+    needs = f"{source.request_id}: it needs at least {refusal.own_time:.3f} s"
+    if refusal.retry_after is None:
+        return CannotMeet(
+            f"{needs} even with nothing waiting, and its deadline is in {time_left:.3f} s; "
+            "allow more time, or ask for fewer tokens",
+            None,
+        )
+    return CannotMeet(
+        f"{needs} and would wait about {refusal.queue_wait:.3f} s behind {num_before} "
+        f"sequences, but its deadline is in {time_left:.3f} s; retry in "
+        f"{refusal.retry_after:.1f} s, or allow more time",
+        refusal.retry_after,
+    )
 
 
 class CompletionEstimates:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import chain
 
-from engine.admission import CompletionEstimates, least_new_tokens, max_cost
+from engine.admission import CompletionEstimates, cannot_meet, least_new_tokens, max_cost
 from engine.alignment import StepAttention, alignment_of
 from engine.batch import Candidate, Encode, Floats, Sampled, ScheduledBatch
 from engine.beam_rows import place_beams
 from engine.beam_search import BeamSearch
 from engine.config import EngineConfig
+from engine.deadlines import Deadlines, expired_in_decode, expired_in_queue
 from engine.errors import (
-    CannotMeet,
     DeadlineExpired,
     EngineFailure,
-    ExpiredInDecode,
-    ExpiredInQueue,
     FieldViolation,
     InvalidRequest,
     TokenweirError,
@@ -34,11 +32,13 @@ from engine.output import (
     TokenOutput,
 )
 from engine.package import GenerationContract
+from engine.prefill import PrefillQueue
 from engine.queue_limits import QueueLimits
 from engine.request import FinishReason, LoadSnapshot, PositionLogprobs, WastedWork
+from engine.row_reuse import RowReuse
 from engine.sampler import num_top
 from engine.sequence import Request, Sequence, TokenRequest, row_of
-from engine.slots import KeptPrefix, SlotTable
+from engine.slots import SlotTable
 from engine.source_rows import SourceTable
 from engine.step_plan import Chunk, PrefillPlan, plan_draws
 from engine.waiting_queue import WaitingQueue
@@ -76,10 +76,11 @@ class Scheduler:
     def _clear(self) -> None:
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
-        self._prefilling: dict[int, Request] = {}  # those of the running ones, by arrival
-        self._next_deadline = math.inf  # none of the requests has an earlier one
+        self._deadlines = Deadlines()
         self._slots = SlotTable(self._config.max_num_seqs)
         self._sources = SourceTable(self._config.max_num_seqs)
+        self._prefill = PrefillQueue(self._config, self._slots)
+        self._reuse = RowReuse(self._config, self._contract, self._slots, self._sources)
         self._num_free_slots = self._config.max_num_seqs
         self._drawing: list[Sequence | Request] = []  # of the step in flight, one a draw
         self._scoring: list[Chunk] = []  # one a score draw
@@ -119,8 +120,7 @@ class Scheduler:
         if source.deadline is not None:
             self._refuse_if_too_late(request, source.deadline)
         self._waiting.add(request)
-        if source.deadline is not None:
-            self._next_deadline = min(self._next_deadline, source.deadline)
+        self._deadlines.add(source.deadline)
         self._admit()
 
     def abort(self, key: int) -> None:
@@ -148,7 +148,7 @@ class Scheduler:
         self._step_started = self._clock()
         self._expire(self._step_started)
         self._admit()
-        plan = self._plan_prefill()
+        plan = self._prefill.plan_step()
         decoding = self._slots.decoding
         for sequence in decoding:
             sequence.num_computed += 1
@@ -225,65 +225,6 @@ class Scheduler:
         ]
         self._clear()
         return outputs
-
-    def _plan_prefill(self) -> PrefillPlan:
-        """Give out the step's budget for sources and prompts, in order of arrival.
-
-        The first piece always runs: a source longer than the budget would else wait for ever. So
-        does a single token behind it: it is one row more of the decode call.
-        """
-        plan = PrefillPlan()
-        left = self._prefill_budget()
-        for request in list(self._prefilling.values()):
-            while (size := self._next_piece(request)) > 0:
-                if size > max(1, left) and not plan.is_empty:
-                    return plan
-                left -= size
-                plan.is_empty = False
-                self._plan_piece(request, size, plan)
-        return plan
-
-    def _prefill_budget(self) -> int:
-        """Return how many source and prompt tokens the step may take.
-
-        While sequences decode, one chunk: their next tokens wait for the whole step, and so at most
-        for one decode step and one chunk. But if more requests wait for their first token than
-        sequences for their next one, all that those leave of the step: after a burst of arrivals,
-        filling the batch soon gives more tokens than it delays.
-        """
-        num_decoding, config = self._slots.num_decoding, self._config
-        left = config.max_num_batched_tokens - num_decoding
-        if 0 < num_decoding >= len(self._prefilling):
-            return min(left, config.prefill_chunk_size)
-        return left
-
-    def _next_piece(self, request: Request) -> int:
-        """Return how many tokens the request computes next; 0 if it waits for its next draw."""
-        if request.key not in self._prefilling:
-            return 0
-        if request.needs_encoding:
-            return len(request.source.prompt_ids)
-        return min(request.leader.num_left, self._config.prefill_chunk_size)
-
-    def _plan_piece(self, request: Request, size: int, plan: PrefillPlan) -> None:
-        leader = request.leader
-        if request.needs_encoding:
-            request.needs_encoding = False
-            request.num_computed += size
-            plan.num_tokens += size
-            plan.encoded.append(request)
-            return
-        if leader.num_left == 1 and not request.is_score_only:
-            self._slots.promote(leader)
-            del self._prefilling[request.key]
-            return
-        chunk = Chunk(leader, leader.num_computed, leader.num_computed + size)
-        leader.num_computed += size
-        request.num_computed += size
-        plan.num_tokens += size
-        plan.chunks.append(chunk)
-        if leader.num_left == 0:
-            del self._prefilling[request.key]
 
     def _count_step(self, decoding: list[Sequence], plan: PrefillPlan) -> None:
         in_prefill = [request.leader for request in plan.encoded]
@@ -424,21 +365,14 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         del self._running[request.key]
-        self._prefilling.pop(request.key, None)
+        self._prefill.remove(request)
         self._waiting.settle(request, request.num_computed)
-        if self._contract.cross_cache is None:
-            return
-        if self._config.reuse_prefixes and request.ends_normally:
-            self._sources.keep(request.source_row)
-        else:
-            self._sources.release(request.source_row)
+        self._reuse.release_source(request)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.is_finished = True
         self._num_free_slots += 1
-        if sequence.row is not None:
-            num_kept = self._num_reusable(sequence) if sequence.request.ends_normally else 0
-            self._slots.keep(sequence, num_kept)
+        self._reuse.release_row(sequence)
 
     def _make_request(self, source: TokenRequest) -> Request:
         params = source.params
@@ -482,100 +416,25 @@ class Scheduler:
             num_admitted += len(request.sequences)
             self._queue_limits.admitted(request, now)
             self._num_free_slots -= len(request.sequences)
-            self._place(request)
+            self._reuse.place(request, self._running.values())
             request.admitted = request.last_token = now
-            self._running[request.key] = self._prefilling[request.key] = request
+            self._running[request.key] = request
+            self._prefill.add(request)
             self._outputs.append(AdmittedOutput(request.key))
         self._estimates.queue_changed(
             now, num_admitted=num_admitted, is_waiting=len(self._waiting) > 0
         )
 
-    def _place(self, request: Request) -> None:
-        """Give the leader its row, and the source its own, with what others have computed."""
-        leader, ids = request.leader, request.source.prompt_ids
-        if self._contract.cross_cache is not None:
-            self._slots.take(leader)
-            found = self._equal_source(request)
-            request.source_row = self._sources.take(ids, found)
-            if found is not None:
-                request.needs_encoding, request.num_cached = False, len(ids)
-            return
-        holder, length = self._longest_prefix(request)
-        if holder is None:
-            self._slots.take(leader)
-        else:
-            self._slots.take_prefix(leader, holder, length)
-            leader.num_computed = request.num_cached = length
-
-    def _num_cached(self, request: Request) -> int:
-        """Return how many tokens of the request need not be computed, as things are now."""
-        if self._contract.cross_cache is None:
-            return self._longest_prefix(request)[1]
-        is_encoded = self._equal_source(request) is not None
-        return len(request.source.prompt_ids) if is_encoded else 0
-
-    def _equal_source(self, request: Request) -> int | None:
-        if not self._config.reuse_prefixes:
-            return None
-        return self._sources.find(request.source.prompt_ids)
-
-    def _longest_prefix(self, request: Request) -> tuple[Sequence | KeptPrefix | None, int]:
-        """Return whose row begins like the prompt, and how many of its positions can be copied.
-
-        They are whole chunks: the chunks behind them are then those that the request would compute
-        without a copy, and give the same bits. Logits are not kept, so that one token at least is
-        left to be computed, and a request that scores its prompt computes all.
-        """
-        # Elsewhere cut prompts give other bits: in fp32, onnxruntime 1.31 computes the last row of
-        # a call alone if the number of rows is 1 above a multiple of its tile (16 to 64).
-        tokens, size = request.leader.tokens, self._config.prefill_chunk_size
-        best: tuple[Sequence | KeptPrefix | None, int] = (None, 0)
-        most = (len(tokens) - 1) // size * size
-        if not self._config.reuse_prefixes or request.score_from is not None or most == 0:
-            return best
-        for holder, limit in self._prefix_holders():
-            length = _common_chunks(tokens, holder.tokens, min(limit, most), size)
-            if length > best[1]:
-                best = holder, length
-        return best
-
-    def _prefix_holders(self) -> Iterator[tuple[Sequence | KeptPrefix, int]]:
-        """Give what has a row with the beginning of a prompt, and how much of it may be copied."""
-        for kept in self._slots.kept:
-            yield kept, len(kept.tokens)
-        for request in self._running.values():
-            sequence = next((s for s in request.sequences if s.row is not None), None)
-            if sequence is not None:
-                yield sequence, self._num_reusable(sequence)
-
-    def _num_reusable(self, sequence: Sequence) -> int:
-        """Return how many first positions another prompt may use: those of whole chunks.
-
-        None before the first token: it shows that they are finite. None with a source, which
-        everything depends on.
-        """
-        if self._contract.cross_cache is not None or not self._config.reuse_prefixes:
-            return 0
-        if sequence.request.first_token is None:
-            return 0
-        size = self._config.prefill_chunk_size
-        return min(sequence.num_prompt, sequence.num_computed) // size * size
-
     def _expire(self, now: float) -> None:
-        if now < self._next_deadline:
-            return
-        self._next_deadline = math.inf
-        for request in [*self._running.values(), *self._waiting]:
-            deadline = request.source.deadline
-            if deadline is not None and deadline <= now:
-                self._expire_request(request, now)
-            elif deadline is not None:
-                self._next_deadline = min(self._next_deadline, deadline)
+        for request in self._deadlines.expired(chain(self._running.values(), self._waiting), now):
+            self._expire_request(request, now)
 
     def _expire_request(self, request: Request, now: float) -> None:
-        is_running = request.key in self._running
-        if not (is_running and request.source.params.allow_partial):
-            self._fail(request, self._expired(request, now))
+        if request.key in self._waiting:
+            self._fail(request, expired_in_queue(request, now, num_running=len(self._running)))
+            return
+        if not request.source.params.allow_partial:
+            self._fail(request, expired_in_decode(request, now))
             return
         if request.search is not None:
             request.search.close(FinishReason.DEADLINE)
@@ -588,40 +447,18 @@ class Scheduler:
         self._release(request)
         self._tell_finished(request)
 
-    def _expired(self, request: Request, now: float) -> TokenweirError:
-        source = request.source
-        after = f"{source.request_id}: its deadline passed after {now - source.arrival:.3f} s"
-        if source.key in self._waiting:
-            return ExpiredInQueue(
-                f"{after} in the queue, with {len(self._running)} requests running"
-            )
-        made = sum(sequence.num_generated for sequence in request.sequences)
-        return ExpiredInDecode(f"{after}, with {made} tokens generated")
-
     def _refuse_if_too_late(self, request: Request, deadline: float) -> None:
         source, time_left = request.source, deadline - self._clock()
         num_before = self._waiting.num_sequences_before(request)
+        num_cached = self._reuse.num_cached(request, self._running.values())
         refusal = self._estimates.refusal(
             time_left=time_left,
-            num_read=len(source.prompt_ids) - self._num_cached(request),
+            num_read=len(source.prompt_ids) - num_cached,
             num_new=least_new_tokens(request, self._contract),
             num_slots_to_free=max(0, num_before + len(request.sequences) - self._num_free_slots),
         )
-        if refusal is None:
-            return
-        needs = f"{source.request_id}: it needs at least {refusal.own_time:.3f} s"
-        if refusal.retry_after is None:
-            raise CannotMeet(
-                f"{needs} even with nothing waiting, and its deadline is in {time_left:.3f} s; "
-                "allow more time, or ask for fewer tokens",
-                None,
-            )
-        raise CannotMeet(
-            f"{needs} and would wait about {refusal.queue_wait:.3f} s behind {num_before} "
-            f"sequences, but its deadline is in {time_left:.3f} s; retry in "
-            f"{refusal.retry_after:.1f} s, or allow more time",
-            refusal.retry_after,
-        )
+        if refusal is not None:
+            raise cannot_meet(source, refusal, time_left=time_left, num_before=num_before)
 
 
 def _no_token(request: Request) -> TokenweirError:
@@ -637,14 +474,6 @@ def _no_token(request: Request) -> TokenweirError:
         f"{request.source.request_id}: the model's logits are not finite behind token {length}; "
         "the weights or the input drive it out of range"
     )
-
-
-def _common_chunks(one: list[int], other: list[int], limit: int, size: int) -> int:
-    """Return how many of the first tokens are equal, in whole chunks and at most `limit`."""
-    for start in range(0, limit, size):
-        if one[start : start + size] != other[start : start + size]:
-            return start
-    return limit
 
 
 def _nothing_allowed(request: Request) -> str:

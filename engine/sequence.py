@@ -29,7 +29,7 @@ class TokenRequest:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One output in the making. Only the scheduler changes it, and the slot table its row."""
+    """One output in the making. Only the scheduler's parts change it, the slot table its row."""
 
     request: Request
     index: int
@@ -49,7 +49,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What the scheduler keeps of a request. Only the scheduler changes it."""
+    """What the scheduler keeps of a request. Only the scheduler's parts change it."""
 
     source: TokenRequest
     never_before: tuple[int, ...]  # tokens that are banned below min_new_tokens
