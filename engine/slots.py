@@ -103,21 +103,7 @@ class SlotTable:
 
     def release(self, sequence: Sequence) -> None:
         """Clear a sequence's row; the last decoding row fills a hole among the decoding ones."""
-        row = sequence.row
-        assert row is not None
-        sequence.row = None
-        self._owners[row] = None
-        self._ops.append(RowOp("clear", row, row))
-        if row >= self.num_decoding:
-            return
-        self.num_decoding -= 1
-        last = self.num_decoding
-        if row != last:
-            mover = self._owners[last]
-            assert mover is not None
-            self._owners[last] = None
-            self._put(mover, row)
-            self._ops.append(RowOp("move", last, row))
+        self._vacate(sequence, 0)
 
     def keep(self, sequence: Sequence, length: int) -> None:
         """Release a sequence's row, but let its first positions stay while no one needs the row."""
@@ -127,21 +113,29 @@ class SlotTable:
             return
         for shorter in [k for k in self._kept if tokens[: len(k.tokens)] == k.tokens]:
             self._drop(shorter)
+        row = self._vacate(sequence, length)
+        self._owners[row] = kept = KeptPrefix(tokens, row)
+        self._kept[kept] = None
+
+    def _vacate(self, sequence: Sequence, length: int) -> int:
+        """Take a sequence's row; return which one has its first positions now, and no owner."""
         row = sequence.row
         assert row is not None
         sequence.row = None
+        self._owners[row] = None
         self._ops.append(RowOp("clear", row, row, length))
-        if row < self.num_decoding:
-            self.num_decoding -= 1
-            last = self.num_decoding
-            if row != last:
-                mover = self._owners[last]
-                assert mover is not None
-                self._put(mover, row)
-                self._ops.append(RowOp("swap", last, row))
-                row = last
-        self._owners[row] = kept = KeptPrefix(tokens, row)
-        self._kept[kept] = None
+        if row >= self.num_decoding:
+            return row
+        self.num_decoding -= 1
+        last = self.num_decoding
+        if row != last:
+            mover = self._owners[last]
+            assert mover is not None
+            self._owners[last] = None
+            self._put(mover, row)
+            # A row of which nothing stays is empty, so the last one need only move there.
+            self._ops.append(RowOp("swap" if length else "move", last, row))
+        return last
 
     def _is_kept(self, tokens: list[int]) -> bool:
         """Whether a row begins with these tokens; it has been used then."""
