@@ -22,7 +22,8 @@ from exporter.models.attention import MultiHeadAttention
 from exporter.models.cache import LayerCache, SourceRow, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import Decoder
-from exporter.operators import OPSET, Body, attach_bodies, emit_top, emit_write_row
+from exporter.operator_bodies import Body, attach_bodies
+from exporter.operators import OPSET, emit_top, emit_write_row
 from exporter.rewrite import simplify
 
 Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...

@@ -1,8 +1,8 @@
 """The operator domain `tokenweir`: attention with a cache as one node, with a body per target.
 
-An eager module emits a node while it is exported; `attach_bodies` then gives the graph the function
-that computes it: the fastest kernel of the target, or standard operators for reference. What the
-standard has an operator for is emitted as that operator.
+An eager module emits a node while it is exported; `attach_bodies` of exporter/operator_bodies.py
+then gives the graph the function that computes it. What the standard has an operator for is emitted
+as that operator.
 
 | operator              | inputs                                                                 |
 |-----------------------|------------------------------------------------------------------------|
@@ -15,325 +15,16 @@ standard has an operator for is emitted as that operator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from string import Template
-from types import MappingProxyType
-from typing import Literal
-
-import onnx
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
 DOMAIN = "tokenweir"
 VERSION = 1
 OPSET = 24
-_CONTRIB = "com.microsoft"
 
-Body = Literal["cpu", "reference"]
-
-# Positions up to seqlens_k[b] of row b exist after the call; the new ones are the last of them.
-_CACHED_ATTENTION_CPU = """
-CachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq) => (output, present_key, present_value)
-{
-  output, present_key, present_value = com.microsoft.GroupQueryAttention
-    <num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads, scale: float = @scale>
-    (packed_qkv, , , past_key, past_value, seqlens_k, total_seq)
-}
-"""
-
-# The kernel turns by the place in the row, which it knows from seqlens_k.
-_ROTARY_CACHED_ATTENTION_CPU = """
-RotaryCachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
-  => (output, present_key, present_value)
-{
-  output, present_key, present_value = com.microsoft.GroupQueryAttention
-    <num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads, scale: float = @scale,
-     do_rotary: int = 1, rotary_interleaved: int = 0>
-    (packed_qkv, , , past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
-}
-"""
-
-_INT8_CACHE = """k_quant_type: string = "PER_TENSOR", v_quant_type: string = "PER_TENSOR",
-     kv_cache_bit_width: int = 8, scale: float = @scale"""
-
-_INT8_CACHED_ATTENTION_CPU = (
-    _CACHED_ATTENTION_CPU.replace("CachedAttention <", "Int8CachedAttention <")
-    .replace("total_seq) =>", "total_seq, key_scale, value_scale) =>")
-    .replace("total_seq)\n}", "total_seq, , , , , , key_scale, value_scale)\n}")
-    .replace("scale: float = @scale", _INT8_CACHE)
-)
-
-_INT8_ROTARY_CACHED_ATTENTION_CPU = (
-    _ROTARY_CACHED_ATTENTION_CPU.replace("RotaryCachedAttention <", "Int8RotaryCachedAttention <")
-    .replace("sin_cache)\n  =>", "sin_cache, key_scale, value_scale)\n  =>")
-    .replace("sin_cache)\n}", "sin_cache, , , , key_scale, value_scale)\n}")
-    .replace("scale: float = @scale", _INT8_CACHE)
-)
-
-_SPLIT_HEADS = """
-  one = Constant <value_ints: ints = [1]> ()
-  last = Cast <to: int = 7> (seqlens_k)
-  lengths = Add (last, one)
-  num_new = Shape <start: int = 1, end: int = 2> (packed_qkv)
-  start = Sub (lengths, num_new)
-  rank_1 = Constant <value_ints: ints = [1]> ()
-  num_heads_scalar = Constant <value_int: int = @num_heads> ()
-  num_heads = Reshape (num_heads_scalar, rank_1)
-  num_kv_heads = Shape <start: int = 1, end: int = 2> (past_key)
-  head_dim = Shape <start: int = 3, end: int = 4> (past_key)
-  same = Constant <value_ints: ints = [0, 0]> ()
-  rest = Constant <value_ints: ints = [-1]> ()
-  by_head = Concat <axis: int = 0> (same, rest, head_dim)
-  heads = Reshape (packed_qkv, by_head)
-  heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-  parts = Concat <axis: int = 0> (num_heads, num_kv_heads, num_kv_heads)
-  query, key, value = Split <axis: int = 1> (heads_first, parts)
-"""
-
-_ROTATE = """
-  zero_scalar = Constant <value_int: int = 0> ()
-  one_scalar = Constant <value_int: int = 1> ()
-  num_new_scalar = Squeeze (num_new)
-  offsets = Range (zero_scalar, num_new_scalar, one_scalar)
-  starts = Unsqueeze (start, one)
-  positions = Add (starts, offsets)
-  turned_query = RotaryEmbedding (query, cos_cache, sin_cache, positions)
-  turned_key = RotaryEmbedding (key, cos_cache, sin_cache, positions)
-"""
-
-_ATTEND = """
-  present_key = TensorScatter <axis: int = -2> (past_key, $key, start)
-  present_value = TensorScatter <axis: int = -2> (past_value, value, start)
-  attended = Attention <scale: float = @scale, is_causal: int = 1>
-    ($query, present_key, present_value, , , , lengths)
-  tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
-  flat = Concat <axis: int = 0> (same, rest)
-  output = Reshape (tokens_first, flat)
-"""
-
-_CACHED_ATTENTION_REFERENCE = f"""
-CachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq) => (output, present_key, present_value)
-{{{_SPLIT_HEADS}{Template(_ATTEND).substitute(query="query", key="key")}}}
-"""
-
-_ROTARY_CACHED_ATTENTION_REFERENCE = f"""
-RotaryCachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
-  => (output, present_key, present_value)
-{{{_SPLIT_HEADS}{_ROTATE}{Template(_ATTEND).substitute(query="turned_query", key="turned_key")}}}
-"""
-
-# One query a source is what decoding does at every step. Measured on CPU, 4 heads of 32 over a row
-# of 512 positions of which 25 are the source, microseconds for batch 1 / 8 / 32:
-# GroupQueryAttention with no new key 9 / 29 / 76, Attention-24 with nonpad_kv_seqlen 18 / 94 / 269,
-# MultiHeadAttention with key_padding_mask 20 / 97 / 296: the last two compute the whole row. On a
-# full row all three take the same time. Each gave rows bit-equal alone and in a batch; only the
-# first ignores a NaN beyond the source. It takes one query only, so the several queries of a source
-# (its beams) become groups of query heads that share a key head; the number of heads is an
-# attribute, so there is a branch for each width, and other widths go to Attention-24. Its present
-# outputs are left out, or it copies the row.
-_GROUPED_WIDTHS = (4, 2, 8, 16)  # in the order in which they are looked for
-
-_CROSS_ATTENTION_HEAD = """
-CrossAttention <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x16, scale>
-  (query, cross_key, cross_value, source_lengths, beam_rows, row_beams) => (output)
-{
-  rest = Constant <value_ints: ints = [-1]> ()
-  same = Constant <value_ints: ints = [0]> ()
-  flat_rows = Reshape (beam_rows, rest)
-  gathered = Gather <axis: int = 0> (query, flat_rows)
-  num_sources = Shape <start: int = 0, end: int = 1> (cross_key)
-  width = Shape <start: int = 2, end: int = 3> (query)
-  head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
-  by_source = Concat <axis: int = 0> (num_sources, rest, width)
-  queries = Reshape (gathered, by_source)
-"""
-
-# Outside of the branches, so that onnxruntime computes it once for all layers.
-_NO_NEW_KEY = """
-  no_key = Slice (queries, zero, zero, one)
-  last = Sub (source_lengths, one)
-  seqlens_k = Cast <to: int = 6> (last)
-  capacity = Shape <start: int = 2, end: int = 3> (cross_key)
-  total_seq = Cast <to: int = 6> (capacity)
-"""
-
-_CROSS_ATTENTION_TAIL = """
-  by_beam = Shape (gathered)
-  beams = Reshape (attended, by_beam)
-  output = Gather <axis: int = 0> (beams, row_beams)
-}
-"""
-
-_SEVERAL_QUERIES = """
-      by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
-      heads = Reshape (queries, by_head)
-      heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-      over_row = Attention <scale: float = @scale>
-        (heads_first, cross_key, cross_value, , , , source_lengths)
-      tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
-      attended_all = Reshape (tokens_first, by_source)
-"""
-
-
-def _cross_attention_cpu() -> str:
-    """Return the function: a branch for one query a source, for each width, and for the others."""
-    inner = _SEVERAL_QUERIES
-    result = "attended_all"
-    for width in reversed(_GROUPED_WIDTHS):
-        inner = f"""
-      is_{width} = Equal (num_queries, of_{width})
-      attended_or_{width} = If (is_{width}) <
-        then_branch: graph = grouped_{width} () => (float[C, Q, W] attended_{width}) {{
-          by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
-          heads = Reshape (queries, by_head)
-          grouped = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-          as_one = Concat <axis: int = 0> (num_sources, one, rest)
-          one_query = Reshape (grouped, as_one)
-          over_row = com.microsoft.GroupQueryAttention
-            <num_heads: int = @num_heads_x{width}, kv_num_heads: int = @num_heads,
-             scale: float = @scale, causal: int = 0>
-            (one_query, no_key, no_key, cross_key, cross_value, seqlens_k, total_seq)
-          query_count = Constant <value_ints: ints = [{width}]> ()
-          by_group = Concat <axis: int = 0> (same, rest, query_count, head_dim)
-          groups = Reshape (over_row, by_group)
-          tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (groups)
-          attended_{width} = Reshape (tokens_first, by_source)
-        }},
-        else_branch: graph = not_{width} () => (float[C, Q, W] {result}) {{ {inner} }}
-      >
-"""
-        result = f"attended_or_{width}"
-    constants = "".join(
-        f"  of_{width} = Constant <value_ints: ints = [{width}]> ()\n" for width in _GROUPED_WIDTHS
-    )
-    return f"""{_CROSS_ATTENTION_HEAD}
-  zero = Constant <value_ints: ints = [0]> ()
-  one = Constant <value_ints: ints = [1]> ()
-{constants}
-  num_queries = Shape <start: int = 1, end: int = 2> (queries)
-  single = Equal (num_queries, one)
-{_NO_NEW_KEY}
-  attended = If (single) <
-    then_branch: graph = one_query () => (float[C, Q, W] attended_1) {{
-      attended_1 = com.microsoft.GroupQueryAttention
-        <num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale,
-         causal: int = 0>
-        (queries, no_key, no_key, cross_key, cross_value, seqlens_k, total_seq)
-    }},
-    else_branch: graph = several_queries () => (float[C, Q, W] {result}) {{ {inner} }}
-  >
-{_CROSS_ATTENTION_TAIL}"""
-
-
-_CROSS_ATTENTION_REFERENCE = f"""{_CROSS_ATTENTION_HEAD}
-  by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
-  heads = Reshape (queries, by_head)
-  heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-  key_t = Transpose <perm: ints = [0, 1, 3, 2]> (cross_key)
-  products = MatMul (heads_first, key_t)
-  scale = Constant <value_float: float = @scale> ()
-  scores = Mul (products, scale)
-  zero = Constant <value_int: int = 0> ()
-  one = Constant <value_int: int = 1> ()
-  capacity_1d = Shape <start: int = 2, end: int = 3> (cross_key)
-  capacity = Squeeze (capacity_1d)
-  positions = Range (zero, capacity, one)
-  per_row = Constant <value_ints: ints = [-1, 1, 1, 1]> ()
-  limits = Reshape (source_lengths, per_row)
-  real = Less (positions, limits)
-  minus_infinity = Constant <value_float: float = -inf> ()
-  masked = Where (real, scores, minus_infinity)
-  weights = Softmax <axis: int = -1> (masked)
-  over_row = MatMul (weights, cross_value)
-  tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
-  attended = Reshape (tokens_first, by_source)
-{_CROSS_ATTENTION_TAIL}"""
-
-# The kernels of CrossAttention give no probabilities, so those that are asked for are computed
-# again. Every row is a product of its own over the whole source row: its bits depend on no other.
-# onnxruntime computes an output that nobody has bound (RunOptions.only_execute_path_to_fetches does
-# nothing outside its training builds), so a branch that is not taken is what makes it free. A step
-# of the Marian-base shape, 8 rows with sources of 25 in rows of 512, took of the CPU time of the
-# same graph without the output: 0.99 unasked, 1.00 asked for one row, 1.07 for all eight
-# (one thread, medians of 150 steps in turns; the plain graph twice: 1.00).
-_CROSS_ALIGNMENT = """
-CrossAlignment <scale>
-  (query, cross_key, source_lengths, beam_rows, row_beams, alignment_idx) => (alignment)
-{
-  num_wanted = Shape (alignment_idx)
-  is_wanted = Cast <to: int = 9> (num_wanted)
-  alignment = If (is_wanted) <
-    then_branch: graph = wanted () => (float[M, L] alignment_wanted) {
-      rest = Constant <value_ints: ints = [-1]> ()
-      same = Constant <value_ints: ints = [0]> ()
-      one = Constant <value_ints: ints = [1]> ()
-      num_queries = Shape <start: int = 1, end: int = 2> (query)
-      row = Div (alignment_idx, num_queries)
-      place = Gather <axis: int = 0> (row_beams, row)
-      group = Shape <start: int = 1, end: int = 2> (beam_rows)
-      source = Div (place, group)
-      width = Shape <start: int = 2, end: int = 3> (query)
-      by_query = Concat <axis: int = 0> (rest, width)
-      queries = Reshape (query, by_query)
-      wanted_queries = Gather <axis: int = 0> (queries, alignment_idx)
-      head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
-      num_heads = Shape <start: int = 1, end: int = 2> (cross_key)
-      by_head = Concat <axis: int = 0> (same, num_heads, head_dim, one)
-      columns = Reshape (wanted_queries, by_head)
-      keys = Gather <axis: int = 0> (cross_key, source)
-      products_of_heads = MatMul (keys, columns)
-      products = Squeeze (products_of_heads, rest)
-      scale = Constant <value_float: float = @scale> ()
-      scores = Mul (products, scale)
-      zero = Constant <value_int: int = 0> ()
-      step = Constant <value_int: int = 1> ()
-      capacity_1d = Shape <start: int = 2, end: int = 3> (cross_key)
-      capacity = Squeeze (capacity_1d)
-      positions = Range (zero, capacity, step)
-      lengths = Gather <axis: int = 0> (source_lengths, source)
-      per_row = Constant <value_ints: ints = [-1, 1, 1]> ()
-      limits = Reshape (lengths, per_row)
-      is_real = Less (positions, limits)
-      minus_infinity = Constant <value_float: float = -inf> ()
-      masked = Where (is_real, scores, minus_infinity)
-      weights = Softmax <axis: int = -1> (masked)
-      alignment_wanted = ReduceMean <keepdims: int = 0> (weights, one)
-    },
-    else_branch: graph = unwanted () => (float[M, L] nothing) {
-      nothing = Constant <value: tensor = float[0, 0] {}> ()
-    }
-  >
-}"""
-
-_TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
-    {
-        "CachedAttention": {
-            "cpu": _CACHED_ATTENTION_CPU,
-            "reference": _CACHED_ATTENTION_REFERENCE,
-        },
-        "RotaryCachedAttention": {
-            "cpu": _ROTARY_CACHED_ATTENTION_CPU,
-            "reference": _ROTARY_CACHED_ATTENTION_REFERENCE,
-        },
-        "Int8CachedAttention": {"cpu": _INT8_CACHED_ATTENTION_CPU},
-        "Int8RotaryCachedAttention": {"cpu": _INT8_ROTARY_CACHED_ATTENTION_CPU},
-        "CrossAttention": {
-            "cpu": _cross_attention_cpu(),
-            "reference": _CROSS_ATTENTION_REFERENCE,
-        },
-        "CrossAlignment": {"cpu": _CROSS_ALIGNMENT, "reference": _CROSS_ALIGNMENT},
-    }
-)
-
-# The operator that takes the place of one where the cache is int8.
-INT8_OF = MappingProxyType(
-    {name: f"Int8{name}" for name in ("CachedAttention", "RotaryCachedAttention")}
-)
+# Queries of one source that CrossAttention has a branch for, in the order in which it looks for
+# them; the node says for each how many heads that makes.
+GROUPED_WIDTHS = (4, 2, 8, 16)
 
 
 def emit_cached_attention(
@@ -387,7 +78,7 @@ def emit_cross_attention(
     int64 [B]: where each row stands in the flattened beam_rows. G or S is 1. Returns the output
     [B, S, num_heads * D].
     """
-    grouped = {f"num_heads_x{width}": num_heads * width for width in sorted(_GROUPED_WIDTHS)}
+    grouped = {f"num_heads_x{width}": num_heads * width for width in sorted(GROUPED_WIDTHS)}
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::CrossAttention",
         (query, cross_key, cross_value, source_lengths, beam_rows, row_beams),
@@ -468,19 +159,3 @@ def emit_write_row(row: Tensor, update: Tensor) -> Tensor:
     return torch.onnx.ops.symbolic(
         "TensorScatter", (row, update, start), {"axis": -2}, dtype=row.dtype, shape=row.shape
     )
-
-
-def attach_bodies(model: ir.Model, body: Body) -> None:
-    """Give every operator of the domain that the graph uses its function, in place of any other."""
-    model.functions.clear()
-    for name in sorted({node.op_type for node in model.graph if node.domain == DOMAIN}):
-        function = _function(name, body)
-        model.functions[function.identifier()] = function
-        model.opset_imports.update(function.opset_imports)
-
-
-def _function(name: str, body: Body) -> ir.Function:
-    text = _TEXTS[name][body]
-    opsets = f'"": {OPSET}' + (f', "{_CONTRIB}": 1' if f"{_CONTRIB}." in text else "")
-    proto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: [{opsets}]>{text}')
-    return ir.from_proto(proto)

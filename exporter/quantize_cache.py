@@ -29,7 +29,7 @@ from engine.package import GenerationContract
 from exporter.cases import SEED, Tokens, random_tokens
 from exporter.models import GPT, EncoderDecoder
 from exporter.models.cache import LayerCache, SourceRow
-from exporter.operators import INT8_OF, attach_bodies
+from exporter.operator_bodies import INT8_OF, attach_bodies
 
 NUM_PROMPTS = 8
 PROMPT_TOKENS = 256

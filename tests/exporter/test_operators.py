@@ -23,7 +23,8 @@ from exporter.models.cache import (
     cross_alignment_over_row,
     cross_attention_over_row,
 )
-from exporter.operators import DOMAIN, Body, attach_bodies
+from exporter.operator_bodies import Body, attach_bodies
+from exporter.operators import DOMAIN
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 BODIES: tuple[Body, ...] = ("cpu", "reference")
