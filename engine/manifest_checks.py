@@ -124,3 +124,9 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
             f"certificate: logits differ by {found.max_abs_logit_diff:g} from the eager model, "
             f"more than {found.tolerance:g}"
         )
+    diff, allowed_diff = found.max_abs_alignment_diff, found.alignment_tolerance
+    if allowed_diff is not None and not (diff is not None and diff <= allowed_diff):
+        yield (
+            f"certificate: alignment differs by {diff} from the eager model, more than "
+            f"{allowed_diff:g}"
+        )

@@ -127,6 +127,9 @@ class Certificate(_Model):
     tokens_equal: Annotated[int, Field(ge=0)]
     max_abs_logit_diff: Annotated[float, Field(ge=0)]
     max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
+    # Of attention to the source, each between 0 and 1; None: it was not compared.
+    max_abs_alignment_diff: Annotated[float, Field(ge=0)] | None = None
+    alignment_tolerance: Annotated[float, Field(gt=0)] | None = None  # None: it was held to none
     # 1e-4 for every 16 of the largest logit; of a format with loss: max_logit_loss * logit_std
     tolerance: Annotated[float, Field(gt=0)]
     batch_invariant: bool  # rows were bit-equal alone and in a batch

@@ -35,9 +35,8 @@ def certify(
 ) -> Certificate:
     """Compare the graphs in `directory` with the checkpoint's eager model.
 
-    With `limits` differences are counted, and compared with the limits in the end; perplexity is
-    measured on `text`. Raises CertificateError: without limits, saying where, at the first
-    difference.
+    With `limits` differences are counted, and compared with them in the end; perplexity is measured
+    on `text`. Raises CertificateError: without limits, saying where, at the first difference.
     """
     generation = generation_contract(checkpoint.config.model, kv_cache)
     # In float64, so that only the graphs' rounding counts: the eager model's own is as large. It
@@ -56,6 +55,8 @@ def certify(
         tokens_equal=comparison.tokens_equal,
         max_abs_logit_diff=comparison.max_abs_logit_diff,
         max_abs_logit=comparison.max_abs_logit,
+        max_abs_alignment_diff=comparison.max_abs_alignment_diff,
+        alignment_tolerance=comparison.alignment_tolerance,
         tolerance=tolerance,
         batch_invariant=comparison.batch_invariant,
         dtype=weights if kv_cache == "fp32" else f"{weights}, {kv_cache} KV cache",

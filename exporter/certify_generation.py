@@ -31,6 +31,7 @@ from exporter.cases import (
     random_tokens,
     spread_lengths,
 )
+from exporter.certify_alignment import certify_alignment
 from exporter.comparison import Comparison, Floats, exported_graphs
 from exporter.models import GPT, EncoderDecoder
 
@@ -84,9 +85,8 @@ def certify_generation(
     cases = make_cases(contract, samples, per_length)
     np.random.default_rng(SEED).shuffle(cases)
     certifier = _Certifier(model, contract, directory, comparison)
-    blocks = [
-        _Block(certifier, cases[i : i + BLOCK_SIZE]) for i in range(0, len(cases), BLOCK_SIZE)
-    ]
+    starts = range(0, len(cases), BLOCK_SIZE)
+    blocks = [_Block(certifier, cases[i : i + BLOCK_SIZE]) for i in starts]
     total, done = sum(block.num_runs for block in blocks), 0
     for block in blocks:
         for num_runs in block.check():
@@ -102,6 +102,8 @@ def certify_generation(
     }
     if contract.cross_cache:
         covered["source_lengths"] = sorted({len(case.source) for case in cases})
+    if contract.alignment:
+        covered["alignment_cases"] = certifier.check_alignment(cases)
     return len(cases), covered
 
 
@@ -247,6 +249,11 @@ class _Certifier:
         self._batch.cache.lengths[:] = self._batch.cache.source_lengths[:] = 0
         with exported_graphs():
             return generate(self._batch, cases, chunk, tokens)
+
+    def check_alignment(self, cases: Sequence[Case]) -> int:
+        """Compare the attention to the source of some of the cases; return how many."""
+        assert isinstance(self.model, EncoderDecoder), "another model has no source"
+        return certify_alignment(self.model, self._batch, cases, self.chunk, self.comparison)
 
 
 def _with_encoder(sessions: Sequence[Session]) -> tuple[Session, Session | None]:

@@ -1,9 +1,9 @@
 """Holds what the exported graphs give against what the eager model gives, and stops at a fault.
 
-Logits, and values of embeddings, may differ by 0.0001. Where the largest of a position is above 16,
-the tolerance grows with it: float32 keeps 24 bits of a number, so the rounding of a logit of -100,
-as GPT-2 has them, is eight times that of one of 12. The certificate gives the largest tolerance
-that was used, and the largest logit.
+Logits, values of embeddings and attention to the source may differ by 0.0001. Where the largest
+logit of a position is above 16, the tolerance grows with it: float32 keeps 24 bits of a number, so
+the rounding of a logit of -100, as GPT-2 has them, is eight times that of one of 12. The
+certificate gives the largest tolerance that was used, and the largest logit.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Comparison:
         self.tokens_undecided = 0
         self.max_abs_logit_diff = 0.0
         self.max_abs_logit = 0.0
+        self.max_abs_alignment_diff: float | None = None  # None: there was none to compare
+        self.alignment_tolerance: float | None = None  # None: it was held to none
         self.tolerance = TOLERANCE  # the largest that was used
         self.batch_invariant = True
 
@@ -83,6 +85,22 @@ class Comparison:
             raise CertificateError(
                 f"{place(i)}: the embedding differs by {diff[i]:.3g}, allowed {allowed[i]:g}"
             )
+
+    def alignment(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
+        """Compare attention to the source [N, L]: each share within the tolerance."""
+        self.alignment_tolerance = TOLERANCE
+        diff = self._alignment_differences(exported, eager)
+        bad = ~(diff < TOLERANCE)
+        if bad.any():
+            i = int(bad.argmax())
+            raise CertificateError(
+                f"{place(i)}: the alignment differs by {diff[i]:.3g}, allowed {TOLERANCE:g}"
+            )
+
+    def _alignment_differences(self, exported: Floats, eager: Floats) -> Floats:
+        diff = _differences(exported, eager)
+        self.max_abs_alignment_diff = max(self.max_abs_alignment_diff or 0.0, float(diff.max()))
+        return diff
 
     def bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> None:
         """Compare rows [N, ...] computed in a batch with the same rows computed alone."""
@@ -135,6 +153,11 @@ class LossyComparison(Comparison):
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Refuse embeddings [N, D] that are no numbers."""
         _refuse_no_number(exported, place)
+
+    def alignment(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
+        """Refuse attention to the source [N, L] that is no numbers; note how far it is off."""
+        _refuse_no_number(exported, place)
+        self._alignment_differences(exported, eager)
 
     def bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> None:
         """Compare rows [N, ...] computed in a batch with the same rows computed alone."""

@@ -60,6 +60,8 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table.add_row(
         "largest logit difference", f"{c.max_abs_logit_diff:.2e} (allowed {c.tolerance:.0e})"
     )
+    if c.max_abs_alignment_diff is not None:
+        table.add_row("largest alignment difference", _alignment_difference(c))
     if c.loss is not None:
         for name, value in _loss(c.loss):
             table.add_row(name, value)
@@ -68,6 +70,12 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
         table.add_row(name.replace("_", " "), _covered(name, covered))
     table.add_row("made with", ", ".join(f"{k} {v}" for k, v in manifest.toolchain.items()))
     return table
+
+
+def _alignment_difference(certificate: Certificate) -> str:
+    allowed = certificate.alignment_tolerance
+    limit = "" if allowed is None else f" (allowed {allowed:.0e})"
+    return f"{certificate.max_abs_alignment_diff:.2e}{limit}"
 
 
 def _loss(loss: Loss) -> Iterator[tuple[str, str]]:

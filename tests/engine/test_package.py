@@ -237,6 +237,12 @@ def test_huge_manifest_is_refused_unread(package: Path) -> None:
         ({"tokens_equal": 95}, "95 of 96 tokens were equal"),
         ({"tokens_equal": 97}, "97 of 96 tokens were equal"),
         ({"max_abs_logit_diff": 2e-4}, "0.0002 from the eager model, more than 0.0001"),
+        (
+            {"max_abs_alignment_diff": 2e-4, "alignment_tolerance": 1e-4},
+            "alignment differs by 0.0002 from the eager model, more than 0.0001",
+        ),
+        ({"alignment_tolerance": 1e-4}, "alignment differs by None from the eager model"),
+        ({"max_abs_alignment_diff": -1.0}, "certificate.max_abs_alignment_diff"),
         ({"tokens_equal": 0, "tokens_compared": 0}, "no token was compared"),
         ({"cases": 0}, "certificate.cases"),
         ({"tolerance": float("inf")}, "certificate.tolerance"),
@@ -248,6 +254,22 @@ def test_certificate_that_was_not_passed_is_refused(
     directory = _write(tmp_path / "p", lambda m: m["certificate"].update(change))
 
     assert reason in _refusal(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),  # of a package that was exported before
+        ({"max_abs_alignment_diff": 0.02}, 0.02),  # of a format that rounds
+        ({"max_abs_alignment_diff": 2e-7, "alignment_tolerance": 1e-4}, 2e-7),
+    ],
+)
+def test_certificate_may_say_how_far_the_alignment_is_off(
+    tmp_path: Path, change: dict[str, Any], expected: float | None
+) -> None:
+    directory = _write(tmp_path / "p", lambda m: m["certificate"].update(change))
+
+    assert load_package(directory).manifest.certificate.max_abs_alignment_diff == expected
 
 
 LOSS = {

@@ -193,6 +193,33 @@ def last_source_position_unseen(surgery: Surgery) -> None:
     surgery.replace_uses("source_lengths", capped, of="CrossAttention")
 
 
+# The alignment: no logit depends on it
+
+
+@cross_decoder
+def alignment_scale_missing(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("CrossAlignment")[0], "scale", 1.0)
+
+
+@cross_decoder
+def alignment_of_another_layer(surgery: Surgery) -> None:
+    (node,) = surgery.nodes("CrossAlignment")
+    node.input[1] = "cross_key_values.0.key"
+
+
+@cross_decoder
+def alignment_sees_behind_the_source(surgery: Surgery) -> None:
+    (node,) = surgery.nodes("CrossAlignment")
+    longer = surgery.compute_before(node, "Add", "source_lengths", np.int64(1).reshape(1))
+    node.input[2] = surgery.compute_before(node, "Min", longer, np.int64(9).reshape(1))
+
+
+@cross_decoder
+def alignment_of_the_first_position_only(surgery: Surgery) -> None:
+    (node,) = surgery.nodes("CrossAlignment")
+    node.input[5] = surgery.compute_before(node, "Mul", "alignment_idx", np.int64(0).reshape(1))
+
+
 # The cache
 
 
@@ -504,6 +531,25 @@ def test_a_faulty_graph_is_refused_and_leaves_nothing(
         export.export_package(checkpoint, tmp_path / "package")
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for _, name in MUTANTS if name.startswith("alignment")])
+def test_a_wrong_alignment_is_named_with_case_difference_and_tolerance(
+    name: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoint, graphs = tiny_graphs("encoder-decoder")
+    file, mutate = MUTANTS["encoder-decoder", name]
+    surgery = Surgery(graphs[file])
+    mutate(surgery)
+    monkeypatch.setattr(
+        export, "build_graphs", lambda model, body: {**graphs, file: surgery.graph()}
+    )
+
+    message = (
+        r"^source of \d tokens, prompt of \d, in a batch of 8, .* alignment differs by .* 0.0001"
+    )
+    with pytest.raises(CertificateError, match=message):
+        export.export_package(checkpoint, tmp_path / "package")
 
 
 # Faults of the exporter's own steps

@@ -46,6 +46,30 @@ def test_the_tolerance_grows_with_logits_above_16() -> None:
     assert comparison.tolerance == pytest.approx(1e-4 * 161 / 16)
 
 
+def test_alignment_that_differs_is_told_with_its_tolerance() -> None:
+    eager = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]], np.float32)
+    exported = eager + np.float32([[2e-5], [2e-3]])
+    comparison = Comparison()
+
+    comparison.alignment(exported[:1], eager[:1], place)
+    with pytest.raises(CertificateError, match="row 1: the alignment differs by 0.002, allowed"):
+        comparison.alignment(exported, eager, place)
+    with pytest.raises(CertificateError, match="row 0: the alignment differs by nan"):
+        comparison.alignment(eager * np.float32(np.nan), eager, place)
+
+
+def test_alignment_of_a_format_with_loss_is_only_measured_but_must_be_numbers() -> None:
+    eager = np.array([[0.25, 0.75, 0.0]], np.float32)
+    comparison = LossyComparison()
+    assert comparison.max_abs_alignment_diff is None
+
+    comparison.alignment(eager + np.float32(0.125), eager, place)
+
+    assert comparison.max_abs_alignment_diff == 0.125
+    with pytest.raises(CertificateError, match="row 0: .* no finite number"):
+        comparison.alignment(eager + np.float32(np.inf), eager, place)
+
+
 @pytest.mark.parametrize("kind", [Comparison, LossyComparison])
 def test_a_token_that_is_never_written_makes_no_tolerance_larger(kind: type[Comparison]) -> None:
     never = np.array([[1.0, 3.0, -1e30]], np.float32)

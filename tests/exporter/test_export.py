@@ -126,6 +126,22 @@ def test_a_certificate_covers_every_length_and_batch_size(
     assert certificate.cases >= 8 * 9
 
 
+def test_a_certificate_holds_the_alignment_to_its_tolerance(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    export_tiny("encoder-decoder", tmp_path / "package")
+    export_tiny("gpt", tmp_path / "gpt")
+
+    certificate = load_package(tmp_path / "package").manifest.certificate
+    without = load_package(tmp_path / "gpt").manifest.certificate
+
+    assert certificate.alignment_tolerance == 1e-4
+    assert certificate.max_abs_alignment_diff is not None
+    assert 0 < certificate.max_abs_alignment_diff < 1e-5
+    assert certificate.covered["alignment_cases"] == 8
+    assert (without.alignment_tolerance, without.max_abs_alignment_diff) == (None, None)
+
+
 TOP = ["TopK", "LogSoftmax", "GatherElements"]
 
 

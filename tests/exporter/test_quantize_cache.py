@@ -52,6 +52,8 @@ def test_a_cache_in_8_bits_is_near_the_eager_model(
     assert certificate.batch_invariant
     assert certificate.loss is not None
     assert 0 < certificate.loss.mean_abs_logit_diff < certificate.loss.logit_std / 20
+    assert certificate.alignment_tolerance is None
+    assert (certificate.max_abs_alignment_diff is None) == (family == "gpt")
     assert verify_package(tmp_path / "package", checkpoint) == certificate
 
 
