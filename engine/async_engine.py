@@ -289,6 +289,7 @@ class AsyncEngine:
             num_input_tokens=len(source.prompt_ids) + len(source.target_ids),
             finish_sequence=lambda index: self._commands.put(_FinishSequence(key, index)),
             prefix_ids=source.target_ids,
+            source_ids=source.prompt_ids if source.params.alignment else (),
         )
         self._streams[key] = stream
         self._no_streams.clear()

@@ -49,10 +49,12 @@ class RequestStream:
         num_input_tokens: int,
         finish_sequence: Callable[[int], None],  # tells the engine that no more tokens are needed
         prefix_ids: tuple[int, ...] = (),  # that every output begins with
+        source_ids: tuple[int, ...] = (),  # that its alignment is to, if asked for
     ) -> None:
         self.request_id = request_id
         self._seed = seed
         self._num_input_tokens = num_input_tokens
+        self._source_ids = source_ids
         self._finish_sequence = finish_sequence
         self._num_outputs = params.num_outputs
         is_beam = params.strategy == "beam"
@@ -148,7 +150,12 @@ class RequestStream:
             discarded_tokens=self.num_discarded,
         )
         return RequestFinished(
-            self.request_id, usage, timing, self._seed, tuple(self._prompt_logprobs)
+            self.request_id,
+            usage,
+            timing,
+            self._seed,
+            tuple(self._prompt_logprobs),
+            self._source_ids,
         )
 
 

@@ -54,6 +54,7 @@ def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
         prompt_logprobs=_positions(result.prompt_logprobs),
+        source_pieces=tuple(result.source_pieces),
     )
 
 
@@ -220,6 +221,7 @@ class StreamAssembler:
             timing=_timing(self._summary.timing),
             provenance=_provenance(self._summary.provenance),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
+            source_pieces=tuple(self._summary.source_pieces),
         )
 
     def _sequence(

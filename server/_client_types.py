@@ -63,6 +63,7 @@ class Generation:
     timing: Timing
     provenance: Provenance
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
+    source_pieces: tuple[bytes, ...] = ()  # of the tokens that alignment is to, if asked for
 
     @property
     def text(self) -> str:

@@ -54,6 +54,7 @@ class GenerationAnswers:
                 pb.Result(
                     sequences=[self._sequence(one) for one in result.sequences],
                     prompt_logprobs=self._positions(result.end.prompt_logprobs),
+                    source_pieces=self._source_pieces(result.end),
                 )
                 for result in results
             ],
@@ -98,6 +99,7 @@ class GenerationAnswers:
                 provenance=self._provenance(event.seed),
                 prompt_logprobs=self._positions(event.prompt_logprobs),
                 request_id=self.request_id,
+                source_pieces=self._source_pieces(event),
             )
         )
 
@@ -127,6 +129,9 @@ class GenerationAnswers:
         _set_matched_stop(message, event.matched_stop)
         _set_alignment(message, event)
         return message
+
+    def _source_pieces(self, event: RequestFinished) -> list[bytes]:
+        return [self.token_bytes(token_id) for token_id in event.source_ids]
 
     def _positions(
         self, positions: Sequence[PositionLogprobs]

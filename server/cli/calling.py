@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -14,7 +15,11 @@ from server.cli.options import (
     model_option,
     server_option,
     timeout_option,
+    version_option,
 )
+
+if TYPE_CHECKING:
+    from server.client import PredictOptions
 
 
 @click.command(
@@ -28,6 +33,8 @@ from server.cli.options import (
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--image", "images", type=existing_file, multiple=True, help="PNG or JPEG file.")
 @click.option("--top", type=click.IntRange(0), default=1, help="Labels to print; 0: all.")
+@click.option("--pair", "text_pair", metavar="TEXT", help="The second text of each pair.")
+@version_option
 @timeout_option
 @server_option
 def classify(
@@ -35,14 +42,15 @@ def classify(
     texts: tuple[str, ...],
     images: tuple[Path, ...],
     top: int,
-    timeout: float,
     server: str,
+    **options: Any,
 ) -> None:
     """Print the most likely labels of each TEXT or image, with their probabilities."""
+    sent = cast("PredictOptions", options)
     with open_client(server) as client:
         items: list[str | Path] = [*texts, *images]
         for item in items or input_lines():
-            for found in client.classify(model, item, top=top, timeout=timeout).labels:
+            for found in client.classify(model, item, top=top, **sent).labels:
                 click.echo(f"{found.label}\t{found.probability:.4f}")
 
 
@@ -52,13 +60,15 @@ def classify(
 )
 @model_option
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@version_option
 @timeout_option
 @server_option
-def label(model: str, texts: tuple[str, ...], timeout: float, server: str) -> None:
+def label(model: str, texts: tuple[str, ...], server: str, **options: Any) -> None:
     """Print every labelled stretch of each TEXT with its label."""
+    sent = cast("PredictOptions", options)
     with open_client(server) as client:
         for text in texts or input_lines():
-            for span in client.label(model, text, timeout=timeout).spans:
+            for span in client.label(model, text, **sent).spans:
                 click.echo(f"{span.text}\t{span.label.label}")
 
 
@@ -69,13 +79,16 @@ def label(model: str, texts: tuple[str, ...], timeout: float, server: str) -> No
 @model_option
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--normalize", is_flag=True, help="Scale to length 1.")
+@click.option("--pair", "text_pair", metavar="TEXT", help="The second text of each pair.")
+@version_option
 @timeout_option
 @server_option
-def embed(model: str, texts: tuple[str, ...], normalize: bool, timeout: float, server: str) -> None:
+def embed(model: str, texts: tuple[str, ...], normalize: bool, server: str, **options: Any) -> None:
     """Print the vector of each TEXT as a JSON list, one a line."""
+    sent = cast("PredictOptions", options)
     with open_client(server) as client:
         for text in texts or input_lines():
-            vector = client.embed(model, text, normalize=normalize, timeout=timeout)
+            vector = client.embed(model, text, normalize=normalize, **sent)
             click.echo(json.dumps(vector.values))
 
 

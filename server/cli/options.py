@@ -40,6 +40,16 @@ model_option: Decorator = click.option(
     help="A model of the server; `tokenweir models` lists them.",
 )
 
+version_option: Decorator = click.option(
+    "--model-version",
+    metavar="VERSION",
+    help="Of the model; `tokenweir models` lists them.  [default: what is served]",
+)
+
+request_id_option: Decorator = click.option(
+    "--request-id", metavar="UUID", help="Names the request in the server's log."
+)
+
 
 def examples(*lines: str) -> str:
     """Return an epilog that shows commands as they would be typed."""

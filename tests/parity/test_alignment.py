@@ -186,15 +186,20 @@ async def test_alignment_reaches_the_client(beam: int | None, made: Made) -> Non
     try:
         async with AsyncClient(await worker.start(), timeout=20) as client:
             options = {"alignment": True, "max_new_tokens": 6, "ignore_eos": True, "beam": beam}
-            (answer,) = (await client.generate("tiny", source, **options)).sequences
+            whole = await client.generate("tiny", source, **options)
             stream = client.stream("tiny", source, **options)
             [piece async for piece in stream]
+            without = await client.generate("tiny", source, max_new_tokens=1)
     finally:
         await worker.drain(0)
 
+    (answer,) = whole.sequences
     expected = eager_attention(checkpoint.model, source, (), answer.token_ids)
     np.testing.assert_allclose(answer.alignment, expected, atol=1e-5)
     assert stream.result.sequences[0].alignment == answer.alignment
+    pieces = tuple(b" w%d" % token_id for token_id in source)
+    assert whole.source_pieces == stream.result.source_pieces == pieces
+    assert without.source_pieces == ()
 
 
 async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer_it(

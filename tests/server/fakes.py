@@ -205,6 +205,7 @@ class FakeGenerator(_Lifecycle):
                 TIMING,
                 seed=request.params.seed or 0,
                 prompt_logprobs=_logprobs([1] * (len(words) - 1), request.params.prompt_logprobs),
+                source_ids=(4, 9) if request.params.alignment else (),
             )
         finally:
             if not finished:

@@ -280,6 +280,17 @@ async def test_refusals_name_every_wrong_field(capsys: pytest.CaptureFixture[str
     assert "max_new_tokens: 0 is below 1" in err
 
 
+async def test_pairs_and_versions_reach_the_engine() -> None:
+    engine = FakePredictor(prediction_package("mood", task="classify"))
+    async with running_worker(engine) as (_, address):
+        for command in ("classify", "embed"):
+            arguments = (command, "--model", "mood", "ab", "--pair", "cd", "--model-version", "1")
+            assert await _tokenweir(address, *arguments) == 0
+        assert await _tokenweir(address, *arguments[:4], "--model-version", "2") == 1
+
+    assert [item.text_pair for item in engine.items] == ["cd", "cd"]
+
+
 async def test_label_prints_stretches_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
     async with running_worker(FakePredictor()) as (_, address):
         assert await _tokenweir(address, "label", "--model", "tags", "ab cd") == 0

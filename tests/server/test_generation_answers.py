@@ -89,6 +89,15 @@ def test_a_unary_answer_has_everything_of_every_sequence(answering: GenerationAn
     }
 
 
+def test_alignment_comes_with_the_pieces_of_the_source(answering: GenerationAnswers) -> None:
+    end = replace(END, source_ids=(65, 66))
+
+    (result,) = answering.response([FinishedInput((BEAM,), end)]).results
+    summary = answering.summary(end).summary
+
+    assert list(result.source_pieces) == list(summary.source_pieces) == [b"\xc3A", b"\xc3B"]
+
+
 def test_ids_are_left_out_unless_asked_for(answering: GenerationAnswers) -> None:
     without = replace(answering, with_ids=False)
 

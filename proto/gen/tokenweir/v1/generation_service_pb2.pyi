@@ -662,6 +662,7 @@ class Result(_message.Message):
 
     SEQUENCES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SOURCE_PIECES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:
         """num_outputs of them: best first for beam search and best_of, else by index."""
@@ -670,15 +671,20 @@ class Result(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]:
         """Of the prompt, if asked for."""
 
+    @_builtins.property
+    def source_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """What each token of the source adds to its text (a special token: its name), with alignment."""
+
     def __init__(
         self,
         *,
         sequences: _abc.Iterable[Global___Sequence] | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
+        source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -892,6 +898,7 @@ class GenerateStreamResponse(_message.Message):
         PROVENANCE_FIELD_NUMBER: _builtins.int
         PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
         REQUEST_ID_FIELD_NUMBER: _builtins.int
+        SOURCE_PIECES_FIELD_NUMBER: _builtins.int
         request_id: _builtins.str
         """As in the request, or made by the server."""
         @_builtins.property
@@ -910,6 +917,10 @@ class GenerateStreamResponse(_message.Message):
         def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]:
             """Of the prompt, if asked for."""
 
+        @_builtins.property
+        def source_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+            """As in Result."""
+
         def __init__(
             self,
             *,
@@ -918,10 +929,11 @@ class GenerateStreamResponse(_message.Message):
             provenance: _common_pb2.Provenance | None = ...,
             prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
             request_id: _builtins.str = ...,
+            source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "provenance", b"provenance", "request_id", b"request_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "provenance", b"provenance", "request_id", b"request_id", "source_pieces", b"source_pieces", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

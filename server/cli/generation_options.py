@@ -1,0 +1,190 @@
+"""The options of `tokenweir generate`: one for every option of the client's generate and stream."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from server.cli.options import existing_file
+
+_MAX_TOKEN_ID = 2**31 - 1  # what the protocol has room for; the server knows the vocabulary
+
+
+class _TokenId(click.ParamType[int]):
+    name = "token id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; fail for what is no id of any vocabulary."""
+        if not re.fullmatch(r"[0-9]{1,10}", str(value)) or int(value) > _MAX_TOKEN_ID:
+            self.fail(
+                f"{value!r} is no token id; give a number from 0 to {_MAX_TOKEN_ID}", param, ctx
+            )
+        return int(value)
+
+
+class _LogitBias(click.ParamType[tuple[int, float]]):
+    name = "token id and bias"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """Return the token id and what is added to its logit."""
+        token_id, is_given, bias = str(value).partition("=")
+        try:
+            number = float(bias)
+        except ValueError:
+            number = math.nan
+        if not is_given or not math.isfinite(number):
+            self.fail(
+                f"{value!r} is not TOKEN_ID=VALUE; give a token id and a finite number, "
+                "such as 17=-2.5, or --ban TOKEN_ID to keep the token out",
+                param,
+                ctx,
+            )
+        return _token_id.convert(token_id, param, ctx), number
+
+
+_token_id = _TokenId()
+
+_OPTIONS = (
+    click.option(
+        "--strategy",
+        type=click.Choice(["greedy", "sampling", "beam"]),
+        help="Of decoding.  [default: what other options imply, or greedy]",
+    ),
+    click.option("--temperature", type=float, help="Above 0; asks for sampling."),
+    click.option("--top-k", type=int, help="Sample among so many tokens; 0: all."),
+    click.option("--top-p", type=float, help="Sample among this share of probability."),
+    click.option("--min-p", type=float, help="Drop tokens below this share of the best."),
+    click.option("--typical-p", type=float, help="Sample among this share of typical tokens."),
+    click.option("--seed", type=int, help="Of the sampling; the same seed, the same text."),
+    click.option("--best-of", type=int, help="Sample so many, print the best."),
+    click.option("--beam", type=int, metavar="WIDTH", help="Beam search with so many hypotheses."),
+    click.option("--length-penalty", type=float, help="Of beam search.  [default: 0.6]"),
+    click.option(
+        "--early-stop/--no-early-stop",
+        default=None,
+        help="End beam search when no open hypothesis can win.  [default: early-stop]",
+    ),
+    click.option("--num-outputs", type=int, help="Answers to print; not streamed if many."),
+    click.option("--repetition-penalty", type=float, help="Of tokens that were seen; 1: none."),
+    click.option("--frequency-penalty", type=float, help="Of tokens, for every time; 0: none."),
+    click.option("--presence-penalty", type=float, help="Of tokens of the answer; 0: none."),
+    click.option("--no-repeat-ngram", type=int, help="No so many tokens twice; 0: none."),
+    click.option(
+        "--logit-bias",
+        type=_LogitBias(),
+        multiple=True,
+        metavar="TOKEN_ID=VALUE",
+        help="Add to the logit of a token; may be repeated.",
+    ),
+    click.option(
+        "--ban",
+        "banned_tokens",
+        type=_token_id,
+        multiple=True,
+        metavar="TOKEN_ID",
+        help="Never write this token; may be repeated.",
+    ),
+    click.option(
+        "--json-schema", type=existing_file, metavar="FILE", help="The answer is JSON of it."
+    ),
+    click.option("--regex", help="The answer matches it."),
+    click.option(
+        "--grammar", type=existing_file, metavar="FILE", help="The answer is a sentence of it."
+    ),
+    click.option("--choice", multiple=True, help="The answer is one of these; to be repeated."),
+    click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
+    click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
+    click.option("--max-new-tokens", type=int, help="At most so many.  [default: model's]"),
+    click.option("--min-new-tokens", type=int, help="No end before so many."),
+    click.option("--stop", multiple=True, help="Stop at this string; may be repeated."),
+    click.option(
+        "--stop-token",
+        "stop_token_ids",
+        type=_token_id,
+        multiple=True,
+        metavar="TOKEN_ID",
+        help="Stop at this token; may be repeated.",
+    ),
+    click.option("--include-stop", is_flag=True, help="Print what it stopped at, too."),
+    click.option("--ignore-eos", is_flag=True, help="Go on behind the end; for measurements."),
+    click.option("--logprobs", type=int, help="Print every token with so many alternatives."),
+    click.option(
+        "--prompt-logprobs",
+        type=int,
+        help="The same of the prompt or, of an encoder-decoder, of --prefix.",
+    ),
+    click.option(
+        "--alignment", is_flag=True, help="Print which source token each token looks at most."
+    ),
+    click.option("--tokens-per-message", type=int, help="Of the stream.  [default: 1]"),
+    click.option("--allow-partial", is_flag=True, help="At the deadline print what there is."),
+    click.option("--priority", type=int, help="Lower runs earlier.  [default: 0]"),
+    click.option("--tenant", help="Among whom the server is shared fairly."),
+    click.option(
+        "--batch-invariant/--best-effort",
+        default=None,
+        help="The same answer whatever else runs, or refuse; or allow other last bits.",
+    ),
+)
+
+
+def generation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one option for every option of the client."""
+    for decorate in reversed(_OPTIONS):
+        command = decorate(command)
+    return command
+
+
+def client_options(typed: dict[str, Any]) -> dict[str, Any]:
+    """Return what was typed as options of the client; files are read, `ids` is left out.
+
+    Raises UsageError for what click cannot see in one option alone.
+    """
+    options: dict[str, Any] = {
+        name: value.read_text() if isinstance(value, Path) else value
+        for name, value in typed.items()
+        if name != "ids" and value is not None and value != () and not _is_unset_flag(name, value)
+    }
+    if "logit_bias" in options:
+        options["logit_bias"] = _by_token_id(options["logit_bias"])
+    if typed["ids"] and "target_prefix" in options:
+        options["target_prefix"] = token_ids(options["target_prefix"])
+    num_outputs = options.get("num_outputs", 1)
+    if "tokens_per_message" in options and num_outputs > 1:
+        raise click.UsageError(
+            f"--tokens-per-message {options['tokens_per_message']} is of a stream, and "
+            f"--num-outputs {num_outputs} are not streamed; leave out one of the two"
+        )
+    return options
+
+
+def token_ids(text: str) -> list[int]:
+    """Return token ids that were typed as 5,7,9 or with spaces."""
+    try:
+        return [_token_id.convert(part, None, None) for part in text.replace(",", " ").split()]
+    except click.BadParameter as error:
+        raise click.UsageError(f"--ids: {error.message}, several such as 5,7,9") from error
+
+
+def _is_unset_flag(name: str, value: object) -> bool:
+    """Say whether it is False because nobody typed it; some options can be typed as False."""
+    return value is False and name not in ("early_stop", "batch_invariant")
+
+
+def _by_token_id(biases: Iterable[tuple[int, float]]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for token_id, bias in biases:
+        if token_id in found:
+            raise click.UsageError(
+                f"--logit-bias: token {token_id} has {found[token_id]:g} and {bias:g}; "
+                "give one value for each token"
+            )
+        found[token_id] = bias
+    return found
