@@ -40,7 +40,7 @@ from engine.request import (
     ScoreRequest,
     WastedWork,
 )
-from engine.request_stream import RequestStream
+from engine.request_stream import RequestStream, searched_text
 from engine.sequence import TokenRequest
 from engine.tokenizer import Tokenizer
 
@@ -223,6 +223,7 @@ class AsyncEngine:
             tenant=request.tenant,
             score_from=score_from,
             matcher=matcher,
+            text=searched_text(request.params, self._tokenizer, prompt.target_ids),
         )
         stream = self._submit(source)
         try:

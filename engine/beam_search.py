@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from engine.batch import Candidate
 from engine.request import FinishReason, LogitControls, PositionLogprobs, SamplingParams
+from engine.tokenizer import IncrementalDetokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Hypothesis:
     score: float  # length-penalised
     sum_logprob: float  # in the model's own distribution
     reason: FinishReason
-    matched_stop: int | None
+    matched_stop: str | int | None
     logprobs: tuple[PositionLogprobs, ...]  # if asked for
 
 
@@ -47,6 +48,9 @@ class BeamSearch:
     early_stopping="never"`). At `max_new_tokens` every candidate ends. Of equal scores the
     earlier comes first.
 
+    A stop string ends a hypothesis with the token that completes it. Any token may: where more
+    candidates end than `num_candidates` allows for, fewer hypotheses go on, as in `generate`.
+
     With `early_stop` the search is over when `num_outputs` finished hypotheses score at least what
     any running one can still reach. Sums only fall, so that is the sum of now at the most
     favourable length left, and going on to `max_new_tokens` would return the same. Where controls
@@ -54,9 +58,17 @@ class BeamSearch:
     """
 
     def __init__(
-        self, params: SamplingParams, *, eos_ids: frozenset[int], max_new_tokens: int
+        self,
+        params: SamplingParams,
+        *,
+        eos_ids: frozenset[int],
+        max_new_tokens: int,
+        text: IncrementalDetokenizer | None = None,
     ) -> None:
-        """`max_new_tokens` is what the request and the context allow, at least 1."""
+        """`max_new_tokens` is what the request and the context allow, at least 1.
+
+        `text` finds the stop strings, behind the given tokens; None if there are none to find.
+        """
         self._params = params
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._stop_ids = frozenset(params.stop_token_ids)
@@ -64,6 +76,7 @@ class BeamSearch:
         self._may_stop_early = params.early_stop and not _can_raise_scores(params.controls)
         self._num_steps = 0
         self._running: list[_Beam | None] = [None]  # best first; None has no token yet
+        self._texts = [text]  # one a running hypothesis
         self._ended: list[_Ended] = []  # best first
         self._num_chosen = 0  # tokens of hypotheses, a shared one counted once
 
@@ -74,7 +87,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Candidates to give to a step: enough to fill the beams if all others end."""
+        """Candidates to give to a step: enough to fill the beams beside all end tokens."""
         num_ends = len(self._eos_ids | self._stop_ids)
         return self._params.beam_width * (1 + max(1, num_ends))
 
@@ -98,17 +111,21 @@ class BeamSearch:
         assert self._running, "the search is over"
         self._num_steps += 1
         running: list[_Beam | None] = []
+        texts: list[IncrementalDetokenizer | None] = []
         num_finished = 0
         for rank, candidate in enumerate(candidates):
             if len(running) == self._params.beam_width or candidate.score == -math.inf:
                 break
-            reason = self._finish_reason(candidate.token_id)
-            if reason is None:
+            text = self._text_with(candidate)
+            end = self._end_of(candidate.token_id, text)
+            if end is None:
                 running.append(self._extend(candidate))
+                texts.append(text)
             elif rank < self._params.beam_width:
-                self._finish(self._extend(candidate), reason)
+                self._finish(self._extend(candidate), end)
                 num_finished += 1
         self._running = [] if self._is_decided(running) else running
+        self._texts = texts
         self._num_chosen += num_finished + len(self._running)
         last = [beam.last for beam in self._running if beam]
         return BeamStep(
@@ -121,7 +138,7 @@ class BeamSearch:
         """End the search before its time: the best that run make up what `num_outputs` lacks."""
         missing = max(0, self._params.num_outputs - len(self._ended))
         for beam in self._running[:missing]:
-            self._finish(beam, reason)
+            self._finish(beam, _End(reason))
         self._running = []
 
     def hypotheses(self) -> list[Hypothesis]:
@@ -139,19 +156,29 @@ class BeamSearch:
         before = parent.sum_logprob if parent else 0.0
         return _Beam(candidate, parent, before + candidate.logprob)
 
-    def _finish_reason(self, token_id: int) -> FinishReason | None:
+    def _text_with(self, candidate: Candidate) -> IncrementalDetokenizer | None:
+        before = self._texts[candidate.beam]
+        if before is None:
+            return None
+        text = before.fork()
+        text.push([candidate.token_id])
+        return text
+
+    def _end_of(self, token_id: int, text: IncrementalDetokenizer | None) -> _End | None:
         if token_id in self._eos_ids:
-            return FinishReason.EOS
+            return _End(FinishReason.EOS)
         if token_id in self._stop_ids:
-            return FinishReason.STOP
+            return _End(FinishReason.STOP, token_id)
+        if text is not None and text.matched_stop is not None:
+            return _End(FinishReason.STOP, text.matched_stop)
         if self._num_steps < self._max_new_tokens:
             return None
         is_asked_for = self._max_new_tokens == self._params.max_new_tokens
-        return FinishReason.LENGTH if is_asked_for else FinishReason.CONTEXT_FULL
+        return _End(FinishReason.LENGTH if is_asked_for else FinishReason.CONTEXT_FULL)
 
-    def _finish(self, beam: _Beam | None, reason: FinishReason) -> None:
+    def _finish(self, beam: _Beam | None, end: _End) -> None:
         total = beam.last.score if beam else 0.0
-        ended = _Ended(total / self._penalty(self._num_steps), beam, reason)
+        ended = _Ended(total / self._penalty(self._num_steps), beam, end)
         insort(self._ended, ended, key=lambda other: -other.score)  # behind its equals
         del self._ended[self._params.beam_width :]
 
@@ -175,8 +202,8 @@ class BeamSearch:
             beams=tuple(candidate.beam for candidate in path),
             score=ended.score,
             sum_logprob=ended.beam.sum_logprob if ended.beam else 0.0,
-            reason=ended.reason,
-            matched_stop=path[-1].token_id if ended.reason is FinishReason.STOP else None,
+            reason=ended.end.reason,
+            matched_stop=ended.end.stop,
             logprobs=tuple(c.position for c in path if c.position is not None),
         )
 
@@ -220,10 +247,15 @@ class _Beam:
     sum_logprob: float
 
 
+class _End(NamedTuple):
+    reason: FinishReason
+    stop: str | int | None = None
+
+
 class _Ended(NamedTuple):
     score: float
     beam: _Beam | None
-    reason: FinishReason
+    end: _End
 
 
 def _can_raise_scores(controls: LogitControls) -> bool:

@@ -97,12 +97,6 @@ def _check_beam(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]:
         "decoding.beam.length_penalty",
         f"{p.length_penalty:g} is outside 0 to {_MAX_LENGTH_PENALTY:g}; 0 means none",
     )
-    yield (
-        not p.stop_strings,
-        "stopping.strings",
-        "beam search has no text before its end; end it with stopping.token_ids, or ask for "
-        "greedy or sampling",
-    )
 
 
 def _check_num_outputs(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]:

@@ -35,8 +35,9 @@ class RequestStream:
     """Gathers what one request's reader has not seen yet.
 
     A reader that is slower than the model gets more text at a time, never a longer queue; stop
-    strings are found when the token comes, however slow the reader is. Where it shows only at the
-    end which sequences are returned (beam search, best_of), nothing is streamed before.
+    strings are found when the token comes, however slow the reader is; those of a beam search it
+    has found itself, in `searched_text`. Where it shows only at the end which sequences are
+    returned (beam search, best_of), nothing is streamed before.
     """
 
     def __init__(
@@ -159,6 +160,32 @@ class RequestStream:
         )
 
 
+def searched_text(
+    params: SamplingParams, tokenizer: Tokenizer, prefix_ids: tuple[int, ...] = ()
+) -> IncrementalDetokenizer | None:
+    """Return the text in which a beam search finds its stop strings, behind the given prefix.
+
+    None if there are none to find. It finds those that RequestStream does.
+    """
+    if params.strategy != "beam" or not params.stop_strings:
+        return None
+    # With the stop no text is held back, so that there is less to copy for every candidate.
+    text = _detokenizer(params, tokenizer, len(prefix_ids), include_stop=True)
+    text.push(prefix_ids)
+    return text
+
+
+def _detokenizer(
+    params: SamplingParams, tokenizer: Tokenizer, num_prefix: int, include_stop: bool
+) -> IncrementalDetokenizer:
+    min_new_tokens = params.min_new_tokens
+    if params.strategy == "beam":  # only a generated token ends a hypothesis, never the prefix
+        min_new_tokens = max(1, min_new_tokens)
+    return IncrementalDetokenizer(
+        tokenizer, params.stop_strings, include_stop, num_prefix + min_new_tokens
+    )
+
+
 class _SequenceText:
     """One sequence: every token it got, their text, and how much of both was sent."""
 
@@ -167,12 +194,7 @@ class _SequenceText:
     ) -> None:
         self._index = index
         self._include_stop = params.include_stop
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
-            params.stop_strings,
-            params.include_stop,
-            params.min_new_tokens + len(prefix_ids),
-        )
+        self._detokenizer = _detokenizer(params, tokenizer, len(prefix_ids), params.include_stop)
         self._num_prefix = len(prefix_ids)
         self._token_ids = list(prefix_ids)
         self._logprobs: list[PositionLogprobs] = []
@@ -238,9 +260,10 @@ class _SequenceText:
         self._add(self._detokenizer.finish())
 
     def _is_text(self) -> bool:
-        """Whether the last token belongs to the text: the end and a matched stop do not."""
+        """Whether the last token belongs to the text: the end and a matched stop token do not."""
         if self._reason is FinishReason.STOP:
-            return self._include_stop
+            # A stop string may be a part of the token only, and the detokenizer cuts it out.
+            return self._include_stop or isinstance(self._matched_stop, str)
         return self._reason is not FinishReason.EOS
 
     def _add(self, piece: Piece) -> None:

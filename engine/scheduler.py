@@ -402,6 +402,7 @@ class Scheduler:
                 params,
                 eos_ids=self._eos_ids,
                 max_new_tokens=min(room, params.max_new_tokens or room),
+                text=source.text,
             )
             request.num_top = max(request.num_top, request.search.num_candidates)
         return request

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from engine.batch import TokenMatcher
 from engine.beam_search import BeamSearch
 from engine.request import SamplingParams, Timing
+from engine.tokenizer import IncrementalDetokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class TokenRequest:
     tenant: str = ""
     matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
+    text: IncrementalDetokenizer | None = None  # where a beam search finds its stop strings
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 
 class StopMatcher:
@@ -43,6 +44,12 @@ class StopMatcher:
         """Return what is held back, now that no more text comes."""
         held, self._held = self._held, ""
         return held
+
+    def fork(self) -> StopMatcher:
+        """Return a copy that goes its own way."""
+        twin = copy(self)
+        twin._lengths = self._lengths.copy()
+        return twin
 
     def _advance(self, char: str) -> str | None:
         """Take one character in; return the stop string it completes."""

@@ -6,6 +6,7 @@ import codecs
 import json
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -181,6 +182,17 @@ class IncrementalDetokenizer:
             text = self._match(self._stream.finish()) + self._matcher.finish()
         return Piece(text, self._matcher.matched, 0)
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matcher.matched
+
+    def fork(self) -> IncrementalDetokenizer:
+        """Return a copy that goes its own way."""
+        twin = copy(self)
+        twin._stream, twin._matcher = self._stream.fork(), self._matcher.fork()
+        return twin
+
     def _match(self, text: str) -> str:
         return self._matcher.push(text, may_match=self._num_tokens >= self._min_new_tokens)
 
@@ -193,6 +205,9 @@ class TextStream(Protocol):
 
     def finish(self) -> str:
         """Return the rest."""
+
+    def fork(self) -> TextStream:
+        """Return a copy that goes its own way."""
 
 
 class _ByteLevelStream:
@@ -208,6 +223,11 @@ class _ByteLevelStream:
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> _ByteLevelStream:
+        twin = _ByteLevelStream(self._tokenizer)
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
 
 
 class _WindowStream:
@@ -232,6 +252,11 @@ class _WindowStream:
 
     def finish(self) -> str:
         return self._take() if self._waiting else ""
+
+    def fork(self) -> _WindowStream:
+        twin = _WindowStream(self._tokenizer)
+        twin._context, twin._waiting = self._context.copy(), self._waiting.copy()
+        return twin
 
     def _take(self) -> str:
         done = self._tokenizer.decode(self._context)

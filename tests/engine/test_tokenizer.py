@@ -249,6 +249,34 @@ def test_overlapping_stop_strings_match_as_a_naive_search_does(
     assert _stream(kinds["byte"], ids, [1], stops, include) == _cut_naively(text, stops, include)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(drawn=_cut_ids(), others=_cut_ids(), place=st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_a_fork_goes_on_as_its_original_does_and_apart_from_it(
+    kinds: dict[str, Tokenizer],
+    kind: str,
+    drawn: tuple[list[float], list[int]],
+    others: tuple[list[float], list[int]],
+    place: float,
+) -> None:
+    tokenizer = kinds[kind]
+    ids, other_ids = ([int(x * tokenizer.vocab_size) for x in xs] for xs, _ in (drawn, others))
+    num_before = int(place * len(ids))
+    stops = ["the o", "\ufffdb", " .", "日"]
+    original = IncrementalDetokenizer(tokenizer, stops)
+    original.push(ids[:num_before])
+
+    fork = original.fork()
+    original.push(other_ids)
+    fork_pieces = [fork.push([token_id]) for token_id in ids[num_before:]]
+
+    twin = IncrementalDetokenizer(tokenizer, stops)
+    twin.push(ids[:num_before])
+    assert fork_pieces == [twin.push([token_id]) for token_id in ids[num_before:]]
+    assert fork.finish() == twin.finish()
+    assert fork.matched_stop == twin.matched_stop
+
+
 def test_text_is_sent_as_soon_as_it_cannot_become_a_stop_string(
     kinds: dict[str, Tokenizer],
 ) -> None:

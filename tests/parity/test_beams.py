@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package import load_package
-from engine.request import GenerationRequest, LogitControls, SamplingParams, SequenceFinished
+from engine.request import (
+    FinishReason,
+    GenerationRequest,
+    LogitControls,
+    SamplingParams,
+    SequenceFinished,
+)
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
-from tests.exporter.huggingface.sources import EOS, PAD, save_gpt2, save_marian
+from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian
 
 MAX_NEW = 9
 WIDTHS = ((2, 1), (4, 4), (5, 2), (16, 5), (16, 1))  # beams, outputs
@@ -34,6 +42,8 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"sequence_bias": [[[3], 1.0]], "bad_words_ids": [[4], [5], [6]]},
     ),
 ]
+BREAK = 35  # a token whose text is in no stop string
+STOPS = [("ce", "dda"), ("ef", "dba", "adc"), ("b", "fda"), ("aeb", "dd", "cd", "dade")]
 OTHERS = [
     SamplingParams(max_new_tokens=MAX_NEW),
     SamplingParams("sampling", seed=1, num_outputs=2, max_new_tokens=MAX_NEW),
@@ -44,12 +54,7 @@ Found = list[tuple[list[int], float]]
 
 @pytest.mark.parametrize("name", ["gpt2", "marian"])
 async def test_beams_and_scores_are_those_of_generate(name: str, tmp_path: Path) -> None:
-    twin: Any = {"gpt2": save_gpt2, "marian": save_marian}[name](tmp_path / "source")
-    if name == "marian":  # else its padding takes part in scores there, though it is never written
-        twin.final_logits_bias[0, PAD] = -1e9
-        twin.save_pretrained(tmp_path / "source")
-    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
-    export_package(tmp_path / "checkpoint", tmp_path / "package")
+    twin = save_twin(name, tmp_path / "source")
     drawn = torch.Generator().manual_seed(4)
     asked = [
         (torch.randint(3, PAD - 4, (length,), generator=drawn).tolist(), sizes, *options)
@@ -59,17 +64,11 @@ async def test_beams_and_scores_are_those_of_generate(name: str, tmp_path: Path)
     ]
     if name == "marian":
         asked = [([*prompt, EOS], *rest) for prompt, *rest in asked]
-    config = EngineConfig(
-        max_num_seqs=18, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
-    )
-    engine = load_engine(load_package(tmp_path / "package"), config)
-    assert isinstance(engine, AsyncEngine)
+    engine = load_twin(tmp_path)
     await engine.start()
 
     async def ask(prompt: list[int], params: SamplingParams) -> Found:
-        events = engine.generate(GenerationRequest("one", tuple(prompt), params))
-        found = [event async for event in events if isinstance(event, SequenceFinished)]
-        return [(list(e.token_ids), e.score) for e in sorted(found, key=lambda e: e.index)]
+        return [(list(e.token_ids), e.score) for e in await answer(engine, prompt, params)]
 
     try:
         searches = [ask(p, search(sizes, options)) for p, sizes, options, _ in asked]
@@ -87,6 +86,92 @@ async def test_beams_and_scores_are_those_of_generate(name: str, tmp_path: Path)
     assert found[len(asked) :][: len(alone)] == alone
     lengths = {len(tokens) for ours in found[: len(asked)] for tokens, _ in ours}
     assert len(lengths) > 2, "hardly a hypothesis ends by itself"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+async def test_stop_strings_end_the_hypotheses_that_they_end_in_generate(
+    name: str, tmp_path: Path
+) -> None:
+    twin = save_twin(name, tmp_path / "source")
+    tokenizer = letter_tokenizer()
+    tokenizer.save(str(tmp_path / "source" / "tokenizer.json"))
+    engine = load_twin(tmp_path)
+    drawn = torch.Generator().manual_seed(5)
+    options = {"controls": LogitControls(logit_bias=((EOS, -4.0),))}  # so that texts get longer
+    # generate looks for stop strings in a decoder's prompt too; behind BREAK none goes on.
+    last = EOS if name == "marian" else BREAK
+    asked = [
+        ([*torch.randint(3, BREAK, (length,), generator=drawn).tolist(), last], sizes, stops)
+        for (sizes, stops), length in zip(
+            product(WIDTHS, STOPS), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] * 2, strict=True
+        )
+    ]
+
+    await engine.start()
+    try:
+        answers = await asyncio.gather(
+            *(
+                answer(engine, prompt, search(sizes, {"stop_strings": stops, **options}))
+                for prompt, sizes, stops in asked
+            )
+        )
+    finally:
+        await engine.stop()
+
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    for ours, (prompt, sizes, stops) in zip(answers, asked, strict=True):
+        options = {"sequence_bias": [[[EOS], -4.0]], "stop_strings": list(stops), "tokenizer": fast}
+        theirs = generate(twin, prompt, sizes, options)
+        assert [list(one.token_ids) for one in ours] == [tokens for tokens, _ in theirs], stops
+        scores = [score for _, score in theirs]
+        assert [one.score for one in ours] == pytest.approx(scores, abs=1e-4)
+        for one in (one for one in ours if one.reason is FinishReason.STOP):
+            assert isinstance(one.matched_stop, str)
+            whole = tokenizer.decode(list(one.token_ids))
+            assert whole.startswith(one.text + one.matched_stop)
+            assert not any(stop in one.text for stop in stops)
+    reasons = [one.reason for ours in answers for one in ours]
+    assert 10 < reasons.count(FinishReason.STOP) < len(reasons) - 5
+
+
+def save_twin(name: str, path: Path) -> Any:
+    """Make a model of Hugging Face and save it."""
+    twin: Any = {"gpt2": save_gpt2, "marian": save_marian}[name](path)
+    if name == "marian":  # else its padding takes part in scores there, though it is never written
+        twin.final_logits_bias[0, PAD] = -1e9
+        twin.save_pretrained(path)
+    return twin
+
+
+def load_twin(path: Path) -> AsyncEngine:
+    """Import and export the model at `path/source`, and load it."""
+    import_checkpoint(path / "source", path / "checkpoint")
+    export_package(path / "checkpoint", path / "package")
+    config = EngineConfig(
+        max_num_seqs=18, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
+    )
+    engine = load_engine(load_package(path / "package"), config)
+    assert isinstance(engine, AsyncEngine)
+    return engine
+
+
+def letter_tokenizer() -> Tokenizer:
+    """Return a byte-level tokenizer of one and two letters, and signs for the special tokens."""
+    names = [*"abcdef", *(a + b for a, b in product("abcdef", repeat=2))][:VOCAB_SIZE]
+    for sign, token_id in zip("!#$%", (28, EOS, BREAK, PAD), strict=True):  # 28 ends the GPT-2's
+        names[token_id] = sign
+    made = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+async def answer(
+    engine: AsyncEngine, prompt: list[int], params: SamplingParams
+) -> list[SequenceFinished]:
+    """Return the sequences of an answer, best first."""
+    events = engine.generate(GenerationRequest("one", tuple(prompt), params))
+    found = [event async for event in events if isinstance(event, SequenceFinished)]
+    return sorted(found, key=lambda e: e.index)
 
 
 def search(sizes: tuple[int, int], options: dict[str, Any]) -> SamplingParams:

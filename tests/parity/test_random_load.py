@@ -109,7 +109,7 @@ class RandomRequests:
         constraint = self._choose(*CONSTRAINTS) if self._happens(0.1) else None
         strategy = self._choose("greedy", "sampling", "sampling", "beam")
         outputs = 1 if strategy == "greedy" else self._count(1, 3)
-        has_text = strategy != "beam" and self._happens(0.2)
+        has_stop_strings = self._happens(0.2)
         return SamplingParams(
             strategy=strategy,
             **(self._sampling(outputs) if strategy == "sampling" else {}),
@@ -123,7 +123,7 @@ class RandomRequests:
             allow_partial=self._happens(0.3),
             max_new_tokens=max_new,
             min_new_tokens=self._count(0, min(3, max_new)),
-            stop_strings=("a", "7x", "(b", "zz") if has_text else (),
+            stop_strings=("a", "7x", "(b", "zz") if has_stop_strings else (),
             stop_token_ids=self._ids(self._count(1, 3)) if self._happens(0.3) else (),
             include_stop=self._happens(0.3),
             ignore_eos=constraint is None and self._happens(0.2),

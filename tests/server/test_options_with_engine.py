@@ -180,6 +180,40 @@ async def test_a_stream_of_beam_search_gives_the_best_at_its_end(serving: Servin
     assert whole.usage.discarded_tokens > 0
 
 
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({}, ["b", "a"]),
+        ({"include_stop": True}, ["bx!", "a!"]),
+        ({"include_stop": True, "min_new_tokens": 3}, ["bx!", "a!!"]),
+    ],
+)
+async def test_beams_end_at_stop_strings(
+    options: dict[str, Any], texts: list[str], serving: Serving
+) -> None:
+    script = by_last_token(
+        s={"a": 1.0, "b": 0.8},
+        a={"!": 0.0, "y": -0.5},
+        b={"x": 3.0},
+        x={"!": 3.0},
+        **{"!": {"!": 3.0}},
+    )
+    asked = {"beam": 2, "num_outputs": 2, "stop": ["x!", "!"], "early_stop": False, **options}
+    async with serving(script) as client:
+        answer = await client.generate(MODEL, "s", max_new_tokens=5, **asked)
+        stream = client.stream(MODEL, "s", max_new_tokens=5, **(asked | {"num_outputs": 1}))
+        pieces = [piece async for piece in stream]
+
+    assert [beam.text for beam in answer.sequences] == texts
+    assert [beam.finish_reason for beam in answer.sequences] == ["stop"] * 2
+    assert [beam.matched_stop for beam in answer.sequences] == ["x!", "!"]
+    assert pieces == texts[:1]
+    assert stream.result.sequences == answer.sequences[:1]
+    for beam in answer.sequences:
+        penalty = ((5 + len(beam.token_ids)) / 6) ** 0.6
+        assert beam.score == pytest.approx(beam.sum_logprob / penalty, abs=1e-5)
+
+
 async def test_best_of_returns_the_best_of_the_samples(serving: Serving) -> None:
     options = {"seed": 5, "max_new_tokens": 4}
     async with serving(always(a=1.0, b=0.5, c=0.0)) as client:
