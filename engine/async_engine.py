@@ -204,10 +204,6 @@ class AsyncEngine:
         self._refuse_if_closed()
         prompt = await self._prompts.read(request)
         matcher = await self._compile(request.params.constraint, prompt.target_ids)
-        seed = 0
-        if request.params.strategy == "sampling":
-            given = request.params.seed
-            seed = secrets.randbits(64) if given is None else given
         # The first of the decoder's given tokens has none before it that could predict it.
         score_from = None if request.params.prompt_logprobs is None else 1
         source = TokenRequest(
@@ -215,7 +211,7 @@ class AsyncEngine:
             request.request_id,
             prompt.ids,
             request.params,
-            seed,
+            _seed_of(request.params),
             arrival,
             request.deadline,
             target_ids=prompt.target_ids,
@@ -389,6 +385,13 @@ class AsyncEngine:
         except RuntimeError:  # the event loop is closed, and with it every stream
             _log.warning("the event loop is closed; the engine stops")
             self._commands.put(_Stop())
+
+
+def _seed_of(params: SamplingParams) -> int:
+    """Return the seed of a request's draws: the one given, else a random one; 0 without draws."""
+    if params.strategy != "sampling":
+        return 0
+    return secrets.randbits(64) if params.seed is None else params.seed
 
 
 def _failure(request_id: str) -> TokenweirError:

@@ -226,15 +226,7 @@ async def _run(
     bench = EngineBench.load(package, max_num_seqs=slots, num_threads=num_threads)
     await bench.start()
     load_seconds, memory_loaded = time.perf_counter() - started, read_memory()
-    results: list[ConcurrencyResult] = []
-    for concurrency in concurrencies:
-        done = len(results) * num_rounds
-
-        def moved(rounds: int, done: int = done) -> None:
-            progress(done + rounds, len(concurrencies) * num_rounds)
-
-        rounds = await _measure(bench, work, concurrency, contract, num_rounds, moved)
-        results.append(_summarize(work, concurrency, rounds, contract))
+    results = await _measure_all(bench, work, concurrencies, contract, num_rounds, progress)
     await bench.stop()
     return BenchmarkReport(
         package=package.manifest.name,
@@ -246,9 +238,29 @@ async def _run(
         weight_bytes=sum(file.size for file in package.manifest.files.values()),
         memory_before=memory_before,
         memory_loaded=memory_loaded,
-        results=tuple(results),
+        results=results,
         versions=_versions(),
     )
+
+
+async def _measure_all(
+    bench: EngineBench,
+    work: BenchmarkWork,
+    concurrencies: Sequence[int],
+    contract: GenerationContract,
+    num_rounds: int,
+    progress: Progress,
+) -> tuple[ConcurrencyResult, ...]:
+    results: list[ConcurrencyResult] = []
+    for concurrency in concurrencies:
+        done = len(results) * num_rounds
+
+        def moved(rounds: int, done: int = done) -> None:
+            progress(done + rounds, len(concurrencies) * num_rounds)
+
+        rounds = await _measure(bench, work, concurrency, contract, num_rounds, moved)
+        results.append(_summarize(work, concurrency, rounds, contract))
+    return tuple(results)
 
 
 async def _measure(

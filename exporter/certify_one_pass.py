@@ -54,11 +54,7 @@ def certify_encoding(
     difference that `comparison` refuses.
     """
     rng = np.random.default_rng(SEED)
-    lengths = spread_lengths(contract.max_len)
-    groups = [[sample] for sample in samples]
-    for length in lengths:
-        texts = [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]
-        groups.append(texts)
+    groups = [[sample] for sample in samples] + _random_groups(rng, contract)
     certifier = _TextCertifier(model, directory, comparison, contract.vocab_size)
     num_texts, done = sum(map(len, groups)), 0
     total = (1 + len(BATCH_SIZES)) * num_texts
@@ -190,6 +186,14 @@ class _TextCertifier(_Certifier):
                 Output(theirs.logits[None], theirs.embedding[None]),
                 _place_padded(int(lengths[row]), ids.shape[1]),
             )
+
+
+def _random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Tokens]]:
+    """Return texts of random tokens, those of one length together."""
+    return [
+        [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]
+        for length in spread_lengths(contract.max_len)
+    ]
 
 
 def _parts(members: Sequence[int]) -> list[Sequence[int]]:

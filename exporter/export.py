@@ -22,6 +22,7 @@ from engine.package import (
     CacheDtype,
     Certificate,
     Manifest,
+    Package,
     Weights,
     hash_file,
     load_package,
@@ -72,12 +73,7 @@ def export_package(
     checkpoint = load_checkpoint(checkpoint_dir)
     is_lossy = weights != "fp32" or kv_cache != "fp32"
     with _staging(out) as directory:
-        graphs = build_graphs(checkpoint.model, body=target)
-        for graph in graphs.values():
-            quantize(graph, weights)
-        if kv_cache == "int8":
-            _quantize_cache(checkpoint, graphs)
-        write_graphs(graphs, directory)
+        write_graphs(_build_graphs(checkpoint, target, weights, kv_cache), directory)
         _copy_files(checkpoint, directory)
         certificate = certify(
             checkpoint,
@@ -106,29 +102,9 @@ def verify_package(
     Raises PackageError if the package is damaged, CertificateError if it is not this checkpoint's.
     """
     package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
-    for name in _copied(checkpoint):
-        if package.file(name).read_bytes() != (checkpoint.path / name).read_bytes():
-            raise CertificateError(
-                f"{package.path / name} is not that of {checkpoint.path}; "
-                "give the checkpoint that the package was exported from, or export it again"
-            )
-    manifest = package.manifest
-    certificate = manifest.certificate
+    manifest, certificate = package.manifest, package.manifest.certificate
     kv_cache = manifest.generation.cache.dtype if manifest.generation else "fp32"
-    expected = _describe(
-        checkpoint,
-        package.path,
-        manifest.target,
-        manifest.weights,
-        kv_cache,
-        certificate,
-    )
-    for field in ("architecture", "task", "generation", "encoding", "image", "labels"):
-        found, wanted = getattr(manifest, field), getattr(expected, field)
-        if found != wanted:
-            raise CertificateError(
-                f"{package.path / MANIFEST_NAME}: {field} is {found}, the checkpoint's is {wanted}"
-            )
+    _check_is_of(package, checkpoint, kv_cache)
     return certify(
         checkpoint,
         package.path,
@@ -140,10 +116,45 @@ def verify_package(
     )
 
 
+def _check_is_of(package: Package, checkpoint: Checkpoint, kv_cache: CacheDtype) -> None:
+    for name in _copied(checkpoint):
+        if package.file(name).read_bytes() != (checkpoint.path / name).read_bytes():
+            raise CertificateError(
+                f"{package.path / name} is not that of {checkpoint.path}; "
+                "give the checkpoint that the package was exported from, or export it again"
+            )
+    manifest = package.manifest
+    expected = _describe(
+        checkpoint,
+        package.path,
+        manifest.target,
+        manifest.weights,
+        kv_cache,
+        manifest.certificate,
+    )
+    for field in ("architecture", "task", "generation", "encoding", "image", "labels"):
+        found, wanted = getattr(manifest, field), getattr(expected, field)
+        if found != wanted:
+            raise CertificateError(
+                f"{package.path / MANIFEST_NAME}: {field} is {found}, the checkpoint's is {wanted}"
+            )
+
+
 def write_graphs(graphs: Graphs, directory: Path) -> None:
     """Write each graph and, beside it, its weights in one file."""
     for name, graph in graphs.items():
         ir.save(graph, directory / name, external_data=f"{name}.data")
+
+
+def _build_graphs(
+    checkpoint: Checkpoint, target: Target, weights: Weights, kv_cache: CacheDtype
+) -> Graphs:
+    graphs = build_graphs(checkpoint.model, body=target)
+    for graph in graphs.values():
+        quantize(graph, weights)
+    if kv_cache == "int8":
+        _quantize_cache(checkpoint, graphs)
+    return graphs
 
 
 def _quantize_cache(checkpoint: Checkpoint, graphs: Graphs) -> None:

@@ -170,19 +170,41 @@ class _OnePassGraph(nn.Module):
         return output.logits, output.embedding
 
 
+class _Inputs(NamedTuple):
+    """Inputs of a graph: an example of each argument, its open sizes, and the graph's names."""
+
+    example: dict[str, Any]
+    shapes: dict[str, Any]
+    names: list[str]
+
+
 def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
-    config, batch, tokens = model.config, 2, 3  # of the example; sizes of 1 would become constants
-    past = _example_rows(config, batch, config.max_target_len)
-    example: dict[str, Any] = {
+    config, batch = model.config, 2  # of the example; sizes of 1 would become constants
+    example, shapes, names = _decoder_inputs(config, batch)
+    outputs = ["logits", "top_ids", "top_logits", "top_logprobs"]
+    outputs += _cache_names("present", config.num_decoder_layers)
+    if isinstance(model, EncoderDecoder):
+        of_source = _source_inputs(config, batch)
+        example |= of_source.example
+        shapes |= of_source.shapes
+        names += of_source.names
+        outputs.append("alignment")
+    graph = _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
+    for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
+        value.shape = ir.Shape(["num_logits", "num_top"])
+    return graph
+
+
+def _decoder_inputs(config: TransformerConfig, batch: int) -> _Inputs:
+    tokens, past = 3, _example_rows(config, batch, config.max_target_len)
+    example = {
         "input_ids": torch.zeros(batch, tokens, dtype=torch.int64),
         "position_ids": torch.zeros(batch, tokens, dtype=torch.int64),
         "logit_idx": torch.zeros(2, dtype=torch.int64),
         "num_top": torch.full((1,), 2),
         "seqlens_k": torch.zeros(batch, dtype=torch.int32),
         "total_seq": torch.zeros(1, dtype=torch.int32),
-        "past": past,
     }
-    per_row = [({0: "batch"}, {0: "batch"}) for _ in past]
     shapes: dict[str, Any] = {
         "input_ids": {0: "batch", 1: "tokens"},
         "position_ids": {0: "batch", 1: "tokens"},
@@ -190,32 +212,33 @@ def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
         "num_top": {},
         "seqlens_k": {0: "batch"},
         "total_seq": {},
-        "past": per_row,
+        "past": [({0: "batch"}, {0: "batch"}) for _ in past],
     }
-    names = list(example)[:-1] + _cache_names("past_key_values", len(past))
-    if isinstance(model, EncoderDecoder):
-        sources = 3
-        example["source_lengths"] = torch.ones(sources, dtype=torch.int64)
-        example["beam_rows"] = torch.zeros(sources, 2, dtype=torch.int64)
-        example["row_beams"] = torch.zeros(batch, dtype=torch.int64)
-        example["cross"] = _example_rows(config, sources, config.max_source_len)
-        example["alignment_idx"] = torch.zeros(5, dtype=torch.int64)
-        shapes |= {
-            "source_lengths": {0: "sources"},
-            "beam_rows": {0: "sources", 1: "beams"},
-            "row_beams": {0: "batch"},
-            "cross": [({0: "sources"}, {0: "sources"}) for _ in past],
-            "alignment_idx": {0: "num_alignments"},
-        }
-        names += ["source_lengths", "beam_rows", "row_beams"]
-        names += [*_cache_names("cross_key_values", len(past)), "alignment_idx"]
-    outputs = ["logits", "top_ids", "top_logits", "top_logprobs"]
-    outputs += _cache_names("present", len(past))
-    outputs += ["alignment"] if isinstance(model, EncoderDecoder) else []
-    graph = _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
-    for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
-        value.shape = ir.Shape(["num_logits", "num_top"])
-    return graph
+    names = [*example, *_cache_names("past_key_values", len(past))]
+    return _Inputs({**example, "past": past}, shapes, names)
+
+
+def _source_inputs(config: TransformerConfig, batch: int) -> _Inputs:
+    """Return what a decoder with cross-attention takes besides."""
+    sources = 3
+    cross = _example_rows(config, sources, config.max_source_len)
+    example = {
+        "source_lengths": torch.ones(sources, dtype=torch.int64),
+        "beam_rows": torch.zeros(sources, 2, dtype=torch.int64),
+        "row_beams": torch.zeros(batch, dtype=torch.int64),
+        "cross": cross,
+        "alignment_idx": torch.zeros(5, dtype=torch.int64),
+    }
+    shapes = {
+        "source_lengths": {0: "sources"},
+        "beam_rows": {0: "sources", 1: "beams"},
+        "row_beams": {0: "batch"},
+        "cross": [({0: "sources"}, {0: "sources"}) for _ in cross],
+        "alignment_idx": {0: "num_alignments"},
+    }
+    names = ["source_lengths", "beam_rows", "row_beams"]
+    names += [*_cache_names("cross_key_values", len(cross)), "alignment_idx"]
+    return _Inputs(example, shapes, names)
 
 
 def _export_encoder(model: EncoderDecoder) -> ir.Model:

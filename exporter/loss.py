@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from engine.errors import CertificateError
 from engine.package import Loss, Weights
@@ -34,33 +35,11 @@ def check_loss(
     comparison: LossyComparison, perplexity: Perplexity | None, limits: LossLimits
 ) -> Loss:
     """Return what was lost; CertificateError if it is more than allowed."""
-    different = comparison.tokens_compared - comparison.tokens_equal
-    token_loss = different / max(1, comparison.tokens_compared)
-    logit_loss = comparison.max_abs_logit_diff / (comparison.logit_std or 1)
-    losses = [
-        (
-            "token",
-            token_loss,
-            limits.max_token_loss,
-            f"{different:,} of {comparison.tokens_compared:,} greedy tokens are not the eager "
-            "model's, a share of",
-        ),
-        (
-            "logit",
-            logit_loss,
-            limits.max_logit_loss,
-            f"the largest logit difference is {comparison.max_abs_logit_diff:.3g}, in standard "
-            "deviations of the logits",
-        ),
-    ]
-    if perplexity is not None:
-        text = f"perplexity rises from {perplexity.eager:.4g} to {perplexity.exported:.4g}, by"
-        losses.append(("perplexity", perplexity.loss, limits.max_perplexity_loss, text))
-    for name, value, limit, text in losses:
-        if not value <= limit:
+    for one in _parts(comparison, perplexity, limits):
+        if not one.value <= one.limit:
             raise CertificateError(
-                f"{text} {value:.3g}, allowed {limit:g}; export with a format that loses less, or "
-                f"allow more with --max-{name}-loss"
+                f"{one.text} {one.value:.3g}, allowed {one.limit:g}; export with a format that "
+                f"loses less, or allow more with --max-{one.name}-loss"
             )
     return Loss(
         mean_abs_logit_diff=comparison.mean_abs_logit_diff,
@@ -77,3 +56,38 @@ def check_loss(
 def limits_of(loss: Loss) -> LossLimits:
     """Return the limits that a certificate was made with."""
     return LossLimits(loss.max_token_loss, loss.max_logit_loss, loss.max_perplexity_loss)
+
+
+class _Part(NamedTuple):
+    """One of the losses, and how to tell of it."""
+
+    name: str
+    value: float
+    limit: float
+    text: str  # in front of the value
+
+
+def _parts(
+    comparison: LossyComparison, perplexity: Perplexity | None, limits: LossLimits
+) -> list[_Part]:
+    different = comparison.tokens_compared - comparison.tokens_equal
+    parts = [
+        _Part(
+            "token",
+            different / max(1, comparison.tokens_compared),
+            limits.max_token_loss,
+            f"{different:,} of {comparison.tokens_compared:,} greedy tokens are not the eager "
+            "model's, a share of",
+        ),
+        _Part(
+            "logit",
+            comparison.max_abs_logit_diff / (comparison.logit_std or 1),
+            limits.max_logit_loss,
+            f"the largest logit difference is {comparison.max_abs_logit_diff:.3g}, in standard "
+            "deviations of the logits",
+        ),
+    ]
+    if perplexity is not None:
+        text = f"perplexity rises from {perplexity.eager:.4g} to {perplexity.exported:.4g}, by"
+        parts.append(_Part("perplexity", perplexity.loss, limits.max_perplexity_loss, text))
+    return parts

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
 from engine.errors import FieldViolation, InvalidRequest
-from engine.package import Manifest
+from engine.package import GenerationContract, Manifest
 from engine.prediction import PredictionItem
 from engine.request import (
     Constraint,
@@ -48,17 +48,7 @@ def generation_requests(
     _check_sizes(request, limits)  # before any of them is looked at
     assert manifest.generation is not None
     params = sampling_params(request)
-    violations = check_sampling_params(
-        params,
-        limits=limits,
-        vocab_size=manifest.generation.vocab_size,
-        has_encoder=manifest.generation.cross_cache is not None,
-    )
-    violations += _check_request_id(request.request_id)
-    violations += _check_inputs(request.inputs)
-    violations += _check_constraint(request.decoding)
-    violations += _check_tenant(request.scheduling.tenant)
-    raise_if_any(violations)
+    raise_if_any(_wrong_fields(request, params, manifest.generation, limits))
     if params.strategy == "sampling" and params.seed is None:
         params = replace(params, seed=secrets.randbits(64))  # one for all inputs, see Provenance
     return [
@@ -206,6 +196,26 @@ def _check_count(path: str, count: int, limits: RequestLimits) -> None:
     if not 1 <= count <= limits.max_inputs:
         what = f"{count} of them are outside 1 to {limits.max_inputs}"
         raise_if_any([FieldViolation(path, what)])
+
+
+def _wrong_fields(
+    request: generation_service_pb2.GenerateRequest,
+    params: SamplingParams,
+    contract: GenerationContract,
+    limits: RequestLimits,
+) -> list[FieldViolation]:
+    return [
+        *check_sampling_params(
+            params,
+            limits=limits,
+            vocab_size=contract.vocab_size,
+            has_encoder=contract.cross_cache is not None,
+        ),
+        *_check_request_id(request.request_id),
+        *_check_inputs(request.inputs),
+        *_check_constraint(request.decoding),
+        *_check_tenant(request.scheduling.tenant),
+    ]
 
 
 def _check_sizes(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:

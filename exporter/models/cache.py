@@ -82,25 +82,40 @@ def cached_attention(
     (B, num_kv_heads, max_len, D); seqlens_k int32 (B,) = length of the row after this call,
     minus 1; total_seq int32 (1,) = the largest such length (only kernels need it). With `rotary`,
     cosines and sines (max_len, D / 2), queries and keys are turned by their place in the row.
-    Returns the output (B, S, num_heads * D) and the rows as they are afterwards.
-    The new positions are the last S of the row. The one exception is a first call padded on the
-    right (length below S): it writes positions 0 to S-1, and what it gives for padding is garbage
-    that later calls overwrite.
+    Returns the output (B, S, num_heads * D) and the rows as they are afterwards. The new positions
+    are the last S of the row. The one exception is a first call padded on the right (length below
+    S): it writes positions 0 to S-1, and gives garbage for padding that later calls overwrite.
     """
-    if torch.onnx.is_in_onnx_export():
-        return emit_cached_attention(
-            query,
-            key,
-            value,
-            past_key,
-            past_value,
-            seqlens_k,
-            total_seq,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            scale=scale,
-            rotary=rotary,
-        )
+    attend = emit_cached_attention if torch.onnx.is_in_onnx_export() else _eager_cached_attention
+    return attend(
+        query,
+        key,
+        value,
+        past_key,
+        past_value,
+        seqlens_k,
+        total_seq,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        rotary=rotary,
+    )
+
+
+def _eager_cached_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor,
+    past_value: Tensor,
+    seqlens_k: Tensor,
+    total_seq: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    rotary: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     num_new = query.shape[1]
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
     key = split_heads(key, num_kv_heads)  # (B, num_kv_heads, S, D)

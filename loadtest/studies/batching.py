@@ -23,7 +23,7 @@ from engine.async_engine import AsyncEngine
 from engine.benchmark import generation_contract
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package import load_package
+from engine.package import GenerationContract, Manifest, load_package
 from loadtest.report import write_atomically
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.machine import machine_name
@@ -115,23 +115,10 @@ def main(
         vocab_size=contract.vocab_size,
         seed=seed,
     )
-    config = EngineConfig(
-        max_num_seqs=slots,
-        max_queue_size=requests,
-        max_waiting_tokens=requests * (prompt_tokens + contract.cache.max_len),
-    )
-    engine = load_engine(loaded, config)
+    engine = load_engine(loaded, _config(work, contract, slots))
     assert isinstance(engine, AsyncEngine), "it has a generation contract"
     offered = [float(rate) for rate in rates.split(",")]
-    about = {
-        "model": loaded.manifest.name,
-        "weights": loaded.manifest.weights,
-        "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
-        "machine": machine_name(),
-        "trace": asdict(work),
-        "slots": slots,
-        "policies": inspect.getdoc(serve_trace),
-    }
+    about = _describe(loaded.manifest, work, slots)
 
     def keep(points: Sequence[Point]) -> None:
         _write(out, points, about)
@@ -142,6 +129,27 @@ def main(
             f"within p99 {found.p99:.2f} s: {found.continuous:.2f} requests/s, {found.policy} "
             f"{found.other:.2f}: {found.ratio:.2f} times"
         )
+
+
+def _config(work: TraceWork, contract: GenerationContract, slots: int) -> EngineConfig:
+    """Return the settings of an engine that refuses none of the requests."""
+    return EngineConfig(
+        max_num_seqs=slots,
+        max_queue_size=work.num_requests,
+        max_waiting_tokens=work.num_requests * (work.num_prompt_tokens + contract.cache.max_len),
+    )
+
+
+def _describe(manifest: Manifest, work: TraceWork, slots: int) -> dict[str, object]:
+    return {
+        "model": manifest.name,
+        "weights": manifest.weights,
+        "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
+        "machine": machine_name(),
+        "trace": asdict(work),
+        "slots": slots,
+        "policies": inspect.getdoc(serve_trace),
+    }
 
 
 async def _measure(
