@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engine.package import Weights
+from engine.package import CacheDtype, Weights
 
 _SEED = 0
 _END, _PAD = "</s>", "<pad>"  # the last two ids; prompts have neither
@@ -69,6 +69,7 @@ def _forms(model: str) -> dict[str, tuple[str, Builder]]:
     forms["tokenweir-int8"] = ("exporter", _export("int8"))
     forms["ctranslate2"] = ("ctranslate2", _ctranslate2)
     if model == "gpt2":
+        forms["tokenweir-int8-cache8"] = ("exporter", _export("int8", "int8"))
         forms["f32.gguf"] = ("gguf", _gguf("F32"))
         forms["q8_0.gguf"] = ("gguf", _gguf("Q8_0"))
     return forms
@@ -185,14 +186,15 @@ def _import(source: Path, out: Path) -> None:
     import_checkpoint(source, out)
 
 
-def _export(weights: Weights) -> Builder:
+def _export(weights: Weights, kv_cache: CacheDtype = "fp32") -> Builder:
     def build(source: Path, out: Path) -> None:
         from exporter.export import export_package
         from exporter.loss import LossLimits
 
         # Random weights have no favourite tokens: speed is all that is measured of these.
         limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0)
-        export_package(source.parent / "checkpoint", out, weights=weights, limits=limits)
+        checkpoint = source.parent / "checkpoint"
+        export_package(checkpoint, out, weights=weights, kv_cache=kv_cache, limits=limits)
 
     return build
 

@@ -92,7 +92,7 @@ WORKS: Mapping[str, Work] = {
             "gpt2",
             128,
             64,
-            (*_ours("fp32", "int8"), *_ctranslate2(), *_torch(), *_LLAMA_CPP),
+            (*_ours("fp32", "int8", "int8-cache8"), *_ctranslate2(), *_torch(), *_LLAMA_CPP),
         ),
         Work("smollm2", "smollm2", 128, 64, (*_ours("fp32", "int4"), *_GENAI, *_torch())),
         Work("marian", "marian", 25, 32, _MARIAN),
