@@ -16,6 +16,7 @@ from loadtest.peers.works import Engine, Setting, Work
 
 _PAUSE = 0.3  # seconds before a run: the threads of the last engine spin no longer
 _TRIALS = 2  # of every setting, to choose the fastest
+_LEAST_REQUESTS = 4  # of a run: few at once are asked for again, as one alone is soon done
 
 
 class Worker(Protocol):
@@ -58,8 +59,8 @@ class Run:
     concurrency: int
     round: int
     setting: Setting
-    seconds: float
-    prompt_seconds: float
+    seconds: float  # of a batch of requests, the mean where several are run
+    prompt_seconds: float  # the same with one new token each
     others_cpu_seconds: float  # used meanwhile by the workers that have nothing to do
 
 
@@ -249,24 +250,36 @@ class _Concurrency:
     def _run(self, engine: Engine, setting: Setting, worker: Worker, number: int) -> Run:
         others = [other for other in self._fleet.all() if other is not worker]
         # Never the same prompt twice: what is kept of one must not help another.
-        alone = self._generate(worker, self._prompts(f"prefill {number}"), 1)
+        time.sleep(self._pause)
+        alone, _ = self._timed(worker, f"prefill {number}", 1)
         before = sum(other.cpu_seconds() for other in others)
-        whole = worker.generate(self._prompts(f"{number}"), self._plan.work.num_new_tokens)
-        self._outputs[engine.name, number] = whole.tokens
+        seconds, tokens = self._timed(worker, f"{number}", self._plan.work.num_new_tokens)
+        self._outputs[engine.name, number] = tokens
         run = Run(
             engine=engine.name,
             concurrency=self._concurrency,
             round=number,
             setting=setting,
-            seconds=whole.seconds,
-            prompt_seconds=alone.seconds,
+            seconds=seconds,
+            prompt_seconds=alone,
             others_cpu_seconds=sum(other.cpu_seconds() for other in others) - before,
         )
-        rate = self._concurrency * self._plan.work.num_new_tokens / whole.seconds
+        rate = self._concurrency * self._plan.work.num_new_tokens / seconds
         self._note(
             f"round {number}, {self._concurrency} at once, {engine.name}: {rate:.1f} tokens/s"
         )
         return run
+
+    def _timed(
+        self, worker: Worker, name: str, num_new_tokens: int
+    ) -> tuple[float, tuple[tuple[int, ...], ...]]:
+        """Return the mean seconds of a batch of prompts, and the outputs of all batches."""
+        samples = [
+            worker.generate(self._prompts(f"{name}, {k}"), num_new_tokens)
+            for k in range(max(1, _LEAST_REQUESTS // self._concurrency))
+        ]
+        mean = sum(sample.seconds for sample in samples) / len(samples)
+        return mean, tuple(output for sample in samples for output in sample.tokens)
 
     def _prompts(self, name: str) -> list[list[int]]:
         return prompts_of(self._plan, self._concurrency, name)
