@@ -186,7 +186,8 @@ class Scheduler:
             now - self._step_started, now, num_decoding=num_decoding, num_read=num_read
         )
         self._take_scores(scored, now)
-        self._attention = StepAttention(self._aligned, alignment)
+        aligned, self._aligned = self._aligned, ()
+        self._attention = StepAttention(aligned, alignment)
         drawing, self._drawing = self._drawing, []
         num_tokens = 0
         for drawn, token in zip(drawing, sampled, strict=True):
@@ -202,6 +203,7 @@ class Scheduler:
                 assert isinstance(token, Sampled)
                 num_tokens += 1
                 self._append(drawn, token, now)
+        self._attention = StepAttention()  # else it would keep sequences that have ended
         self._tokens_rate.add(num_tokens, now)
         self._admit()
         return self.take_outputs()
