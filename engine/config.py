@@ -17,7 +17,7 @@ class EngineConfig:
     prefill_chunk_size: int = 128  # prompts are cut at multiples of it, whatever else runs
     max_queue_size: int = 256  # requests waiting; one more is refused
     max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused
-    reuse_prefixes: bool = True  # compute equal beginnings of prompts, and equal sources, once
+    reuse_prefixes: bool = True  # compute a tenant's equal beginnings and sources once
     num_threads: int = 0  # of onnxruntime; 0: one per core
     limits: RequestLimits = field(default_factory=RequestLimits)
 

@@ -8,13 +8,14 @@ from engine.config import EngineConfig
 from engine.package import GenerationContract
 from engine.sequence import Request, Sequence
 from engine.slots import KeptPrefix, SlotTable
-from engine.source_rows import SourceTable
+from engine.source_rows import Source, SourceTable
 
 
 class RowReuse:
     """Gives requests rows with what others have computed, and leaves in theirs what others may use.
 
     An encoder-decoder reuses whole sources, any other model whole chunks of a prompt's beginning.
+    Only of the request's own tenant: times and counts tell what is there already.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class RowReuse:
         if self._has_source:
             self._slots.take(leader)
             found = self._equal_source(request)
-            request.source_row = self._sources.take(ids, found)
+            request.source_row = self._sources.take(_source(request), found)
             if found is not None:
                 request.needs_encoding, request.num_cached = False, len(ids)
             return
@@ -58,7 +59,7 @@ class RowReuse:
         """Release the row of a sequence that has ended, if it has one."""
         if sequence.row is not None:
             num_kept = self._num_reusable(sequence) if sequence.request.ends_normally else 0
-            self._slots.keep(sequence, num_kept)
+            self._slots.keep(sequence, num_kept, sequence.request.source.tenant)
 
     def release_source(self, request: Request) -> None:
         """Release the row of an ended request's source, if the model has one."""
@@ -70,7 +71,7 @@ class RowReuse:
             self._sources.release(request.source_row)
 
     def _equal_source(self, request: Request) -> int | None:
-        return self._sources.find(request.source.prompt_ids) if self._is_on else None
+        return self._sources.find(_source(request)) if self._is_on else None
 
     def _longest_prefix(
         self, request: Request, running: Iterable[Request]
@@ -88,19 +89,22 @@ class RowReuse:
         most = (len(tokens) - 1) // size * size
         if not self._is_on or request.score_from is not None or most == 0:
             return best
-        for holder, limit in self._prefix_holders(running):
+        for holder, limit in self._prefix_holders(request.source.tenant, running):
             length = _common_chunks(tokens, holder.tokens, min(limit, most), size)
             if length > best[1]:
                 best = holder, length
         return best
 
     def _prefix_holders(
-        self, running: Iterable[Request]
+        self, tenant: str, running: Iterable[Request]
     ) -> Iterator[tuple[Sequence | KeptPrefix, int]]:
         """Give what has a row with the beginning of a prompt, and how much of it may be copied."""
         for kept in self._slots.kept:
-            yield kept, len(kept.tokens)
+            if kept.tenant == tenant:
+                yield kept, len(kept.tokens)
         for request in running:
+            if request.source.tenant != tenant:
+                continue
             sequence = next((s for s in request.sequences if s.row is not None), None)
             if sequence is not None:
                 yield sequence, self._num_reusable(sequence)
@@ -117,6 +121,10 @@ class RowReuse:
             return 0
         size = self._chunk_size
         return min(sequence.num_prompt, sequence.num_computed) // size * size
+
+
+def _source(request: Request) -> Source:
+    return request.source.tenant, request.source.prompt_ids
 
 
 def _common_chunks(one: list[int], other: list[int], limit: int, size: int) -> int:

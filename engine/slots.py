@@ -13,6 +13,7 @@ from engine.sequence import Sequence
 class KeptPrefix:
     """The beginning of an ended sequence, whose keys and values are still in a row."""
 
+    tenant: str  # whose it was, and who alone may use it
     tokens: list[int]
     row: int
 
@@ -105,16 +106,17 @@ class SlotTable:
         """Clear a sequence's row; the last decoding row fills a hole among the decoding ones."""
         self._vacate(sequence, 0)
 
-    def keep(self, sequence: Sequence, length: int) -> None:
+    def keep(self, sequence: Sequence, length: int, tenant: str) -> None:
         """Release a sequence's row, but let its first positions stay while no one needs the row."""
         tokens = sequence.tokens[:length]
-        if length == 0 or self._is_kept(tokens):
+        own = [kept for kept in self._kept if kept.tenant == tenant]
+        if length == 0 or self._is_kept(tokens, own):
             self.release(sequence)
             return
-        for shorter in [k for k in self._kept if tokens[: len(k.tokens)] == k.tokens]:
+        for shorter in [k for k in own if tokens[: len(k.tokens)] == k.tokens]:
             self._drop(shorter)
         row = self._vacate(sequence, length)
-        self._owners[row] = kept = KeptPrefix(tokens, row)
+        self._owners[row] = kept = KeptPrefix(tenant, tokens, row)
         self._kept[kept] = None
 
     def _vacate(self, sequence: Sequence, length: int) -> int:
@@ -137,9 +139,9 @@ class SlotTable:
             self._ops.append(RowOp("swap" if length else "move", last, row))
         return last
 
-    def _is_kept(self, tokens: list[int]) -> bool:
-        """Whether a row begins with these tokens; it has been used then."""
-        known = next((k for k in self._kept if k.tokens[: len(tokens)] == tokens), None)
+    def _is_kept(self, tokens: list[int], own: list[KeptPrefix]) -> bool:
+        """Whether one of these begins with the tokens; it has been used then."""
+        known = next((k for k in own if k.tokens[: len(tokens)] == tokens), None)
         if known is not None:
             self._kept.move_to_end(known)
         return known is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from engine.batch import RowOp
 
+Source = tuple[str, tuple[int, ...]]  # the tenant, who alone may use it, and the tokens
+
 
 class SourceTable:
     """Gives rows to sources: always the lowest free one, since a step binds all up to the last.
@@ -14,13 +16,13 @@ class SourceTable:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._sources: list[tuple[int, ...] | None] = [None] * num_rows
+        self._sources: list[Source | None] = [None] * num_rows
         self._ready: set[int] = set()  # rows that are encoded and known to be sound
         self._kept: list[int] = []  # rows that no request has, by use, the latest last
         self._ops: list[RowOp] = []
 
     @property
-    def kept(self) -> dict[int, tuple[int, ...]]:
+    def kept(self) -> dict[int, Source]:
         """The sources in rows that no request needs, the least recently used first."""
         return {row: source for row in self._kept if (source := self._sources[row]) is not None}
 
@@ -34,12 +36,12 @@ class SourceTable:
         ops, self._ops = tuple(self._ops), []
         return ops
 
-    def find(self, source: tuple[int, ...]) -> int | None:
+    def find(self, source: Source) -> int | None:
         """Return a row with an equal source that is encoded already."""
         rows = (*self._kept, *self._ready)
         return next((row for row in rows if self._sources[row] == source), None)
 
-    def take(self, source: tuple[int, ...], found: int | None = None) -> int:
+    def take(self, source: Source, found: int | None = None) -> int:
         """Return a row for a source: a copy of row `found`, or an empty one to be encoded into."""
         if found in self._kept:
             self._kept.remove(found)

@@ -81,6 +81,26 @@ def test_what_is_computed_is_cut_where_it_is_without_reuse(make_engine) -> None:
     assert chunks == cold[1:]
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("max_source_len", [0, 16])
+def test_nothing_is_reused_across_tenants(
+    make_engine, max_source_len: int, is_running: bool
+) -> None:
+    core, _ = engine = make_engine(**({"max_source_len": max_source_len} if max_source_len else {}))
+    prompt = SHARED + (1,)
+    first = request(1, prompt, max_new_tokens=50 if is_running else 1, ignore_eos=True)
+    core.scheduler.add(replace(first, tenant="one"))
+    core.step()
+
+    cached = {
+        tenant: ask(engine, replace(request(key, prompt), tenant=tenant))[1]
+        for key, tenant in ((2, "other"), (3, "one"))
+    }
+
+    assert cached["other"] == 0
+    assert cached["one"] == (len(prompt) if max_source_len else len(SHARED))
+
+
 @pytest.mark.parametrize(("length", "cached"), [(4, 0), (5, 4), (8, 4), (9, 8), (12, 8)])
 def test_of_an_equal_prompt_the_last_chunk_or_token_is_computed(
     make_engine, length: int, cached: int

@@ -23,7 +23,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.rows: list[list[int]] = [[] for _ in range(NUM_SLOTS)]
         self.filling: list[Sequence] = []
         self.decoding: set[Sequence] = set()
-        self.kept: list[list[int]] = []  # the least recently used first
+        self.kept: list[tuple[str, list[int]]] = []  # the least recently used first
         self.count = 0
 
     @property
@@ -59,8 +59,8 @@ class SlotMachine(RuleBasedStateMachine):
         sequence.tokens = [*holder.tokens[:length], 100 + self.count]
         expected = holder.tokens[:length]
         if isinstance(holder, KeptPrefix):
-            self.kept.remove(holder.tokens)
-            self.kept.append(holder.tokens)
+            self.kept.remove((holder.tenant, holder.tokens))
+            self.kept.append((holder.tenant, holder.tokens))
 
         self.table.take_prefix(sequence, holder, length)
 
@@ -86,20 +86,21 @@ class SlotMachine(RuleBasedStateMachine):
         self._forget(sequence)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def keep(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), tenant=st.sampled_from("ab"))
+    def keep(self, data: st.DataObject, tenant: str) -> None:
         sequence = data.draw(st.sampled_from(self.live))
         length = data.draw(st.integers(0, len(sequence.tokens)))
         tokens = sequence.tokens[:length]
-        known = next((kept for kept in self.kept if kept[:length] == tokens), None)
-        self.table.keep(sequence, length)
+        own = [kept for kept in self.kept if kept[0] == tenant]
+        known = next((kept for kept in own if kept[1][:length] == tokens), None)
+        self.table.keep(sequence, length, tenant)
         self._forget(sequence)
         if length > 0 and known is not None:
             self.kept.remove(known)
             self.kept.append(known)
         elif length > 0:
-            shorter = [kept for kept in self.kept if tokens[: len(kept)] == kept]
-            self.kept = [kept for kept in self.kept if kept not in shorter] + [tokens]
+            shorter = [kept for kept in own if tokens[: len(kept[1])] == kept[1]]
+            self.kept = [kept for kept in self.kept if kept not in shorter] + [(tenant, tokens)]
 
     @rule()
     def step(self) -> None:
@@ -121,7 +122,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_least_recently_used_beginnings_are_given_away_first(self) -> None:
-        assert [kept.tokens for kept in self.table.kept] == self.kept
+        assert [(kept.tenant, kept.tokens) for kept in self.table.kept] == self.kept
 
     def _new(self, beginning: int) -> Sequence:
         self.count += 1

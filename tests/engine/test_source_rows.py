@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.batch import RowOp
-from engine.source_rows import SourceTable
+from engine.source_rows import Source, SourceTable
 
 NUM_ROWS = 4
-
-Source = tuple[int, ...]
 
 
 class SourceMachine(RuleBasedStateMachine):
@@ -26,9 +24,9 @@ class SourceMachine(RuleBasedStateMachine):
         self.kept: list[Source] = []  # the least recently used first
 
     @precondition(lambda self: len(self.running) < NUM_ROWS)
-    @rule(word=st.integers(0, 5))
-    def take(self, word: int) -> None:
-        source = (word, word)
+    @rule(tenant=st.sampled_from("ab"), word=st.integers(0, 3))
+    def take(self, tenant: str, word: int) -> None:
+        source = (tenant, (word, word))
         known = [*self.kept, *(s for row, s in self.running.items() if row in self.ready)]
 
         found = self.table.find(source)
@@ -97,9 +95,9 @@ TestSources.settings = settings(max_examples=200, stateful_step_count=40, deadli
 def test_running_sources_have_the_lowest_rows_whatever_is_kept() -> None:
     table = SourceTable(4)
     for word in range(6):
-        row = table.take((word,))
+        row = table.take(("", (word,)))
         table.mark_ready(row)
         assert row == 0
         table.keep(row)
 
-    assert sorted(table.kept.values()) == [(2,), (3,), (4,), (5,)]
+    assert sorted(table.kept.values()) == [("", (word,)) for word in (2, 3, 4, 5)]

@@ -287,7 +287,7 @@ def assert_nothing_is_left(watch: Watch) -> None:
     assert cache.lengths.tolist() == [kept.get(row, 0) for row in range(ENGINE.max_num_seqs)]
     assert_zero_beyond(cache._memory, cache.lengths)
     if cache._cross_memory is not None:
-        lengths = {row: len(source) for row, source in sources.kept.items()}
+        lengths = {row: len(ids) for row, (_, ids) in sources.kept.items()}
         assert {row for row, used in enumerate(sources._sources) if used} == set(lengths)
         assert cache.source_lengths.tolist() == [
             lengths.get(row, 0) for row in range(ENGINE.max_num_seqs)
