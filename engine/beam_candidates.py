@@ -2,28 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import BeamDraw, Candidate, Draw, Floats
 from engine.logit_controls import adjusted, is_controlled
 from engine.position_logprobs import ModelLogprobs
+from engine.request import SamplingParams
 from engine.top_logits import likeliest
+
+_MAX_COLUMNS = 256
 
 _Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
 
 
-def best_candidates(
-    model: ModelLogprobs, draw: BeamDraw, num_columns: int
-) -> tuple[Candidate, ...]:
-    """Return the candidates with the largest scores over all hypotheses and tokens, best first.
+def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tuple[Candidate, ...]]:
+    """Return for each search the candidates with the largest scores over all its hypotheses.
 
-    Of equals the earlier hypothesis's, then the lower token id. There are fewer than asked for if
-    the controls allow no more. As in the beam search of transformers, controls change
-    log-probabilities where other strategies have them change logits. Of the likeliest tokens the
-    first `num_columns` may be relied on.
+    Best first; of equals the earlier hypothesis's, then the lower token id. There are fewer than
+    asked for if the controls allow no more. As in the beam search of transformers, controls change
+    log-probabilities where other strategies have them change logits.
     """
-    found = [_best_of_beam(model, beam, draw.num_candidates, num_columns) for beam in draw.beams]
+    found: list[tuple[Candidate, ...]] = [()] * len(draws)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, draw in enumerate(draws):
+        if _is_plain(model, draw):
+            alike.setdefault((len(draw.beams), draw.num_candidates), []).append(i)
+        else:
+            found[i] = _best_of_search(model, draw)
+    for places in alike.values():
+        for i, best in zip(places, _best_of_plain(model, [draws[i] for i in places]), strict=True):
+            found[i] = best
+    return found
+
+
+def num_columns(params: SamplingParams) -> int:
+    """Return how many of a row's likeliest tokens to look at; more come from whole rows."""
+    # One that goes on and one for each way to end, for every beam.
+    return min(params.beam_width * (2 + len(params.stop_token_ids)), _MAX_COLUMNS)
+
+
+def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
+    """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
+    params = draw.beams[0].params
+    return (
+        min(draw.num_candidates, model.vocab_size) <= num_columns(params)
+        and params.logprobs is None
+        and not is_controlled(params)
+        and not any(beam.banned or beam.matcher for beam in draw.beams)
+    )
+
+
+def _best_of_plain(
+    model: ModelLogprobs, draws: Sequence[BeamDraw]
+) -> Iterator[tuple[Candidate, ...]]:
+    """Work on searches with as many beams and candidates each together."""
+    logits, width = model.logits, min(draws[0].num_candidates, model.vocab_size)
+    rows = np.array([[beam.logits_row for beam in draw.beams] for draw in draws])  # [R, G]
+    ids = logits.top_ids[rows][..., :width].reshape(len(draws), -1)  # [R, G * width]
+    scores = logits.top_logprobs[rows][..., :width].astype(np.float64)
+    scores += np.array([draw.scores for draw in draws])[..., None]
+    flat = scores.reshape(ids.shape)
+    # Columns are in the order in which equals come.
+    order = (-flat).argsort(axis=1, kind="stable")[:, : draws[0].num_candidates]
+    beams, best = order // width, np.take_along_axis(flat, order, axis=1)
+    ids = np.take_along_axis(ids, order, axis=1)
+    logprobs = model.logprobs(np.take_along_axis(rows, beams, axis=1), ids)
+    for columns in zip(beams.tolist(), ids.tolist(), best.tolist(), logprobs.tolist(), strict=True):
+        yield tuple(c for c in map(Candidate, *columns) if c.score > -np.inf)
+
+
+def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...]:
+    found = [_best_of_beam(model, beam, draw.num_candidates) for beam in draw.beams]
     ids = np.concatenate([tokens for tokens, _ in found])
     beams = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
     scores = np.concatenate(
@@ -42,13 +94,11 @@ def best_candidates(
     )
 
 
-def _best_of_beam(
-    model: ModelLogprobs, beam: Draw, num_candidates: int, num_columns: int
-) -> _Tokens:
+def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tokens:
     row, logits = beam.logits_row, model.logits
     width = min(num_candidates, model.vocab_size)
     is_free = beam.matcher is None and not is_controlled(beam.params)
-    if is_free and width <= num_columns and model.are_outside(beam.banned, row, width):
+    if is_free and width <= num_columns(beam.params) and model.are_outside(beam.banned, row, width):
         return logits.top_ids[row, :width], logits.top_logprobs[row, :width]
     shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
     logprobs = logits.logits[row] + shift

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.batch import Draw, Sampled, StepLogits
 from engine.request import PositionLogprobs, TokenLogprob
+
+Doubles = NDArray[np.float64]
 
 
 class ModelLogprobs:
@@ -25,6 +28,13 @@ class ModelLogprobs:
         """Return the log-probability of any token."""
         difference = self.logits.logits[row, token_id] - self.logits.top_logits[row, 0]
         return float(difference) + self._best_logprobs[row]
+
+    def logprobs(self, rows: NDArray[np.integer], token_ids: NDArray[np.integer]) -> Doubles:
+        """Return the log-probabilities of tokens, each in its row; the bits are those of one."""
+        top = self.logits
+        differences = top.logits[rows, token_ids] - top.top_logits[rows, 0]
+        found: Doubles = differences.astype(np.float64) + top.top_logprobs[rows, 0]
+        return found
 
     def are_outside(self, token_ids: Iterable[int], row: int, num_columns: int) -> bool:
         """Say whether none of the tokens is among the likeliest."""

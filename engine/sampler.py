@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.batch import BeamDraw, Candidate, Draw, Floats, Sampled, ScoreDraw, StepLogits
-from engine.beam_candidates import best_candidates
+from engine.beam_candidates import best_candidates, num_columns
 from engine.logit_controls import adjusted, is_controlled
 from engine.position_logprobs import ModelLogprobs
 from engine.random_stream import RandomStream
@@ -39,8 +39,7 @@ def _num_columns(params: SamplingParams) -> int | None:
     if params.strategy == "greedy":
         return 1
     if params.strategy == "beam":
-        # One that goes on and one for each way to end, for every beam; more come from whole rows.
-        return min(params.beam_width * (2 + len(params.stop_token_ids)), _MAX_TOP_K)
+        return num_columns(params)
     if params.typical_p < 1 or params.top_k > _MAX_TOP_K:
         return None
     if params.top_k > 0:
@@ -82,9 +81,11 @@ class Sampler:
         model = ModelLogprobs(logits)
         choices: list[Choice] = [None] * len(draws)
         from_columns: list[tuple[int, Draw, int]] = []
+        searches: list[tuple[int, BeamDraw]] = []
         for i, draw in enumerate(draws):
             if isinstance(draw, BeamDraw):
-                choices[i] = self._continue(model, draw)
+                if all(model.is_finite[beam.logits_row] for beam in draw.beams):
+                    searches.append((i, draw))
             elif model.is_finite[draw.logits_row]:
                 width = _usable_columns(model, draw)
                 if width is None:
@@ -93,6 +94,9 @@ class Sampler:
                     choices[i] = model.sampled_column(draw, 0)
                 else:
                     from_columns.append((i, draw, width))
+        candidates = best_candidates(model, [draw for _, draw in searches])
+        for (i, _), found in zip(searches, candidates, strict=True):
+            choices[i] = found or None
         if from_columns:
             self._choose_from_columns(model, from_columns, choices)
         return choices
@@ -150,11 +154,6 @@ class Sampler:
         chosen = pick(np.exp(scores, out=scores), self._uniform(draw))
         chosen = chosen if kept is None else int(kept[chosen])
         return model.sampled(draw, chosen if ids is None else int(ids[chosen]))
-
-    def _continue(self, model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...] | None:
-        if not all(model.is_finite[beam.logits_row] for beam in draw.beams):
-            return None
-        return best_candidates(model, draw, _num_columns(draw.beams[0].params) or 0) or None
 
     def _uniform(self, draw: Draw) -> float:
         return self._stream.uniform(draw.seed, draw.sequence_index, draw.position)

@@ -128,6 +128,30 @@ def test_candidates_do_not_depend_on_how_many_likeliest_tokens_others_want() -> 
         assert candidates_of(logits, draw) == candidates_of(logits, draw, k=VOCAB)
 
 
+def test_searches_beside_each_other_get_the_bits_that_they_get_alone() -> None:
+    rng = np.random.default_rng(3)
+    kinds = [
+        {"width": 2, "scores": [-1.0, -1.5]},
+        {"width": 3, "scores": [-1.0, -1.5, -1.6]},
+        {"width": 2, "scores": [-2.0, -3.0], "controls": LogitControls(banned_tokens=(4,))},
+        {"width": 2, "scores": [-4.0, -4.5]},
+        {"width": 2, "scores": [-1.0, -1.5], "banned": (7,)},
+    ]
+    draws = [beam_draw(**kind) for kind in kinds]  # each in the rows from 0 on
+    logits = [rng.normal(0, 3, (len(d.scores), VOCAB)).astype(np.float32) for d in draws]
+    starts = np.cumsum([0, *map(len, logits[:-1])]).tolist()
+    moved = [
+        draw._replace(beams=tuple(b._replace(logits_row=start + b.logits_row) for b in draw.beams))
+        for start, draw in zip(starts, draws, strict=True)
+    ]
+
+    together = Sampler().sample(step_logits(np.concatenate(logits), VOCAB), moved)
+
+    assert together == [
+        candidates_of(own, draw, k=VOCAB) for own, draw in zip(logits, draws, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_row_that_is_not_finite_fails_the_whole_search(bad: float) -> None:
     logits = np.zeros((3, VOCAB), np.float32)
