@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -190,9 +193,14 @@ def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
 
     from engine.benchmark import BenchmarkReport
     from loadtest.report import write_atomically
+    from loadtest.studies.machine import machine_name
 
-    content = TypeAdapter(BenchmarkReport).dump_json(report, indent=2)
-    write_atomically(path, content + b"\n")
+    content = {
+        "command": shlex.join(["tokenweir", *sys.argv[1:]]),
+        "machine": machine_name(),
+        **TypeAdapter(BenchmarkReport).dump_python(report, mode="json"),
+    }
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def report_load_test(config: LoadConfig, json_file: Path | None, png_file: Path | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,9 +54,13 @@ def bench(package: Path, *options: str) -> int:
 
 
 def test_every_concurrency_is_a_row_of_the_table_and_of_the_file(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    package: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "bench.json"
+    monkeypatch.setattr(sys, "argv", ["/bin/tokenweir", "bench", "my package"])
 
     code = bench(
         package, "--concurrency", "1,3", "--new-tokens", "4", "--rounds", "2", "--json", str(file)
@@ -66,6 +71,8 @@ def test_every_concurrency_is_a_row_of_the_table_and_of_the_file(
     assert "tiny, weights fp32: 6 prompt tokens, 4 new, greedy, 1 threads" in out
     assert f"written: {file}" in out
     report = json.loads(file.read_text())
+    assert report["command"] == "tokenweir bench 'my package'"
+    assert report["machine"].endswith("cores")
     cache = read_manifest(package).generation.cache
     numbers_per_token = 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim
     assert [result["concurrency"] for result in report["results"]] == [1, 3]
