@@ -178,9 +178,7 @@ def searched_text(
 def _detokenizer(
     params: SamplingParams, tokenizer: Tokenizer, num_prefix: int, include_stop: bool
 ) -> IncrementalDetokenizer:
-    min_new_tokens = params.min_new_tokens
-    if params.strategy == "beam":  # only a generated token ends a hypothesis, never the prefix
-        min_new_tokens = max(1, min_new_tokens)
+    min_new_tokens = max(1, params.min_new_tokens)  # the prefix alone ends nothing
     return IncrementalDetokenizer(
         tokenizer, params.stop_strings, include_stop, num_prefix + min_new_tokens
     )
