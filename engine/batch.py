@@ -15,17 +15,20 @@ Floats = NDArray[np.float32]
 
 
 class RowOp(NamedTuple):
-    """A change of the cache's rows; an empty row holds zeros and has length 0.
+    """A change of the cache's rows; an empty row has length 0.
 
-    `clear` empties `target`; `move` takes `source` to the empty row `target` and leaves `source`
-    empty; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
-    `clear_source` and `copy_source` do the same with rows of the sources.
+    `cut` shortens `target`, and what was behind stays in memory; `clear` puts zeros there, for a
+    row that may hold NaN. `move` takes `source` to the empty row `target` and clears `source`;
+    `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
+    `cut_source`, `clear_source` and `copy_source` do the same with rows of the sources.
     """
 
-    kind: Literal["clear", "move", "copy", "swap", "clear_source", "copy_source"]
+    kind: Literal[
+        "cut", "clear", "move", "copy", "swap", "cut_source", "clear_source", "copy_source"
+    ]
     source: int
     target: int
-    start: int = 0  # copy: positions before it are equal in both rows already; clear: they stay
+    start: int = 0  # copy: positions before it are equal in both already; cut, clear: they stay
     stop: int | None = None  # copy: the first position that is not wanted; None: all are
 
 

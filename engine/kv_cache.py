@@ -29,7 +29,8 @@ class SlotCache:
     A sequence has a row, a source has another: the beams of a sentence share its source's. Rows of
     a layer lie one after the other, so that the first B of them are one piece of memory: a decode
     step binds it as it is. Memory that no sequence reaches is never touched and costs nothing.
-    Beyond its length a row is zero: a NaN left there would reach the row's next sequence.
+    Beyond its length a row is finite: what is masked counts for nothing, but a NaN left there would
+    reach the row's next sequence.
     """
 
     def __init__(
@@ -45,8 +46,12 @@ class SlotCache:
     def apply(self, ops: Iterable[RowOp]) -> None:
         """Change rows, one operation after the other."""
         for op in ops:
-            if op.kind == "clear":
+            if op.kind == "cut":
+                self.lengths[op.target] = min(op.start, self.lengths[op.target])
+            elif op.kind == "clear":
                 self._clear(op.target, op.start)
+            elif op.kind == "cut_source":
+                self.source_lengths[op.target] = 0
             elif op.kind == "clear_source":
                 self._clear_source(op.target)
             elif op.kind == "copy_source":

@@ -57,9 +57,14 @@ class RowReuse:
 
     def release_row(self, sequence: Sequence) -> None:
         """Release the row of a sequence that has ended, if it has one."""
-        if sequence.row is not None:
-            num_kept = self._num_reusable(sequence) if sequence.request.ends_normally else 0
-            self._slots.keep(sequence, num_kept, sequence.request.source.tenant)
+        if sequence.row is None:
+            return
+        request = sequence.request
+        # Logits behind all its positions were finite, and so are its keys and values.
+        if request.ends_normally and request.first_token is not None:
+            self._slots.keep(sequence, self._num_reusable(sequence), request.source.tenant)
+        else:
+            self._slots.release(sequence)
 
     def release_source(self, request: Request) -> None:
         """Release the row of an ended request's source, if the model has one."""

@@ -75,7 +75,7 @@ class SlotTable:
             if is_last_resort:
                 del self._kept[holder]
                 self._put(sequence, holder.row)
-                self._ops.append(RowOp("clear", holder.row, holder.row, length))
+                self._ops.append(RowOp("cut", holder.row, holder.row, length))
                 return
         self.take(sequence)
         assert sequence.row is not None and holder.row is not None
@@ -102,30 +102,33 @@ class SlotTable:
             self._ops.append(RowOp("swap", row, first_other))
         self._put(sequence, first_other)
 
-    def release(self, sequence: Sequence) -> None:
-        """Clear a sequence's row; the last decoding row fills a hole among the decoding ones."""
-        self._vacate(sequence, 0)
+    def release(self, sequence: Sequence, *, is_finite: bool = False) -> None:
+        """Empty a sequence's row; the last decoding row fills a hole among the decoding ones.
+
+        The row is cleared unless it is known to be finite.
+        """
+        self._vacate(sequence, 0, is_finite)
 
     def keep(self, sequence: Sequence, length: int, tenant: str) -> None:
-        """Release a sequence's row, but let its first positions stay while no one needs the row."""
+        """Release a finite row, but let its first positions stay while no one needs the row."""
         tokens = sequence.tokens[:length]
         own = [kept for kept in self._kept if kept.tenant == tenant]
         if length == 0 or self._is_kept(tokens, own):
-            self.release(sequence)
+            self.release(sequence, is_finite=True)
             return
         for shorter in [k for k in own if tokens[: len(k.tokens)] == k.tokens]:
             self._drop(shorter)
-        row = self._vacate(sequence, length)
+        row = self._vacate(sequence, length, is_finite=True)
         self._owners[row] = kept = KeptPrefix(tenant, tokens, row)
         self._kept[kept] = None
 
-    def _vacate(self, sequence: Sequence, length: int) -> int:
+    def _vacate(self, sequence: Sequence, length: int, is_finite: bool) -> int:
         """Take a sequence's row; return which one has its first positions now, and no owner."""
         row = sequence.row
         assert row is not None
         sequence.row = None
         self._owners[row] = None
-        self._ops.append(RowOp("clear", row, row, length))
+        self._ops.append(RowOp("cut" if is_finite else "clear", row, row, length))
         if row >= self.num_decoding:
             return row
         self.num_decoding -= 1
@@ -149,7 +152,7 @@ class SlotTable:
     def _drop(self, kept: KeptPrefix) -> None:
         del self._kept[kept]
         self._owners[kept.row] = None
-        self._ops.append(RowOp("clear", kept.row, kept.row))
+        self._ops.append(RowOp("cut", kept.row, kept.row))
 
     def _put(self, owner: Sequence | KeptPrefix, row: int) -> None:
         self._owners[row] = owner

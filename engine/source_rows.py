@@ -50,7 +50,7 @@ class SourceTable:
             victim = self._kept.pop(0)
             if victim == found:  # the only one: it is not copied, but taken over
                 return victim
-            self._clear(victim)
+            self._empty(victim, is_finite=True)
         row = min(self._kept + [self._sources.index(None)])
         if row in self._kept:
             moved = self._move_up(row)
@@ -66,9 +66,10 @@ class SourceTable:
         self._ready.add(row)
 
     def release(self, row: int) -> None:
-        """Clear the row of a request that has ended."""
+        """Empty the row of a request that has ended."""
+        is_finite = row in self._ready
         self._ready.discard(row)
-        self._clear(row)
+        self._empty(row, is_finite)
 
     def keep(self, row: int) -> None:
         """Release a row, but let its source stay somewhere while no one needs the place."""
@@ -90,9 +91,9 @@ class SourceTable:
             return row
         self._sources[free[-1]] = self._sources[row]
         self._ops.append(RowOp("copy_source", row, free[-1]))
-        self._clear(row)
+        self._empty(row, is_finite=True)
         return free[-1]
 
-    def _clear(self, row: int) -> None:
+    def _empty(self, row: int, is_finite: bool) -> None:
         self._sources[row] = None
-        self._ops.append(RowOp("clear_source", row, row))
+        self._ops.append(RowOp("cut_source" if is_finite else "clear_source", row, row))

@@ -84,12 +84,12 @@ class ScriptedRunner:
         source, target = op.source, op.target
         if op.kind == "swap":
             self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
-        elif op.kind == "clear_source":
+        elif op.kind in ("cut_source", "clear_source"):
             self.sources[target] = []
         elif op.kind == "copy_source":
             assert not self.sources[target], "the row is not empty"
             self.sources[target] = list(self.sources[source])
-        elif op.kind == "clear":
+        elif op.kind in ("cut", "clear"):
             self.rows[target] = self.rows[target][: op.start]
         else:
             assert op.kind == "copy" or not self.rows[target], "the row is not empty"

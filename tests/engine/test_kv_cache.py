@@ -33,12 +33,10 @@ def fill_source(cache: SlotCache, row: int, content: Row) -> None:
 
 
 def contents(cache: SlotCache, row: int) -> list[np.ndarray]:
-    layers = (*cache.layers, *cache.cross_layers)
-    arrays = [array[row].copy() for layer in layers for array in layer]
+    length, source_length = cache.lengths[row], cache.source_lengths[row]
     return [
-        *arrays,
-        cache.lengths[row : row + 1].copy(),
-        cache.source_lengths[row : row + 1].copy(),
+        *(array[row, :, :length] for layer in cache.layers for array in layer),
+        *(array[row, :, :source_length] for layer in cache.cross_layers for array in layer),
     ]
 
 
@@ -64,19 +62,19 @@ def rows_and_ops(draw: st.DrawFn) -> tuple[tuple[Rows, Rows], list[RowOp], tuple
     after, sources_after = dict(rows), dict(sources)
     for _ in range(draw(st.integers(0, 8))):
         one, other = draw(st.permutations(range(SLOTS)))[:2]
-        kinds = ["clear", "clear_source", "copy_source", "swap", "copy"]
+        kinds = ["cut", "clear", "cut_source", "clear_source", "copy_source", "swap", "copy"]
         kinds += ["move"] * (other not in after)
         if other in sources_after:
             kinds.remove("copy_source")  # its target is empty
         op = RowOp(draw(st.sampled_from(kinds)), one, other)
         ops.append(op)
         found, replaced = after.get(one), after.pop(other, None)
-        if op.kind == "clear_source":
+        if op.kind in ("cut_source", "clear_source"):
             sources_after.pop(other, None)
         if op.kind == "copy_source" and one in sources_after:
             sources_after[other] = sources_after[one]
-        of_sources = op.kind in ("clear_source", "copy_source")
-        kept = replaced if of_sources else None if op.kind == "clear" else found
+        of_sources = op.kind.endswith("_source")
+        kept = replaced if of_sources else None if op.kind in ("cut", "clear") else found
         if kept is not None:
             after[other] = kept
         if op.kind in ("move", "swap"):
@@ -87,7 +85,7 @@ def rows_and_ops(draw: st.DrawFn) -> tuple[tuple[Rows, Rows], list[RowOp], tuple
 
 
 @given(rows_and_ops())
-def test_row_operations_do_what_a_dictionary_does_and_leave_zeros_behind(
+def test_row_operations_do_what_a_dictionary_does(
     case: tuple[tuple[Rows, Rows], list[RowOp], tuple[Rows, Rows]],
 ) -> None:
     before, ops, after = case
@@ -96,9 +94,25 @@ def test_row_operations_do_what_a_dictionary_does_and_leave_zeros_behind(
     cache.apply(ops)
 
     wanted = cache_of(*after)
+    assert cache.lengths.tolist() == wanted.lengths.tolist()
+    assert cache.source_lengths.tolist() == wanted.source_lengths.tolist()
     for row in range(SLOTS):
         for found, expected in zip(contents(cache, row), contents(wanted, row), strict=True):
             assert np.array_equal(found, expected)
+
+
+def test_clearing_and_moving_leave_no_number_behind() -> None:
+    cache = cache_of({0: (np.nan, 5), 1: (np.nan, 6), 2: (3.0, 4)}, {1: (np.nan, 5), 2: (1.0, 3)})
+
+    cache.apply(
+        [RowOp("clear", 0, 0, 2), RowOp("clear", 0, 0), RowOp("move", 1, 0), RowOp("clear", 0, 0)]
+    )
+    cache.apply([RowOp("clear_source", 1, 1), RowOp("cut", 2, 2, 1), RowOp("cut_source", 2, 2)])
+
+    memory, cross_memory = cache._memory, cache._cross_memory
+    assert not memory[:, :, :2].any() and not cross_memory[:, :, :2].any()
+    assert memory[:, :, 2, :, :4].all(), "a row that is cut stays in memory"
+    assert (cache.lengths.tolist(), cache.source_lengths.tolist()) == ([0, 0, 1, 0], [0] * 4)
 
 
 def test_the_beginning_of_a_row_can_be_copied_and_can_stay() -> None:

@@ -140,7 +140,7 @@ def test_decoding_rows_stay_packed_whatever_leaves(make_scheduler) -> None:
     batch, _ = step(scheduler)
 
     assert batch.decode_ids == (A, C, B)
-    assert [op[:3] for op in batch.row_ops] == [("clear", 1, 1), ("move", 3, 1)]
+    assert [op[:3] for op in batch.row_ops] == [("cut", 1, 1), ("move", 3, 1)]
 
 
 # Prefill

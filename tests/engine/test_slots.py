@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.batch import RowOp
 from engine.request import SamplingParams
 from engine.sequence import Request, Sequence, TokenRequest
 from engine.slots import KeptPrefix, SlotTable
@@ -82,7 +83,10 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.live))
-        self.table.release(sequence)
+        self._replay()
+        row, is_finite = sequence.row, data.draw(st.booleans())
+        self.table.release(sequence, is_finite=is_finite)
+        assert self.table._ops[0] == RowOp("cut" if is_finite else "clear", row, row)
         self._forget(sequence)
 
     @precondition(lambda self: self.live)
@@ -143,7 +147,7 @@ class SlotMachine(RuleBasedStateMachine):
         for kind, source, target, start, stop in self.table.take_ops():
             if kind == "swap":
                 self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
-            elif kind == "clear":
+            elif kind in ("cut", "clear"):
                 self.rows[target] = self.rows[target][:start]
             else:
                 assert self.rows[target] == [], "the target of a move or copy is empty"

@@ -56,10 +56,14 @@ class SourceMachine(RuleBasedStateMachine):
     @rule(data=st.data(), ends_well=st.booleans())
     def end(self, data: st.DataObject, ends_well: bool) -> None:
         row = data.draw(st.sampled_from(sorted(self.running)))
+        self._replay()
         if ends_well:
             self.table.keep(row)
         else:
             self.table.release(row)
+        emptied = [op for op in self.table._ops if op.target == row and op.kind != "copy_source"]
+        is_finite = row in self.ready
+        assert {op.kind for op in emptied} <= {"cut_source" if is_finite else "clear_source"}
         source = self.running.pop(row)
         if ends_well and source in self.kept:
             self.kept.remove(source)
@@ -80,7 +84,7 @@ class SourceMachine(RuleBasedStateMachine):
     def _replay(self) -> None:
         for op in self.table.take_ops():
             assert isinstance(op, RowOp)
-            if op.kind == "clear_source":
+            if op.kind in ("cut_source", "clear_source"):
                 self.rows[op.target] = None
             else:
                 assert op.kind == "copy_source"
