@@ -11,9 +11,7 @@ from engine.batch import BeamDraw, Candidate, Draw, Floats
 from engine.logit_controls import adjusted, is_controlled
 from engine.position_logprobs import ModelLogprobs
 from engine.request import SamplingParams
-from engine.top_logits import likeliest
-
-_MAX_COLUMNS = 256
+from engine.top_logits import MAX_COLUMNS, likeliest
 
 _Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
 
@@ -41,18 +39,21 @@ def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tup
 def num_columns(params: SamplingParams) -> int:
     """Return how many of a row's likeliest tokens to look at; more come from whole rows."""
     # One that goes on and one for each way to end, for every beam.
-    return min(params.beam_width * (2 + len(params.stop_token_ids)), _MAX_COLUMNS)
+    return min(params.beam_width * (2 + len(params.stop_token_ids)), MAX_COLUMNS)
 
 
 def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
     """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
-    params = draw.beams[0].params
-    return (
-        min(draw.num_candidates, model.vocab_size) <= num_columns(params)
-        and params.logprobs is None
-        and not is_controlled(params)
-        and not any(beam.banned or beam.matcher for beam in draw.beams)
+    return draw.beams[0].params.logprobs is None and all(
+        _is_free(model, beam, draw.num_candidates) and not beam.banned for beam in draw.beams
     )
+
+
+def _is_free(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
+    """Say whether, but for bans, candidates are among the likeliest tokens of the row."""
+    width = min(num_candidates, model.vocab_size)
+    is_chosen_by_model = beam.matcher is None and not is_controlled(beam.params)
+    return is_chosen_by_model and width <= num_columns(beam.params)
 
 
 def _best_of_plain(
@@ -97,13 +98,10 @@ def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ..
 def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tokens:
     row, logits = beam.logits_row, model.logits
     width = min(num_candidates, model.vocab_size)
-    is_free = beam.matcher is None and not is_controlled(beam.params)
-    if is_free and width <= num_columns(beam.params) and model.are_outside(beam.banned, row, width):
+    if _is_free(model, beam, num_candidates) and model.are_outside(beam.banned, row, width):
         return logits.top_ids[row, :width], logits.top_logprobs[row, :width]
     shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
-    logprobs = logits.logits[row] + shift
-    if beam.banned or not is_free:
-        logprobs = adjusted(logprobs, beam)
+    logprobs = adjusted(logits.logits[row] + shift, beam)
     ids = likeliest(logprobs, width, logits.top_ids[row])
     return ids, logprobs[ids]
 

@@ -13,12 +13,11 @@ from engine.logit_controls import adjusted, is_controlled
 from engine.position_logprobs import ModelLogprobs
 from engine.random_stream import RandomStream
 from engine.request import PositionLogprobs, SamplingParams
-from engine.top_logits import largest
+from engine.top_logits import MAX_COLUMNS, largest
 from engine.truncation import pick, tempered, truncate, truncated_weights
 
 Choice = Sampled | tuple[Candidate, ...] | None
 
-_MAX_TOP_K = 256  # larger ones are taken from the whole row
 _NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
 
 
@@ -40,7 +39,7 @@ def _num_columns(params: SamplingParams) -> int | None:
         return 1
     if params.strategy == "beam":
         return num_columns(params)
-    if params.typical_p < 1 or params.top_k > _MAX_TOP_K:
+    if params.typical_p < 1 or params.top_k > MAX_COLUMNS:
         return None
     if params.top_k > 0:
         return params.top_k

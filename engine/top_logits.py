@@ -9,6 +9,7 @@ from engine.batch import Floats, StepLogits
 
 Ids = NDArray[np.intp]
 
+MAX_COLUMNS = 256  # of the likeliest tokens that a graph is asked for; for more, look at whole rows
 _CACHED_FLOATS = 65_536  # worked on at a time, so that they stay in the processor's cache
 
 

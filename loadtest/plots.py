@@ -38,6 +38,11 @@ def write_png(report: LoadReport, path: Path) -> None:
     for column, (name, values, latency, colour) in enumerate(panels):
         _draw_distribution(figure.add_subplot(grid[0, column]), name, values, latency, colour)
     _draw_timeline(figure.add_subplot(grid[1, :]), report)
+    write_figure(figure, path)
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a picture, all or nothing."""
     image = io.BytesIO()
     figure.savefig(image, format="png")
     write_atomically(path, image.getvalue())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -39,6 +41,11 @@ def read_json(path: Path) -> LoadReport:
         return _REPORT.validate_json(path.read_bytes())
     except ValidationError as error:
         raise LoadTestError(f"{path} is no report of a load test: {error}") from error
+
+
+def write_document(content: Mapping[str, object], path: Path) -> None:
+    """Write results that have no model of their own as JSON, all or nothing."""
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes) -> None:

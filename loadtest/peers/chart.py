@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 
 from loadtest.peers.results import Line, Results
 from loadtest.peers.works import OURS
+from loadtest.plots import write_figure
 
 _OURS = "#0072b2"
 _PEER = "#bbbbbb"
@@ -30,9 +30,7 @@ def write_png(results: Results, path: Path) -> None:
     for column, concurrency in enumerate(concurrencies):
         axes = figure.add_subplot(1, len(concurrencies), column + 1)
         _draw(axes, concurrency, [x for x in results.lines if x.concurrency == concurrency])
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    path.write_bytes(image.getvalue())
+    write_figure(figure, path)
 
 
 def _draw(axes: Axes, concurrency: int, lines: list[Line]) -> None:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from loadtest.peers.comparison import Agreement, Comparison, Run
 from loadtest.peers.works import Work
+from loadtest.report import write_atomically
 
 _LEAST_AGREEMENT = 0.98  # of outputs: two logits may be as near as float32 rounds
 
@@ -69,8 +70,8 @@ def write(results: Results, directory: Path) -> list[Path]:
     """Write the table and everything that was measured; return the files."""
     directory.mkdir(parents=True, exist_ok=True)
     json_file, markdown = (directory / f"{results.work.name}.{kind}" for kind in ("json", "md"))
-    json_file.write_bytes(TypeAdapter(Results).dump_json(results, indent=1) + b"\n")
-    markdown.write_bytes(to_markdown(results).encode())
+    write_atomically(json_file, TypeAdapter(Results).dump_json(results, indent=1) + b"\n")
+    write_atomically(markdown, to_markdown(results).encode())
     return [json_file, markdown]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 import shlex
 import sys
@@ -24,9 +23,10 @@ from engine.benchmark import generation_contract
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package import GenerationContract, Manifest, load_package
-from loadtest.report import write_atomically
+from loadtest.machine import machine_name
+from loadtest.plots import write_figure
+from loadtest.report import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
-from loadtest.studies.machine import machine_name
 
 POLICIES: tuple[Policy, ...] = ("continuous", "static", "early exit")
 _COLOURS = {"continuous": "#0072b2", "static": "#d55e00", "early exit": "#cc79a7"}
@@ -196,7 +196,7 @@ def _write(out: Path, points: Sequence[Point], about: dict[str, object]) -> None
     out.parent.mkdir(parents=True, exist_ok=True)
     found = [{**one._asdict(), "ratio": one.ratio} for one in at_equal_p99(points)]
     content = {**about, "at_equal_p99": found, "points": [asdict(point) for point in points]}
-    write_atomically(out.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
+    write_document(content, out.with_suffix(".json"))
     _draw(points, f"{about['model']}, {about['weights']}", out.with_suffix(".png"))
 
 
@@ -215,7 +215,7 @@ def _draw(points: Sequence[Point], name: str, path: Path) -> None:
     axes.set_yscale("log")
     axes.grid(True, color="#dddddd", linewidth=0.7)
     axes.legend(frameon=False)
-    figure.savefig(path, format="png")
+    write_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shlex
@@ -23,8 +22,9 @@ from matplotlib.figure import Figure
 from engine.benchmark import generation_contract
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract, load_package
-from loadtest.report import write_atomically
-from loadtest.studies.machine import Machine, machine_name, measure_machine
+from loadtest.machine import Machine, machine_name, measure_machine
+from loadtest.plots import write_figure
+from loadtest.report import write_document
 
 _BYTES_PER_NUMBER = 4
 
@@ -136,7 +136,7 @@ def _write(out: Path, name: str, machine: Machine, model: Model, steps: Sequence
         "weights": asdict(model),
         "steps": [{**asdict(step), "median": step.median} for step in steps],
     }
-    write_atomically(out.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
+    write_document(content, out.with_suffix(".json"))
     _draw(name, machine, steps, out.with_suffix(".png"))
     for step in steps:
         click.echo(
@@ -170,7 +170,7 @@ def _draw(name: str, machine: Machine, steps: Sequence[Step], path: Path) -> Non
     axes.set_ylabel("milliseconds")
     axes.grid(True, color="#dddddd", linewidth=0.7)
     axes.legend(frameon=False)
-    figure.savefig(path, format="png")
+    write_figure(figure, path)
 
 
 if __name__ == "__main__":

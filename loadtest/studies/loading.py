@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from engine.package import Package, load_package
-from loadtest.report import write_atomically
-from loadtest.studies.machine import machine_name
+from loadtest.machine import machine_name
+from loadtest.report import write_document
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
 _PROGRAM = """
@@ -79,7 +79,7 @@ def main(package: Path, rounds: int, out: Path) -> None:
         "loads": [asdict(load) for load in loads],
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
+    write_document(content, out.with_suffix(".json"))
     click.echo(
         f"ready in {content['median_seconds']:.2f} s; weights {weights / 1e6:.0f} MB, "
         f"peak {peak / weights:.2f} times them, steady {steady / weights:.2f} times, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -192,15 +191,15 @@ def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
     from pydantic import TypeAdapter
 
     from engine.benchmark import BenchmarkReport
-    from loadtest.report import write_atomically
-    from loadtest.studies.machine import machine_name
+    from loadtest.machine import machine_name
+    from loadtest.report import write_document
 
     content = {
         "command": shlex.join(["tokenweir", *sys.argv[1:]]),
         "machine": machine_name(),
         **TypeAdapter(BenchmarkReport).dump_python(report, mode="json"),
     }
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_document(content, path)
 
 
 def report_load_test(config: LoadConfig, json_file: Path | None, png_file: Path | None) -> int:

@@ -12,11 +12,11 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.package import GenerationContract
+from loadtest.machine import Machine
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import AtEqualP99, Point, at_equal_p99, throughput_within
 from loadtest.studies.growth import Model, measure_steps
 from loadtest.studies.loading import load_once
-from loadtest.studies.machine import Machine
 
 WORK = TraceWork(
     num_requests=2000,
