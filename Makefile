@@ -1,6 +1,7 @@
 # make demo   train, export, serve and load-test the date model
 # make serve  serve the date model until Ctrl-C
 # make test   every check: format, lint, types, import rules, protocol, tests
+# make test-long   the tests that need more time or larger models
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo serve test lint format proto clean
+.PHONY: install demo serve test test-long lint format proto clean
 
 install: $(INSTALLED)
 
@@ -30,6 +31,9 @@ serve: install
 
 test: lint
 	$(BIN)/pytest
+
+test-long: install
+	$(BIN)/pytest -m long
 
 lint: install
 	$(BIN)/ruff check .
