@@ -24,8 +24,8 @@ from engine.request import (
 )
 from engine.request_checks import check_logprobs, check_sampling_params
 from server.capabilities import check_generation, raise_if_unsupported
+from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 
-MAX_REQUEST_ID_CHARS = 128
 MAX_TENANT_CHARS = 128
 MAX_TOKENS_PER_MESSAGE = 1024
 
@@ -173,11 +173,6 @@ def prediction_items(
     ]
     raise_if_any(violations)
     return [_prediction_item(item) for item in items]
-
-
-def is_request_id(text: str) -> bool:
-    """Say whether a client may call its request so; every other id stays out of logs, too."""
-    return len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
 
 
 def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:

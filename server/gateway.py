@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,13 +18,14 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
+from tokenweir.v1 import admin_service_pb2
 
-from engine.errors import Draining, ReplicaLost
+from engine.errors import Draining, ReplicaLost, TokenweirError
 from server.backend import Backend
 from server.config import GatewayConfig
 from server.health import Health
 from server.pool import Attempts, CallFailed, Pool
+from server.request_ids import METHODS, request_id_in
 from server.status import DETAILS_KEY, CallStatus, call_status
 from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, server_options
 
@@ -39,13 +39,7 @@ _PACKAGE = "/tokenweir.v1."
 _GET_LOAD = f"{_PACKAGE}AdminService/GetLoad"
 _GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
 _RETRY_AFTER = 0.5  # seconds
-_UNARY = frozenset(
-    f"/{service.full_name}/{method.name}"
-    for file in (admin_service_pb2, generation_service_pb2, prediction_service_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-    if not method.server_streaming
-)
+_UNARY = frozenset(path for path, method in METHODS.items() if not method.server_streaming)
 
 
 class Gateway:
@@ -123,7 +117,9 @@ class Gateway:
                     return await relay(method, request, context)
             except CallFailed as failure:
                 status = failure.status
-                await context.abort(status.code, status.message, status.trailing_metadata)
+            except TokenweirError as error:
+                status = call_status(error, request_id_in(method, request))
+            await context.abort(status.code, status.message, status.trailing_metadata)
 
         return behavior
 
@@ -131,7 +127,7 @@ class Gateway:
     def _counted(self) -> Iterator[None]:
         """Refuse a call once draining; else count it until it ends."""
         if self._draining:
-            raise CallFailed(_draining())
+            raise _draining()
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
@@ -153,13 +149,13 @@ class Gateway:
                 yield
         except asyncio.CancelledError:  # by `close`; else by the client, who hears nothing more
             if self._closing:
-                raise CallFailed(_draining()) from None
+                raise _draining() from None
             raise
         finally:
             self._upstream_calls.discard(call)
 
     async def _relay_unary(self, method: str, request: bytes, context: Context) -> bytes:
-        attempts = self._attempts()
+        attempts = self._attempts(method, request)
         while True:
             backend = await self._pool.choose(attempts)
             ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = backend.channel.unary_unary(method)
@@ -176,7 +172,7 @@ class Gateway:
                 return response
 
     async def _relay_stream(self, method: str, request: bytes, context: Context) -> None:
-        attempts = self._attempts()
+        attempts = self._attempts(method, request)
         while True:
             backend = await self._pool.choose(attempts)
             ask: aio.UnaryStreamMultiCallable[bytes, bytes] = backend.channel.unary_stream(method)
@@ -211,10 +207,8 @@ class Gateway:
                 merged.MergeFrom(load)
         return merged.SerializeToString()
 
-    def _attempts(self) -> Attempts:
-        return Attempts(
-            request_id=str(uuid.uuid4()), give_up=time.monotonic() + self._config.worker_wait
-        )
+    def _attempts(self, method: str, request: bytes) -> Attempts:
+        return Attempts(method, request, give_up=time.monotonic() + self._config.worker_wait)
 
 
 class _AnyMethod(grpc.GenericRpcHandler):
@@ -260,9 +254,8 @@ def _is_workers_own(error: aio.AioRpcError) -> bool:
     return any(key == DETAILS_KEY for key, _ in _pairs(error.trailing_metadata()))
 
 
-def _draining() -> CallStatus:
-    error = Draining("this gateway is stopping; ask again", _RETRY_AFTER)
-    return call_status(error, str(uuid.uuid4()))
+def _draining() -> Draining:
+    return Draining("this gateway is stopping; ask again", _RETRY_AFTER)
 
 
 def _forwarded(context: Context) -> Metadata:

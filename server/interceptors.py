@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -16,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from engine.errors import (
@@ -27,7 +26,7 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
-from server.convert import is_request_id
+from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 
 logger = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ class StatusInterceptor(_WrappingInterceptor):
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
-            _request_id.set(str(uuid.uuid4()))
+            _request_id.set(made_request_id())
             try:
                 return await behavior(request, context)
             except TokenweirError as error:
@@ -151,17 +150,11 @@ class ParsingInterceptor(_WrappingInterceptor):
                 raise MalformedMessage(
                     [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
                 ) from error
-            request_id = _client_request_id(request)
-            if request_id and is_request_id(request_id):
+            if (request_id := client_request_id(request)) is not None:
                 _request_id.set(request_id)
             return await behavior(request, context)
 
         return _with_behavior(handler, around, takes_bytes=True)
-
-
-def _client_request_id(request: Message) -> str:
-    inner = getattr(request, "request", request)  # GenerateStreamRequest has it one level down
-    return str(getattr(inner, "request_id", ""))
 
 
 def _failure(request_id: str) -> EngineFailure:

@@ -7,11 +7,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import grpc
 
-from engine.errors import Starting
+from engine.errors import Starting, TokenweirError
 from server.backend import Backend
+from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
 
 _PAUSE = 0.05  # seconds before workers that have all refused are asked again
@@ -23,11 +25,17 @@ _MAX_LOSSES = 3  # workers that one call may lose: it might be what kills them
 class Attempts:
     """What one call has met with so far."""
 
-    request_id: str
+    method: str
+    request: bytes
     give_up: float  # on the monotonic clock
     refused: set[Backend] = field(default_factory=set)
     losses: int = 0
     last: CallStatus | None = None
+
+    @cached_property
+    def request_id(self) -> str:
+        """The client's id of the call; looked for only where the gateway has an error to tell."""
+        return request_id_in(self.method, self.request)
 
     def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
         """Remember that a worker did not take the call."""
@@ -51,7 +59,7 @@ class Pool:
         self._changed = changed
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        self._refusal: CallStatus | None = None  # of every call, once the gateway closes
+        self._refusal: TokenweirError | None = None  # of every call, once the gateway closes
         self._news = asyncio.Condition()  # notified when there may be a worker to ask
 
     @property
@@ -70,9 +78,9 @@ class Pool:
                 self._backends[address] = Backend(address, self._tell)
         await self._tell()
 
-    async def refuse_waiting(self, status: CallStatus) -> None:
+    async def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits for a worker, or will."""
-        self._refusal = status
+        self._refusal = error
         async with self._news:
             self._news.notify_all()
 
@@ -87,11 +95,12 @@ class Pool:
     async def choose(self, attempts: Attempts) -> Backend:
         """Return the worker with the least under way, waiting until there is one to ask.
 
-        Raises CallFailed when all are full, too many were lost, or none comes in time.
+        Raises CallFailed when all are full, too many were lost, or none comes in time, and what
+        `refuse_waiting` was given.
         """
         while True:
             if self._refusal is not None:
-                raise CallFailed(self._refusal)
+                raise self._refusal
             serving = self.serving
             fresh = [backend for backend in serving if backend not in attempts.refused]
             if attempts.losses >= _MAX_LOSSES or (serving and not fresh and _is_full(attempts)):

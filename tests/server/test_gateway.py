@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -231,6 +232,21 @@ async def test_without_a_worker_a_call_is_refused_in_the_end() -> None:
         assert (refused.retry_after, refused.pushback) == (0.5, "500")
 
 
+async def test_what_the_gateway_itself_refuses_names_the_clients_request() -> None:
+    calls: list[Any] = [lambda s: s.generation.Generate(generate("a", request_id="mine"))]
+    calls.append(lambda s: s.generation.GenerateStream(stream("a", request_id="mine")))
+    named, unnamed = [], []
+    async with running_gateway(config=GatewayConfig(worker_wait=0.05)) as (gateway, stubs):
+        named += [await failure_of(call(stubs)) for call in calls]
+        unnamed.append(await failure_of(stubs.generation.Generate(generate("a"))))
+        await gateway.drain(0)
+        named += [await failure_of(call(stubs)) for call in calls]
+
+    assert {one.reason for one in named} == {"STARTING", "DRAINING"}
+    assert {one.metadata["request_id"] for one in named} == {"mine"}
+    assert unnamed[0].metadata["request_id"], "one is made"
+
+
 async def test_health_follows_the_workers() -> None:
     async with running_gateway() as (gateway, stubs):
         assert await stubs.health_of("") == DOWN
@@ -310,12 +326,14 @@ async def test_closing_ends_running_calls_with_a_reason(cell: Cell) -> None:
 
 async def test_closing_ends_calls_that_wait_for_a_worker() -> None:
     async with running_gateway() as (gateway, stubs):
-        call = asyncio.ensure_future(failure_of(stubs.generation.Generate(generate("a"))))
+        asked = stubs.generation.Generate(generate("a", request_id="mine"))
+        call = asyncio.ensure_future(failure_of(asked))
         await until(lambda: bool(gateway._calls))
 
         await gateway.close()
 
-        assert (await call).reason == "DRAINING"
+        ended = await call
+        assert (ended.reason, ended.metadata["request_id"]) == ("DRAINING", "mine")
 
 
 async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
@@ -327,9 +345,10 @@ async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
 
     async with _scripted_worker(die) as address, running_gateway(address) as (_, stubs):
         with pytest.raises(aio.AioRpcError) as caught:
-            await stubs.generation.Generate(generate("poison"))
+            await stubs.generation.Generate(generate("poison", request_id="mine"))
 
-    assert failure(caught.value).reason == "REPLICA_LOST"
+    lost = failure(caught.value)
+    assert (lost.reason, lost.metadata["request_id"]) == ("REPLICA_LOST", "mine")
     assert calls["n"] == 3
 
 

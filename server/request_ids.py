@@ -1,0 +1,47 @@
+"""The id of a request: the client's, found in the message of any call, or one made here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
+
+MAX_REQUEST_ID_CHARS = 128
+METHODS: Mapping[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (admin_service_pb2, generation_service_pb2, prediction_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def is_request_id(text: str) -> bool:
+    """Say whether a client may call its request so; every other id stays out of logs, too."""
+    return len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
+
+
+def made_request_id() -> str:
+    """Return an id for a request that has none."""
+    return str(uuid.uuid4())
+
+
+def client_request_id(request: Message) -> str | None:
+    """Return the id that the client gave; None without a good one."""
+    inner = getattr(request, "request", request)  # GenerateStreamRequest has it one level down
+    request_id = str(getattr(inner, "request_id", ""))
+    return request_id if request_id and is_request_id(request_id) else None
+
+
+def request_id_in(method: str, data: bytes) -> str:
+    """Return the id in the bytes of a call of `method`, or one made here if they have none."""
+    if method not in METHODS:
+        return made_request_id()
+    try:
+        request = GetMessageClass(METHODS[method].input_type).FromString(data)
+    except DecodeError:
+        return made_request_id()
+    return client_request_id(request) or made_request_id()
