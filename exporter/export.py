@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -40,14 +38,11 @@ from exporter.contracts import (
 from exporter.graphs import Graphs, build_graphs
 from exporter.loss import DEFAULT_LIMITS, LossLimits, limits_of
 from exporter.models import GPT, EncoderDecoder
-from exporter.operators import OPSET
 from exporter.quantize import quantize
 from exporter.quantize_cache import calibrate, quantize_cache
+from exporter.toolchain import read_toolchain
 
 Target = Literal["cpu"]
-
-_TOOLS = ("tokenweir", "torch", "onnx", "onnx-ir", "onnxscript", "tokenizers")
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # two distributions of one module
 
 
 def export_package(
@@ -193,23 +188,13 @@ def _describe(
         image=image_contract(config),
         labels=config.labels,
         files={name: hash_file(directory / name) for name in names},
-        toolchain=_toolchain(),
+        toolchain=read_toolchain(),
         certificate=certificate,
     )
 
 
 def _model_name(task: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", task).lstrip("._-")[:64] or "model"
-
-
-def _toolchain() -> dict[str, str]:
-    tools = {"python": platform.python_version(), "opset": str(OPSET)}
-    for name in (*_TOOLS, *_RUNTIMES):
-        try:
-            tools[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return tools
 
 
 def _copied(checkpoint: Checkpoint) -> list[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -26,16 +23,6 @@ class Machine:
     def floor(self, num_bytes: float, num_flops: float) -> float:
         """Return the least seconds for so many bytes read and so much arithmetic."""
         return max(num_bytes / self.bytes_per_second, num_flops / self.flops_per_second)
-
-
-def machine_name() -> str:
-    """Return what results call this machine: its processor and the number of its cores."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line for line in lines if line.startswith("model name")).partition(":")[2]
-    except (OSError, StopIteration):
-        name = platform.processor()
-    return f"{name.strip()}, {os.cpu_count()} cores"
 
 
 def measure_machine(num_threads: int) -> Machine:

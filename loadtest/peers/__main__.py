@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from loadtest.machine import machine_name
+from engine.machine import machine_name
 from loadtest.peers.comparison import Plan, compare, start_process
 from loadtest.peers.results import Results, disagreements, summarize, write
 from loadtest.peers.works import WORKS

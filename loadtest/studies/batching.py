@@ -22,8 +22,8 @@ from engine.async_engine import AsyncEngine
 from engine.benchmark import generation_contract
 from engine.config import EngineConfig
 from engine.factory import load_engine
+from engine.machine import machine_name
 from engine.package import GenerationContract, Manifest, load_package
-from loadtest.machine import machine_name
 from loadtest.plots import write_figure
 from loadtest.report import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace

@@ -20,9 +20,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from engine.benchmark import generation_contract
+from engine.machine import machine_name
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract, load_package
-from loadtest.machine import Machine, machine_name, measure_machine
+from loadtest.machine import Machine, measure_machine
 from loadtest.plots import write_figure
 from loadtest.report import write_document
 

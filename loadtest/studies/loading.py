@@ -15,8 +15,8 @@ from pathlib import Path
 
 import click
 
+from engine.machine import machine_name
 from engine.package import Package, load_package
-from loadtest.machine import machine_name
 from loadtest.report import write_document
 
 # Everything that a worker does before it serves: imports, hashes, sessions.

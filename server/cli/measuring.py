@@ -191,7 +191,7 @@ def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
     from pydantic import TypeAdapter
 
     from engine.benchmark import BenchmarkReport
-    from loadtest.machine import machine_name
+    from engine.machine import machine_name
     from loadtest.report import write_document
 
     content = {

@@ -108,6 +108,7 @@ def test_a_checkpoint_is_exported_with_a_certificate(
     assert certificate.batch_invariant
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1]
     assert {"torch", "onnx", "onnxruntime"} <= set(manifest.toolchain)
+    assert {"threads", "l2_bytes", "instruction_sets"} <= set(manifest.toolchain)
     assert os.listdir(tmp_path) == ["package"]
 
 

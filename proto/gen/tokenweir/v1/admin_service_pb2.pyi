@@ -335,7 +335,7 @@ class ParityCertificate(_message.Message):
     """Rows were bit-equal alone and in a batch: DETERMINISM_BATCH_INVARIANT is honoured."""
     @_builtins.property
     def toolchain(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Versions of torch, onnx, onnxruntime."""
+        """Versions of torch, onnx, onnxruntime; threads, L2 bytes and instruction sets of the machine."""
 
     def __init__(
         self,
