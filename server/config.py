@@ -58,7 +58,7 @@ class ServeConfig:
     target_live_requests: float = 16.0  # per replica; more and another one is started
     downscale_delay: float = 30.0  # seconds of low load before a replica is stopped
     grace: float = 30.0  # seconds that running requests get when a replica or the server stops
-    name: str = "tokenweir"  # of the application in Ray Serve
+    name: str = "tokenweir"  # of the service; two on one cluster need two names
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -74,11 +74,25 @@ class ServeConfig:
                 f"max_replicas ({self.max_replicas}) must be at least "
                 f"min_replicas ({self.min_replicas})"
             )
+        self._check_worker()
 
     @property
     def gateway(self) -> GatewayConfig:
-        """The settings of the gateway."""
-        return GatewayConfig(host=self.host, port=self.port)
+        """The settings of the gateway; it takes what its workers take."""
+        return GatewayConfig(
+            host=self.host, port=self.port, max_request_bytes=self.worker.max_request_bytes
+        )
+
+    def _check_worker(self) -> None:
+        """Refuse what the deployment would overwrite."""
+        defaults = WorkerConfig()
+        if (self.worker.host, self.worker.port) != (defaults.host, defaults.port):
+            raise ConfigError(
+                f"worker.host and worker.port ({self.worker.host}:{self.worker.port}) are chosen "
+                "where the worker runs; leave them out, and set host and port of the gateway"
+            )
+        if self.worker.limits not in (defaults.limits, self.engine.limits):
+            raise ConfigError("worker.limits differ from engine.limits; set engine.limits alone")
 
 
 def _check_port(port: int) -> None:

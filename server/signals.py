@@ -1,4 +1,4 @@
-"""Turns SIGTERM and SIGINT into the cancellation of a task, so that `finally` blocks drain."""
+"""Turns signals that end a command into the cancellation of a task: `finally` blocks drain."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
-    """Cancel the current task at SIGTERM or SIGINT; yield the list of signals seen so far.
+    """Cancel the current task at SIGTERM, SIGINT or SIGHUP; yield the signals seen so far.
 
-    A second signal cancels again, which interrupts a drain that takes too long; a third one finds
-    no handler any more, and kills.
+    SIGHUP, which a closed terminal sends, stays ignored under nohup. A second signal cancels
+    again, which interrupts a drain that takes too long; a third one finds no handler any more,
+    and kills.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "entered outside of a task"
@@ -29,7 +30,9 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
         for number in numbers:
             loop.remove_signal_handler(number)
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, cancel, number)
     try:

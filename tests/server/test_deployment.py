@@ -14,7 +14,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
-from server.config import ServeConfig
+from engine.request import RequestLimits
+from server.config import ServeConfig, WorkerConfig
 from server.deployment import LiveRequestsPolicy, check_port_is_free, num_threads, serve_models
 
 CONFIG = ServeConfig(packages={"model": Path("nowhere")})
@@ -52,6 +53,28 @@ def test_missing_package_is_refused_before_ray_starts() -> None:
 def test_time_below_zero_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} \(-1\) must be 0 or more seconds"):
         dataclasses.replace(CONFIG, **{name: -1})
+
+
+def test_gateway_takes_requests_as_large_as_its_workers_take() -> None:
+    config = dataclasses.replace(CONFIG, worker=WorkerConfig(max_request_bytes=5_000_000))
+
+    assert config.gateway.max_request_bytes == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [
+        (WorkerConfig(port=5), r"worker\.port \(127\.0\.0\.1:5\) are chosen"),
+        (WorkerConfig(host="0.0.0.0"), r"\(0\.0\.0\.0:0\) are chosen where the worker runs"),
+        (
+            WorkerConfig(limits=RequestLimits(max_inputs=1)),
+            r"worker\.limits differ from engine",
+        ),
+    ],
+)
+def test_setting_that_would_be_overwritten_is_refused(worker: WorkerConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, worker=worker)
 
 
 def test_replicas_share_the_cores() -> None:
