@@ -23,6 +23,7 @@ from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
 from engine.package import CacheShape, GenerationContract, Package, load_package
 from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
+from engine.threads import decoder_threads, num_cores
 
 Choice = Literal["greedy", "topk", "beam"]
 Progress = Callable[[int, int], None]  # rounds done, rounds in all
@@ -132,7 +133,8 @@ class BenchmarkReport:
     manifest_sha256: str
     weights: str
     work: BenchmarkWork
-    num_threads: int
+    num_threads: int  # given; of an encoder's graph too
+    num_decoder_threads: int  # used: no more than the decoder has heads
     load_seconds: float  # checking the package, reading the graphs, starting
     weight_bytes: int  # of the package's files
     memory_before: Memory
@@ -233,7 +235,8 @@ async def _run(
         manifest_sha256=package.manifest_sha256.hex(),
         weights=package.manifest.weights,
         work=work,
-        num_threads=num_threads or len(os.sched_getaffinity(0)),
+        num_threads=num_threads or num_cores(),
+        num_decoder_threads=decoder_threads(contract, num_threads),
         load_seconds=load_seconds,
         weight_bytes=sum(file.size for file in package.manifest.files.values()),
         memory_before=memory_before,

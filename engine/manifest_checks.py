@@ -44,16 +44,21 @@ def _wrong_contracts(manifest: Manifest) -> Iterator[str]:
         yield f"layout: {manifest.layout} does not go with {architecture}"
     if not generates and not manifest.labels:
         yield f"labels: none; {manifest.task} needs the names of the model's classes"
-    yield from _wrong_cross_attention(manifest)
+    yield from _wrong_attention(manifest)
 
 
-def _wrong_cross_attention(manifest: Manifest) -> Iterator[str]:
+def _wrong_attention(manifest: Manifest) -> Iterator[str]:
     crosses = manifest.architecture == "encoder-decoder"
     contract = manifest.generation
     if contract is None:
         return
     if contract.cross_cache is not None and contract.cross_cache.dtype != "fp32":
         yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be fp32"
+    if contract.num_heads is not None and contract.num_heads % contract.cache.num_kv_heads:
+        yield (
+            f"generation.num_heads: {contract.num_heads} is no multiple of cache.num_kv_heads, "
+            f"{contract.cache.num_kv_heads}"
+        )
     if contract.alignment and not crosses:
         yield f"generation.alignment: must not be there for {manifest.architecture}"
     for name in ("cross_cache", "decoder_start_token_id"):

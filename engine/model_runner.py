@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,9 @@ from engine.errors import PackageError
 from engine.kv_cache import LayerCache, SlotCache
 from engine.package import GenerationContract
 from engine.session import Binding, Session, create_session
+from engine.threads import decoder_threads, num_cores
+
+_log = logging.getLogger(__name__)
 
 _TOP = ("top_ids", "top_logits", "top_logprobs")
 _WIDEST_GROUP = 16  # rows of one source: the largest beam search
@@ -76,8 +80,20 @@ class SlotModelRunner:
         num_slots: int,
         num_threads: int = 0,
     ) -> SlotModelRunner:
-        """Load the graphs of a package; PackageError if they are not as the contract says."""
-        decoder = create_session(decoder_path, num_threads=num_threads)
+        """Load the graphs of a package; PackageError if they are not as the contract says.
+
+        The decoder runs on no more threads than `decoder_threads` says.
+        """
+        usable = decoder_threads(contract, num_threads)
+        if usable < (offered := num_threads or num_cores()):
+            _log.warning(
+                "%s runs on %d of %d threads: more than it has heads would make answers depend "
+                "on the batch; more replicas use the others",
+                decoder_path,
+                usable,
+                offered,
+            )
+        decoder = create_session(decoder_path, num_threads=usable)
         encoder = create_session(encoder_path, num_threads=num_threads) if encoder_path else None
         return cls(contract, decoder, encoder, num_slots=num_slots)
 

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from engine.errors import PackageError
+from engine.threads import num_cores
 
 _ERRORS_ONLY = 3
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
@@ -25,7 +26,7 @@ def create_session(path: str | os.PathLike[str], *, num_threads: int = 0) -> Ses
     Raises PackageError if onnxruntime does not take it.
     """
     options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads or len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = num_threads or num_cores()
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL

@@ -45,6 +45,7 @@ def generation_contract(
         decoder_start_token_id=config.bos_token_id if has_source else None,
         eos_token_ids=() if eos is None else (eos,),
         alignment=has_source,
+        num_heads=config.num_heads,
     )
 
 

@@ -100,13 +100,18 @@ def _covered(name: str, covered: list[int] | int) -> str:
     return ", ".join(map(str, covered))
 
 
+def _threads(report: BenchmarkReport) -> str:
+    used, given = report.num_decoder_threads, report.num_threads
+    return f"{used} threads" if used == given else f"{used} of {given} threads: one a head"
+
+
 def benchmark_table(report: BenchmarkReport) -> Table:
     """Return what a benchmark measured, one concurrency a row."""
     work = report.work
     kind = f"beam {work.beam_width}" if work.strategy == "beam" else work.strategy
     table = Table(
         title=f"{report.package}, weights {report.weights}: {work.num_prompt_tokens} prompt "
-        f"tokens, {work.num_new_tokens} new, {kind}, {report.num_threads} threads",
+        f"tokens, {work.num_new_tokens} new, {kind}, {_threads(report)}",
         caption=_loading(report),
         title_justify="left",
         caption_justify="left",

@@ -342,6 +342,15 @@ def test_manifest_that_contradicts_itself_is_refused(
         assert field in message
 
 
+def test_query_heads_that_cannot_share_the_key_heads_are_refused(tmp_path: Path) -> None:
+    def rewrite(manifest: dict[str, Any]) -> None:
+        manifest["generation"]["num_heads"] = 3
+
+    assert "num_heads: 3 is no multiple of cache.num_kv_heads, 2" in _refusal(
+        _write(tmp_path / "p", rewrite)
+    )
+
+
 def test_alignment_without_an_encoder_is_refused(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["architecture"] = "decoder"

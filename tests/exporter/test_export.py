@@ -236,6 +236,22 @@ def test_verify_repeats_the_certificate(
     assert certificate == load_package(tmp_path / "package").manifest.certificate
 
 
+def test_verify_takes_an_older_package_that_does_not_tell_its_heads(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = load_checkpoint(export_tiny("gpt", tmp_path / "package"))
+    package = load_package(tmp_path / "package")
+    manifest = package.manifest
+    assert manifest.generation is not None and manifest.generation.num_heads
+    older = manifest.generation.model_copy(update={"num_heads": None})
+
+    changed = package.model_copy(
+        update={"manifest": manifest.model_copy(update={"generation": older})}
+    )
+
+    export._check_is_of(changed, checkpoint, "fp32")  # raises where they differ
+
+
 def test_verify_refuses_other_weights(
     export_tiny: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:

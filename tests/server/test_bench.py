@@ -86,6 +86,20 @@ def test_every_concurrency_is_a_row_of_the_table_and_of_the_file(
         assert all(r["times"]["steps"] > r["prompt_times"]["steps"] for r in result["rounds"])
 
 
+def test_threads_that_are_more_than_heads_are_given_but_not_used(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench.json"
+    options = ("--concurrency", "1", "--new-tokens", "2", "--rounds", "1", "--json", str(file))
+
+    code = bench(package, *options, "--threads", "5")
+
+    assert code == 0
+    assert "2 of 5 threads: one a head" in " ".join(capsys.readouterr().out.split())
+    report = json.loads(file.read_text())
+    assert (report["num_threads"], report["num_decoder_threads"]) == (5, 2)
+
+
 def test_one_new_token_has_no_decode_step(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,55 @@
+"""Graphs of random models with neither certificate nor manifest, for what the runner does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.model_runner import SlotModelRunner
+from engine.package import CacheDtype, GenerationContract, Weights
+from exporter.contracts import generation_contract
+from exporter.export import write_graphs
+from exporter.graphs import build_graphs
+from exporter.models import TransformerConfig
+from exporter.quantize import quantize
+from exporter.quantize_cache import calibrate, quantize_cache
+from tests.parity.conftest import random_model
+
+
+class Bare(NamedTuple):
+    """A model's graphs on disk."""
+
+    contract: GenerationContract
+    path: Path
+
+    def load(self, *, num_slots: int, num_threads: int) -> SlotModelRunner:
+        """Load the graphs as an engine does."""
+        encoder = self.path / "encoder.onnx" if self.contract.cross_cache else None
+        return SlotModelRunner.load(
+            self.contract,
+            self.path / "decoder.onnx",
+            encoder,
+            num_slots=num_slots,
+            num_threads=num_threads,
+        )
+
+
+def write_bare(
+    config: TransformerConfig,
+    path: Path,
+    *,
+    weights: Weights = "fp32",
+    kv_cache: CacheDtype = "fp32",
+) -> Bare:
+    """Write the graphs of a random model."""
+    model = random_model(config)
+    contract = generation_contract(config, kv_cache)
+    assert contract is not None
+    graphs = build_graphs(model)
+    for graph in graphs.values():
+        quantize(graph, weights)
+    if kv_cache == "int8":
+        quantize_cache(graphs["decoder.onnx"], calibrate(model, contract, []))
+    path.mkdir()
+    write_graphs(graphs, path)
+    return Bare(contract, path)

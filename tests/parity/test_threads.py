@@ -1,0 +1,59 @@
+"""More threads than heads: a row's bits still do not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from exporter.models import TransformerConfig
+from tests.parity.bare import Bare, write_bare
+
+NUM_THREADS = 16
+# Wide heads: the kernel divides a row among threads above 2 MiB of L2 / (32 * 256) = 256 positions.
+CONFIG = TransformerConfig(
+    family="gpt",
+    d_model=32,
+    num_heads=2,
+    key_dim=256,
+    value_dim=256,
+    d_ff=32,
+    vocab_size=61,
+    num_decoder_layers=1,
+    max_target_len=600,
+)
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    path = tmp_path_factory.mktemp("threads") / "graphs"
+    return write_bare(CONFIG, path, kv_cache=request.param)
+
+
+def test_a_long_row_is_bit_equal_alone_and_among_others_with_more_threads_than_heads(
+    bare: Bare,
+) -> None:
+    runner = bare.load(num_slots=9, num_threads=NUM_THREADS)
+    prompt = np.random.default_rng(1).integers(0, 61, 590).tolist()
+    runner.prefill(0, prompt)
+
+    alone = [runner.decode([token])[0].copy() for token in range(5)]
+    runner.reset()
+    runner.prefill(0, prompt)
+    for row in range(1, 9):
+        runner.prefill(row, [row] * row)
+    together = [runner.decode([token] * 9)[0].copy() for token in range(5)]
+
+    np.testing.assert_array_equal(alone, together)
+
+
+def test_threads_that_a_decoder_does_not_use_are_told_once(
+    bare: Bare, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "engine.model_runner"):
+        bare.load(num_slots=1, num_threads=2)
+        bare.load(num_slots=1, num_threads=NUM_THREADS)
+
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "decoder.onnx runs on 2 of 16 threads" in line
