@@ -17,6 +17,7 @@ from engine.manifest_checks import find_contradictions
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
 _MAX_MANIFEST_BYTES = 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -143,8 +144,8 @@ class Manifest(_Model):
     """`manifest.json`."""
 
     format_version: PositiveInt
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "1"
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    version: Annotated[str, Field(pattern=NAME_PATTERN)] = "1"
     architecture: Architecture
     task: Task
     target: Literal["cpu"]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import onnx_ir as ir
 
-from engine.errors import CertificateError, CheckpointError, PackageError
+from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
 from engine.package import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    NAME_PATTERN,
     CacheDtype,
     Certificate,
     GenerationContract,
@@ -41,6 +38,7 @@ from exporter.loss import DEFAULT_LIMITS, LossLimits, limits_of
 from exporter.models import GPT, EncoderDecoder
 from exporter.quantize import quantize
 from exporter.quantize_cache import calibrate, quantize_cache
+from exporter.staging import stage
 from exporter.toolchain import read_toolchain
 
 Target = Literal["cpu"]
@@ -50,6 +48,8 @@ def export_package(
     checkpoint_dir: str | os.PathLike[str],
     out_dir: str | os.PathLike[str],
     *,
+    name: str | None = None,
+    version: str = "1",
     target: Target = "cpu",
     weights: Weights = "fp32",
     kv_cache: CacheDtype = "fp32",
@@ -59,16 +59,21 @@ def export_package(
 ) -> Manifest:
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
+    The model is served under `name`, else under that of `out_dir`, and its answers tell `version`.
     With another format than fp32 it is not equal: the certificate says what was lost, on `text`
     too, and `limits` (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows
     the certificate. An existing package at `out_dir` is replaced when the new one is whole. Raises
-    CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
+    ConfigError, CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
     out = Path(os.path.abspath(out_dir))
+    name = _name_of(out) if name is None else name
+    _check_name("name", name)
+    _check_name("version", version)
     _check_replaceable(out)
     checkpoint = load_checkpoint(checkpoint_dir)
     is_lossy = weights != "fp32" or kv_cache != "fp32"
-    with _staging(out) as directory:
+    with stage(out) as staging:
+        directory = staging.directory
         write_graphs(_build_graphs(checkpoint, target, weights, kv_cache), directory)
         _copy_files(checkpoint, directory)
         certificate = certify(
@@ -80,9 +85,11 @@ def export_package(
             limits=(limits or DEFAULT_LIMITS[weights]) if is_lossy else None,
             text=text,
         )
-        manifest = _describe(checkpoint, directory, target, weights, kv_cache, certificate)
+        manifest = _describe(
+            checkpoint, directory, name, version, target, weights, kv_cache, certificate
+        )
         (directory / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")
-        _replace(out, directory)
+        staging.publish()
     return manifest
 
 
@@ -123,6 +130,8 @@ def _check_is_of(package: Package, checkpoint: Checkpoint, kv_cache: CacheDtype)
     expected = _describe(
         checkpoint,
         package.path,
+        manifest.name,
+        manifest.version,
         manifest.target,
         manifest.weights,
         kv_cache,
@@ -170,6 +179,8 @@ def _quantize_cache(checkpoint: Checkpoint, graphs: Graphs) -> None:
 def _describe(
     checkpoint: Checkpoint,
     directory: Path,
+    name: str,
+    version: str,
     target: Target,
     weights: Weights,
     kv_cache: CacheDtype,
@@ -177,10 +188,11 @@ def _describe(
 ) -> Manifest:
     config = checkpoint.config.model
     generation = generation_contract(config, kv_cache)
-    names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
+    files = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
     return Manifest(
         format_version=FORMAT_VERSION,
-        name=_model_name(checkpoint.config.task),
+        name=name,
+        version=version,
         architecture=ARCHITECTURES[config.family],
         task=TASKS[config.family],
         target=target,
@@ -190,14 +202,22 @@ def _describe(
         encoding=encoding_contract(config),
         image=image_contract(config),
         labels=config.labels,
-        files={name: hash_file(directory / name) for name in names},
+        files={file: hash_file(directory / file) for file in files},
         toolchain=read_toolchain(),
         certificate=certificate,
     )
 
 
-def _model_name(task: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", task).lstrip("._-")[:64] or "model"
+def _name_of(out: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", out.name).lstrip("._-")[:64] or "model"
+
+
+def _check_name(field: str, value: str) -> None:
+    if not re.fullmatch(NAME_PATTERN, value):
+        raise ConfigError(
+            f"{field} {value!r} has to be of 1 to 64 letters, digits, dots, hyphens and "
+            "underscores, a letter or digit first; give another"
+        )
 
 
 def _copied(checkpoint: Checkpoint) -> list[str]:
@@ -215,44 +235,6 @@ def _check_replaceable(out: Path) -> None:
             f"{out} exists and is no package, so it is not replaced; "
             "give another directory, or remove it"
         )
-
-
-@contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """Give a directory beside `out`, gone in the end unless it was renamed."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise _cannot_write(out, error) from error
-    try:
-        directory.chmod(0o755)
-        yield directory
-    except OSError as error:
-        raise _cannot_write(out, error) from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _replace(out: Path, directory: Path) -> None:
-    """Put the finished directory in the place of `out`."""
-    old = directory.with_name(f"{directory.name}.old")
-    if out.exists():
-        out.rename(old)
-    try:
-        directory.rename(out)
-    except OSError:
-        if old.exists():
-            old.rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _cannot_write(out: Path, error: OSError) -> PackageError:
-    return PackageError(
-        f"cannot write {out}: {error.strerror or error}; "
-        "free space there or give a directory that you may write to"
-    )
 
 
 def _no_progress(done: int, total: int) -> None:

@@ -65,7 +65,7 @@ def _make_package(out: Path, package: Path) -> None:
     if not report.target_reached:
         raise click.ClickException(f"the model is not good enough: {report.summary}")
     _headline("Export")
-    export_with_progress(checkpoint, package)
+    export_with_progress(checkpoint, package, name=MODEL)
 
 
 def _serve_until_interrupted(package: Path) -> None:

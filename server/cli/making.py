@@ -124,11 +124,16 @@ def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
     short_help="Export a checkpoint to a package, proven equal.",
     epilog=examples(
         "tokenweir export checkpoints/dates --out packages/dates",
+        "tokenweir export checkpoints/dates --out build/new --name dates --version 2026-11",
         "tokenweir export checkpoints/gpt2 --out packages/gpt2 --weights int8 --text book.txt",
     ),
 )
 @click.argument("checkpoint", type=existing_directory)
 @click.option("--out", required=True, type=any_path, help="Directory of the package.")
+@click.option(
+    "--name", help="The model is served under it.  [default: that of the directory of --out]"
+)
+@click.option("--version", default="1", show_default=True, help="Told by every answer.")
 @click.option(
     "--target", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Runs on."
 )
@@ -155,6 +160,8 @@ def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
 def export(
     checkpoint: Path,
     out: Path,
+    name: str | None,
+    version: str,
     target: Literal["cpu"],
     weights: Weights,
     kv_cache: CacheDtype,
@@ -188,6 +195,8 @@ def export(
     export_with_progress(
         checkpoint,
         out,
+        name=name,
+        version=version,
         target=target,
         weights=weights,
         kv_cache=kv_cache,
@@ -201,6 +210,8 @@ def export_with_progress(
     checkpoint: Path,
     out: Path,
     *,
+    name: str | None = None,
+    version: str = "1",
     target: Literal["cpu"] = "cpu",
     weights: Weights = "fp32",
     kv_cache: CacheDtype = "fp32",
@@ -215,6 +226,8 @@ def export_with_progress(
         manifest = export_package(
             checkpoint,
             out,
+            name=name,
+            version=version,
             target=target,
             weights=weights,
             kv_cache=kv_cache,

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
-from engine.errors import CertificateError, CheckpointError, PackageError
+from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
 from engine.package import load_package
 from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
@@ -335,6 +335,28 @@ def test_what_is_no_package_is_not_replaced(
         export_package(checkpoint, tmp_path / "notes")
 
     assert (tmp_path / "notes" / "todo.txt").read_text() == "keep me"
+
+
+def test_a_package_is_named_after_its_directory_unless_a_name_is_given(
+    export_tiny: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = export_tiny("gpt", tmp_path / ".my model")
+    export_package(checkpoint, tmp_path / "other", name="poems", version="2026-11")
+
+    unnamed = load_package(tmp_path / ".my model").manifest
+    named = load_package(tmp_path / "other").manifest
+
+    assert (unnamed.name, unnamed.version) == ("my-model", "1")
+    assert (named.name, named.version) == ("poems", "2026-11")
+    assert verify_package(tmp_path / "other", checkpoint) == named.certificate
+
+
+@pytest.mark.parametrize("field", ["name", "version"])
+def test_a_name_or_version_that_no_package_can_have_is_refused_at_once(
+    field: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{field} 'a b'.*letters, digits"):
+        export_package(tmp_path / "nowhere", tmp_path / "package", **{field: "a b"})
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:

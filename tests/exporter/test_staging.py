@@ -1,0 +1,99 @@
+"""What is being made stands beside its place, and what a dead process left there goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from exporter.staging import stage
+
+UNFINISHED = """
+    import sys
+    from pathlib import Path
+    from exporter.staging import stage
+
+    with stage(Path(sys.argv[1])) as staging:
+        (staging.directory / "file").write_text("half")
+        {interrupted}
+        print("ready", flush=True)
+        sys.stdin.read()
+"""
+
+
+def _killed(out: Path, interrupted: str = "") -> None:
+    """Let a process begin to make `out`, and kill it where it cannot clean up."""
+    code = textwrap.dedent(UNFINISHED.format(interrupted=interrupted))
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+
+
+def test_what_is_made_appears_whole_in_the_place_of_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    for text in ("first", "second"):
+        with stage(out) as staging:
+            (staging.directory / "file").write_text(text)
+            staging.publish()
+
+    assert (out / "file").read_text() == "second"
+    assert out.stat().st_mode & 0o777 == 0o755
+    assert os.listdir(tmp_path) == ["package"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_what_is_not_finished_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(error), stage(tmp_path / "package") as staging:
+        (staging.directory / "file").write_text("half")
+        raise error
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    _killed(out)
+    assert len(os.listdir(tmp_path)) == 1, "hidden, and left behind"
+
+    with stage(out):
+        pass
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_another_process_is_making_stays(tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    (tmp_path / ".package.export-notes").write_text("a file of somebody else")
+    with stage(out) as running:
+        (running.directory / "file").write_text("half")
+
+        with stage(out) as other:
+            (other.directory / "file").write_text("whole")
+            other.publish()
+
+        assert (running.directory / "file").read_text() == "half"
+        running.publish()
+
+    assert (out / "file").read_text() == "half"
+    assert sorted(os.listdir(tmp_path)) == [".package.export-notes", "package"]
+
+
+def test_what_was_moved_aside_when_the_process_died_comes_back(tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    with stage(out) as staging:
+        (staging.directory / "file").write_text("good")
+        staging.publish()
+    _killed(out, interrupted='Path(sys.argv[1]).rename(staging.directory.with_name("old"))')
+    assert not out.exists()
+
+    with stage(out):
+        assert (out / "file").read_text() == "good"
+
+    assert os.listdir(tmp_path) == ["package"]
