@@ -6,16 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
+
+from server.background import in_background
 
 logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE = 0.2  # seconds between two attempts to watch a worker that does not answer
 _LIST_TIMEOUT = 5.0  # seconds
+_SILENT = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
 
 _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),  # the gateway retries, at another worker
@@ -25,44 +29,66 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A host that has vanished without a word is noticed by pings.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 
-class Backend:
-    """One worker."""
+class WorkerLost(Exception):
+    """The worker does not answer any more; its calls were ended on this side."""
 
-    def __init__(self, address: str, changed: Callable[[], Awaitable[None]]) -> None:
+
+class Backend:
+    """One worker; one that does not answer a ping or a question for `silence` seconds is lost."""
+
+    def __init__(
+        self, address: str, changed: Callable[[], Awaitable[None]], *, silence: float
+    ) -> None:
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.serving = False  # as the worker itself reports
         self.models: frozenset[str] = frozenset()  # that are ready there
-        self.channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self.channel = aio.insecure_channel(address, options=_channel_options(silence))
+        self._silence = silence
+        self._is_lost = False
+        self._calls: set[aio.Call] = set()
         self._changed = changed
         self._idle = asyncio.Event()
         self._idle.set()
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = in_background(f"watching worker {address}", self._watch)
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Count a call that goes there, until it has come back."""
+    def under_way(self, call: aio.Call) -> Iterator[None]:
+        """Count a call that goes there, until it has come back; WorkerLost if it cannot."""
         self.outstanding += 1
+        self._calls.add(call)
         self._idle.clear()
         try:
             yield
+        except asyncio.CancelledError:
+            if self._is_lost and not _is_cancelled_itself():
+                raise WorkerLost(f"worker {self.address} does not answer") from None
+            raise
         finally:
+            self._calls.discard(call)
             self.outstanding -= 1
             if not self.outstanding:
                 self._idle.set()
 
-    async def retire(self) -> None:
-        """Stop watching; close the connection once the running calls have ended."""
+    async def retire(self) -> bool:
+        """Stop watching; close the connection once the running calls have ended.
+
+        A worker that stops ends its calls itself. One that does not even say that it is there has
+        lost them: they end with WorkerLost here. Return whether it was there to the end.
+        """
         try:
             await self._stop_watching()
-            await self._idle.wait()
+            while answers := await self._answers():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), self._silence)
+                    break
+            if not answers:
+                self._give_up()
+            return answers
         finally:
             await self.channel.close()
 
@@ -73,6 +99,20 @@ class Backend:
             admin_service_pb2.GetLoadRequest(), timeout=timeout
         )
         return response
+
+    async def _answers(self) -> bool:
+        """Return whether the worker's event loop says anything at all."""
+        health = health_pb2_grpc.HealthStub(self.channel)
+        try:
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=self._silence)
+        except aio.AioRpcError as error:
+            return error.code() not in _SILENT
+        return True
+
+    def _give_up(self) -> None:
+        self._is_lost = True
+        for call in tuple(self._calls):
+            call.cancel()
 
     async def _stop_watching(self) -> None:
         self._watching.cancel()
@@ -105,3 +145,20 @@ class Backend:
             what = f"serves {', '.join(sorted(self.models))}" if self.serving else "does not serve"
             logger.info("worker %s %s", self.address, what)
             await self._changed()
+
+
+def _channel_options(silence: float) -> tuple[tuple[str, int], ...]:
+    """Return options with which a peer is lost that has answered nothing for 2 x `silence`."""
+    milliseconds = round(silence * 1000)
+    return (
+        *_CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", milliseconds),
+        # What gRPC waits for the answer to a ping; it ignores grpc.keepalive_timeout_ms.
+        ("grpc.http2.ping_timeout_ms", milliseconds),
+    )
+
+
+def _is_cancelled_itself() -> bool:
+    """Return whether the current task was cancelled, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -37,13 +37,14 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
+    worker_silence: float = 4.0  # seconds: lets a ping or a question wait so long, and it is lost
     max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 4096
 
     def __post_init__(self) -> None:
         _check_port(self.port)
         _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls")
-        _check_positive(self, "worker_wait")
+        _check_positive(self, "worker_wait", "worker_silence")
 
 
 @dataclass(frozen=True)

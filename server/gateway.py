@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import Draining, ReplicaLost, TokenweirError
-from server.backend import Backend
+from server.backend import Backend, WorkerLost
 from server.config import GatewayConfig
 from server.health import Health
 from server.pool import Attempts, CallFailed, Pool
@@ -39,15 +39,19 @@ _PACKAGE = "/tokenweir.v1."
 _GET_LOAD = f"{_PACKAGE}AdminService/GetLoad"
 _GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
 _RETRY_AFTER = 0.5  # seconds
+_LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 _UNARY = frozenset(path for path, method in METHODS.items() if not method.server_streaming)
 
 
 class Gateway:
     """One port before many workers."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(
+        self, config: GatewayConfig, lost: Callable[[str], None] = lambda address: None
+    ) -> None:
+        """Call `lost` with the address of a worker that `sync` left out and that hangs."""
         self._config = config
-        self._pool = Pool(self._publish_health)
+        self._pool = Pool(self._publish_health, lost, silence=config.worker_silence)
         self._health = Health()
         self._calls: set[asyncio.Task[Any]] = set()
         self._upstream_calls: set[aio.Call] = set()
@@ -71,7 +75,11 @@ class Gateway:
         return port
 
     async def sync(self, workers: Sequence[str]) -> None:
-        """Send new calls to these workers only, "host:port" each; running calls go on."""
+        """Send new calls to these workers only, "host:port" each.
+
+        Running calls go on at the others, unless one does not answer: then they end, or go to
+        another worker if that did not show yet.
+        """
         await self._pool.sync(workers)
 
     @property
@@ -145,7 +153,7 @@ class Gateway:
         """
         self._upstream_calls.add(call)
         try:
-            with backend.under_way():
+            with backend.under_way(call):
                 yield
         except asyncio.CancelledError:  # by `close`; else by the client, who hears nothing more
             if self._closing:
@@ -160,16 +168,18 @@ class Gateway:
             backend = await self._pool.choose(attempts)
             ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = backend.channel.unary_unary(method)
             call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
-            with self._upstream(backend, call):
-                try:
+            try:
+                with self._upstream(backend, call):
                     response = await call
-                except aio.AioRpcError as error:
-                    _retry_or_raise(attempts, backend, error)
-                    continue
-                if initial := _pairs(await call.initial_metadata()):
-                    await context.send_initial_metadata(initial)
-                context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
-                return response
+                    initial = _pairs(await call.initial_metadata())
+                    trailing = _pairs(await call.trailing_metadata())
+            except (aio.AioRpcError, WorkerLost) as error:
+                _retry_or_raise(attempts, backend, error)
+                continue
+            if initial:
+                await context.send_initial_metadata(initial)
+            context.set_trailing_metadata(trailing)
+            return response
 
     async def _relay_stream(self, method: str, request: bytes, context: Context) -> None:
         attempts = self._attempts(method, request)
@@ -178,8 +188,8 @@ class Gateway:
             ask: aio.UnaryStreamMultiCallable[bytes, bytes] = backend.channel.unary_stream(method)
             call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
             committed = False
-            with self._upstream(backend, call):
-                try:
+            try:
+                with self._upstream(backend, call):
                     if initial := _pairs(await call.initial_metadata()):
                         committed = True
                         await context.send_initial_metadata(initial)
@@ -188,12 +198,12 @@ class Gateway:
                         await context.write(message)
                     context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
                     return
-                except aio.AioRpcError as error:
-                    if committed:
-                        raise CallFailed(_status(error, attempts.request_id)) from error
-                    _retry_or_raise(attempts, backend, error)
-                finally:
-                    call.cancel()  # does nothing once the call has ended
+            except (aio.AioRpcError, WorkerLost) as error:
+                if committed:
+                    raise CallFailed(_status(error, attempts.request_id)) from error
+                _retry_or_raise(attempts, backend, error)
+            finally:
+                call.cancel()  # does nothing once the call has ended
 
     async def _get_load(self) -> bytes:
         """Return the load of all workers together; one that does not answer is left out."""
@@ -229,24 +239,22 @@ class _AnyMethod(grpc.GenericRpcHandler):
         return grpc.unary_stream_rpc_method_handler(behavior)
 
 
-def _retry_or_raise(attempts: Attempts, backend: Backend, error: aio.AioRpcError) -> None:
+def _retry_or_raise(
+    attempts: Attempts, backend: Backend, error: aio.AioRpcError | WorkerLost
+) -> None:
     """Remember the failure if another worker may do better, else raise CallFailed."""
     status = _status(error, attempts.request_id)
     if status.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
         raise CallFailed(status) from error
-    lost = status.code is grpc.StatusCode.UNAVAILABLE and not _is_workers_own(error)
-    logger.info("worker %s did not take a call: %s", backend.address, error.details())
-    attempts.failed(backend, status, lost=lost)
+    logger.info("worker %s did not take a call: %s", backend.address, status.message)
+    attempts.failed(backend, status, lost=status.reason == ReplicaLost.reason)
 
 
-def _status(error: aio.AioRpcError, request_id: str) -> CallStatus:
+def _status(error: aio.AioRpcError | WorkerLost, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
-    lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    if lost and not _is_workers_own(error):
-        return call_status(
-            ReplicaLost("the replica that ran the request is gone; ask again", _RETRY_AFTER),
-            request_id,
-        )
+    if isinstance(error, WorkerLost) or (error.code() in _LOST and not _is_workers_own(error)):
+        lost = ReplicaLost("the replica that ran the request is gone; ask again", _RETRY_AFTER)
+        return call_status(lost, request_id)
     return CallStatus(error.code(), error.details() or "", _pairs(error.trailing_metadata()))
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import grpc
 
 from engine.errors import Starting, TokenweirError
 from server.backend import Backend
+from server.background import in_background
 from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
+
+logger = logging.getLogger(__name__)
 
 _PAUSE = 0.05  # seconds before workers that have all refused are asked again
 _RETRY_AFTER = 0.5  # seconds
@@ -55,8 +59,16 @@ class CallFailed(Exception):
 class Pool:
     """Workers by address."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, changed: Callable[[], None], lost: Callable[[str], None], *, silence: float
+    ) -> None:
+        """Call `changed` when serving workers change, `lost` with one that hangs.
+
+        `silence` is that of Backend.
+        """
         self._changed = changed
+        self._lost = lost
+        self._silence = silence
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._refusal: TokenweirError | None = None  # of every call, once the gateway closes
@@ -68,14 +80,15 @@ class Pool:
         return [backend for backend in self._backends.values() if backend.serving]
 
     async def sync(self, addresses: Sequence[str]) -> None:
-        """Know these workers only; those that are dropped finish their running calls."""
+        """Know these workers only; others finish their running calls if they can."""
         for address in set(self._backends) - set(addresses):
-            task = asyncio.create_task(self._backends.pop(address).retire())
+            retire = partial(self._retire, self._backends.pop(address))
+            task = in_background(f"leaving worker {address}", retire)
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
         for address in dict.fromkeys(addresses):
             if address not in self._backends:
-                self._backends[address] = Backend(address, self._tell)
+                self._backends[address] = Backend(address, self._tell, silence=self._silence)
         await self._tell()
 
     async def refuse_waiting(self, error: TokenweirError) -> None:
@@ -108,6 +121,11 @@ class Pool:
             if fresh:
                 return min(fresh, key=lambda backend: (backend.outstanding, random.random()))
             await self._wait(attempts, pause=bool(serving))
+
+    async def _retire(self, backend: Backend) -> None:
+        if not await backend.retire():
+            logger.warning("worker %s does not answer; its calls go elsewhere", backend.address)
+            self._lost(backend.address)
 
     async def _wait(self, attempts: Attempts, *, pause: bool) -> None:
         seconds = attempts.give_up - time.monotonic()

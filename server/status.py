@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from engine import errors
@@ -59,6 +60,17 @@ class CallStatus:
     code: grpc.StatusCode
     message: str
     trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+    @property
+    def reason(self) -> str:
+        """The reason in its google.rpc.ErrorInfo; "" without one."""
+        data = dict(self.trailing_metadata).get(DETAILS_KEY, b"")
+        info = error_details_pb2.ErrorInfo()
+        with suppress(DecodeError):
+            for detail in status_pb2.Status.FromString(data).details:
+                if detail.Unpack(info):
+                    break
+        return str(info.reason)
 
 
 def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:

@@ -23,6 +23,7 @@ from tokenweir.v1 import (
 )
 
 from engine.errors import ConfigError
+from server.background import in_background
 from server.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
 from server.config import WorkerConfig
 from server.health import Health
@@ -75,7 +76,7 @@ class Worker:
         await self._start_engines()
         self._publish_health()
         await self._server.start()
-        self._watching = asyncio.create_task(self._watch_engines())
+        self._watching = in_background("watching the engines", self._watch_engines)
         address = address_of(self._config.host, port)
         logger.info("worker %s serves on %s", self.replica_id, address)
         return address
@@ -167,7 +168,7 @@ def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.max_receive_message_length", 4 * max_request_bytes),
         # Gateways and clients notice by pings that a host is gone; by default that is abuse.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
     )
 
 

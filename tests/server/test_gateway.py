@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -37,15 +34,16 @@ from tests.server.calls import (
     until,
 )
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
-
-ROOT = Path(__file__).parents[2]
+from tests.server.processes import worker_process
 
 
 @asynccontextmanager
 async def running_gateway(
-    *workers: str, config: GatewayConfig | None = None
+    *workers: str,
+    config: GatewayConfig | None = None,
+    lost: Callable[[str], None] = lambda address: None,
 ) -> AsyncIterator[tuple[Gateway, Stubs]]:
-    gateway = Gateway(config or GatewayConfig(worker_wait=5))
+    gateway = Gateway(config or GatewayConfig(worker_wait=5), lost)
     port = await gateway.start()
     await gateway.sync(workers)
     try:
@@ -353,41 +351,6 @@ async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
 
 
 # A worker in a process of its own, killed.
-
-
-@dataclass
-class Process:
-    """A worker in a process of its own."""
-
-    process: asyncio.subprocess.Process
-    address: str
-
-    async def next_prompt(self) -> str:
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 10)
-        return line.decode().strip()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-
-
-@asynccontextmanager
-async def worker_process() -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.server.worker_process",
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        assert process.stdout is not None
-        address = (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
-        yield Process(process, address)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def test_a_killed_worker_loses_nothing_but_the_streams_it_had_started() -> None:

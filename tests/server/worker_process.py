@@ -1,11 +1,13 @@
 """A worker on an obedient engine in a process of its own, to be killed by a test.
 
-Prints its address, then the prompt of every request. One that says WAIT is never admitted.
+Prints its address, then the prompt of every request. One that says WAIT is never admitted; one that
+says BLOCK blocks the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from engine.request import GenerationEvent, GenerationRequest
@@ -17,6 +19,8 @@ from tests.server.fakes import FakeGenerator
 class _Telling(FakeGenerator):
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         print(request.prompt, flush=True)
+        if "BLOCK" in request.prompt:
+            time.sleep(3600)
         if "WAIT" in request.prompt:
             await asyncio.Event().wait()
         async for event in super().generate(request):

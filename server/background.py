@@ -1,0 +1,30 @@
+"""Tasks that run beside the calls; one that dies is noticed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+RESTART_PAUSE = 0.5  # seconds
+
+
+def in_background(
+    name: str, work: Callable[[], Awaitable[None]], *, restart_pause: float = RESTART_PAUSE
+) -> asyncio.Task[None]:
+    """Run `work` in a task of its own until it returns or the task is cancelled.
+
+    An error that it raises is logged under its name, and `work` begins anew after a pause.
+    """
+    return asyncio.create_task(_supervise(name, work, restart_pause), name=name)
+
+
+async def _supervise(name: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
+    while True:
+        try:
+            return await work()
+        except Exception:
+            logger.exception("%s has failed; it begins anew in %g s", name, pause)
+        await asyncio.sleep(pause)
