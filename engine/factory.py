@@ -55,15 +55,13 @@ def _load_generating(
 
 def _load_one_pass(package: Package, config: EngineConfig) -> EncoderEngine:
     from engine.encoder_engine import EncoderEngine
+    from engine.graph_contract import check_graphs, one_pass_shape
     from engine.session import create_session
 
     text = package.manifest.encoding
     tokenizer = _load_tokenizer(package, text.vocab_size) if text is not None else None
     session = create_session(package.file("model.onnx"), num_threads=config.num_threads)
-    session.require(
-        inputs={"pixel_values"} if text is None else {"input_ids", "lengths"},
-        outputs={"logits", "embedding"},
-    )
+    check_graphs((session, one_pass_shape(package.manifest)))
     return EncoderEngine(package, session, tokenizer, config)
 
 

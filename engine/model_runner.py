@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Encode, Floats, ScheduledBatch, StepLogits
 from engine.errors import PackageError
+from engine.graph_contract import check_graphs, decoder_shape, encoder_shape
 from engine.kv_cache import LayerCache, SlotCache
 from engine.package import GenerationContract
 from engine.session import Binding, Session, create_session
@@ -367,27 +368,11 @@ def _named(
 
 
 def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Session | None) -> None:
-    names = _layer_names(contract.cache.num_layers)
-    inputs = ["input_ids", "position_ids", "logit_idx", "num_top", "seqlens_k", "total_seq"]
-    inputs += [f"past_key_values.{name}" for name in names]
+    graphs = [(decoder, decoder_shape(contract))]
     if contract.cross_cache:
         if encoder is None:
             raise PackageError(
                 f"{decoder.path.parent}: cross_cache is set, but there is no encoder"
             )
-        cross_names = _layer_names(contract.cross_cache.num_layers)
-        inputs += ["source_lengths", "beam_rows", "row_beams"]
-        inputs += [f"cross_key_values.{name}" for name in cross_names]
-        encoder.require(
-            inputs=["input_ids", *(f"past_cross_key_values.{name}" for name in cross_names)],
-            outputs=[f"present_cross_key_values.{name}" for name in cross_names],
-        )
-    outputs = ["logits", *_TOP, *(f"present.{name}" for name in names)]
-    if contract.alignment:
-        inputs.append("alignment_idx")
-        outputs.append("alignment")
-    decoder.require(inputs=inputs, outputs=outputs)
-
-
-def _layer_names(num_layers: int) -> list[str]:
-    return [f"{i}.{part}" for i in range(num_layers) for part in ("key", "value")]
+        graphs.append((encoder, encoder_shape(contract.cross_cache)))
+    check_graphs(*graphs)

@@ -92,8 +92,8 @@ def _idle_encoder() -> ModelProto:
     names = [f"cross_key_values.0.{kind}" for kind in ("key", "value")]
     return _model(
         [helper.make_node("Identity", [f"past_{name}"], [f"present_{name}"]) for name in names],
-        [("input_ids", INT64, [1, "S"]), *((f"past_{n}", FLOAT, [1, 1, 16, 8]) for n in names)],
-        [(f"present_{name}", FLOAT, [1, 1, 16, 8]) for name in names],
+        [("input_ids", INT64, ["B", "S"]), *((f"past_{n}", FLOAT, CACHE_SHAPE) for n in names)],
+        [(f"present_{name}", FLOAT, CACHE_SHAPE) for name in names],
     )
 
 
@@ -246,6 +246,51 @@ def test_graph_with_other_inputs_than_the_contract_is_refused(tmp_path: Path) ->
 
     with pytest.raises(PackageError, match="missing.*lengths"):
         load_engine(package, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("contract", "labels", "problems"),
+    [
+        ({"embedding_dim": 2}, ["only"], ["output embedding is float32 [B, 1]"]),
+        (
+            {},
+            ["one", "two"],
+            ["output logits is float32 [B, 1], the manifest's float32 [batch, 2]"],
+        ),
+        (
+            {"embedding_dim": 3},
+            ["a", "b", "c"],
+            ["output logits is float32 [B, 1]", "output embedding is float32 [B, 1]"],
+        ),
+    ],
+    ids=["width", "labels", "both"],
+)
+def test_one_pass_graph_of_other_sizes_is_refused_with_every_difference(
+    tmp_path: Path, contract: dict[str, int], labels: list[str], problems: list[str]
+) -> None:
+    package = load_package(_text_package(tmp_path / "p"))
+    encoding = package.manifest.encoding.model_copy(update=contract)
+    manifest = package.manifest.model_copy(update={"encoding": encoding, "labels": tuple(labels)})
+
+    with pytest.raises(PackageError) as caught:
+        load_engine(package.model_copy(update={"manifest": manifest}), CONFIG)
+
+    for problem in problems:
+        assert problem in str(caught.value)
+
+
+def test_image_graph_of_another_size_is_refused(tmp_path: Path) -> None:
+    image = {"size": 4, "channels": 3, "mean": [0] * 3, "std": [1] * 3, "embedding_dim": 1}
+    directory = _write(
+        tmp_path / "p",
+        {"model.onnx": _one_pass("pixel_values", ["B", 1, 2, 2])},
+        architecture="vision-encoder",
+        task="classify",
+        image=image,
+    )
+
+    with pytest.raises(PackageError, match=r"pixel_values is float32 \[B, 1, 2, 2\].*3, 4, 4\]"):
+        load_engine(load_package(directory), CONFIG)
 
 
 def test_graph_that_onnxruntime_does_not_take_is_refused(tmp_path: Path) -> None:

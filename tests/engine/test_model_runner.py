@@ -256,14 +256,75 @@ def test_a_reused_slot_gives_the_bits_of_a_fresh_one_even_after_nan(
     assert np.array_equal(runner.decode([1])[0], fresh)
 
 
-def test_a_graph_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) -> None:
-    model = TinyModel(1, has_encoder=False)
-    decoder_path, _ = model.write(tmp_path)
-    shape = SELF_CACHE.model_copy(update={"num_layers": LAYERS + 1})
-    contract = model.contract.model_copy(update={"cache": shape})
+@pytest.mark.parametrize(
+    ("change", "of_cache", "of_sources", "problems"),
+    [
+        ({}, {"num_layers": LAYERS + 1}, {}, ["missing input past_key_values.2.key and 1 like it"]),
+        ({"vocab_size": VOCAB + 1}, {}, {}, ["output logits is float32 [N, 23]"]),
+        (
+            {"vocab_size": VOCAB - 2},
+            {"max_len": 2 * MAX_LEN, "dtype": "int8"},
+            {"max_len": MAX_SOURCE - 1, "num_kv_heads": 1, "head_dim": 16},
+            [
+                "decoder.onnx: input past_key_values.0.key and 3 like it is "
+                "float32 [B, 2, 40, 8], the manifest's int8 [batch, 2, 80, 8]",
+                "output present.0.key and 3 like it is float32 [B, 2, 40, 8]",
+                "output logits is float32 [N, 23], the manifest's float32 [num_logits, 21]",
+                "input cross_key_values.0.key and 3 like it is float32 [C, 2, 12, 8]",
+                "encoder.onnx: input past_cross_key_values.0.key and 3 like it",
+                "output present_cross_key_values.0.key and 3 like it",
+            ],
+        ),
+        ({"alignment": True}, {}, {}, ["missing input alignment_idx, int64 [num_alignments]"]),
+    ],
+    ids=["layers", "vocabulary", "everything", "alignment"],
+)
+def test_graphs_that_are_not_as_the_manifest_says_are_refused_with_every_difference(
+    tmp_path: Path,
+    change: dict[str, object],
+    of_cache: dict[str, object],
+    of_sources: dict[str, object],
+    problems: list[str],
+) -> None:
+    model = TinyModel(2, has_encoder=True)
+    shapes = {
+        "cache": SELF_CACHE.model_copy(update=of_cache),
+        "cross_cache": CROSS_CACHE.model_copy(update=of_sources),
+    }
+    contract = model.contract.model_copy(update=shapes | change)
 
-    with pytest.raises(PackageError, match=r"missing \['past_key_values.2.key"):
-        SlotModelRunner.load(contract, decoder_path, None, num_slots=2)
+    with pytest.raises(PackageError) as caught:
+        SlotModelRunner.load(contract, *model.write(tmp_path), num_slots=2)
+
+    for problem in problems:
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape", "problem"),
+    [
+        ("position_ids", TensorProto.INT32, ["B", "S"], "is int32 [B, S], the manifest's int64"),
+        ("position_ids", TensorProto.INT64, [1, "S"], "is int64 [1, S], the manifest's int64"),
+        ("logit_idx", TensorProto.INT64, ["N", 1], "is int64 [N, 1], the manifest's int64 [num_"),
+    ],
+    ids=["type", "fixed batch", "rank"],
+)
+def test_an_input_of_another_type_or_size_is_refused(
+    tmp_path: Path, name: str, kind: int, shape: list[str | int], problem: str
+) -> None:
+    model = TinyModel(1, has_encoder=False)
+    path, _ = model.write(tmp_path)
+    graph = onnx.load(path)
+    (value,) = (value for value in graph.graph.input if value.name == name)
+    value.CopyFrom(helper.make_tensor_value_info(name, kind, shape))
+    for output in graph.graph.output:  # their sizes follow from the inputs
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(graph, path)
+
+    with pytest.raises(PackageError) as caught:
+        SlotModelRunner.load(model.contract, path, None, num_slots=2)
+
+    assert f"decoder.onnx: input {name} {problem}" in str(caught.value)
 
 
 def test_a_file_that_is_no_graph_is_a_package_error(tmp_path: Path) -> None:

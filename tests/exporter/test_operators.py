@@ -175,7 +175,7 @@ def run(graph: ir.Model, body: Body, inputs: dict[str, Tensor], path: Path) -> l
     ir.save(graph, path / f"{body}.onnx")
     session = create_session(path / f"{body}.onnx", num_threads=1)
     outputs = session.run({name: tensor.numpy() for name, tensor in inputs.items()})
-    return [outputs[name] for name in session.output_names]
+    return [outputs[name] for name in session.outputs]
 
 
 @pytest.mark.parametrize("body", BODIES)
