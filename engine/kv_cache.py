@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from engine.batch import RowOp
 from engine.package import CacheShape
+from engine.pages import zeros
 
 Array = NDArray[np.float32] | NDArray[np.int8]
 
-_DTYPES = {"fp32": np.float32, "int8": np.int8}
+_DTYPES: Mapping[str, type[np.generic]] = {"fp32": np.float32, "int8": np.int8}
 
 
 class LayerCache(NamedTuple):
@@ -101,9 +102,8 @@ def _allocate(num_slots: int, shape: CacheShape) -> Array:
         shape.max_len,
         shape.head_dim,
     )
-    return np.zeros(
-        (layers, 2, num_slots, heads, length, dim), _DTYPES[shape.dtype]
-    )  # 2: key, value
+    size = (layers, 2, num_slots, heads, length, dim)  # 2: key, value
+    return zeros(size, _DTYPES[shape.dtype])
 
 
 def _layers(memory: Array) -> tuple[LayerCache, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import RowOp
 from engine.kv_cache import SlotCache
-from engine.package import CacheShape
+from engine.package import CacheDtype, CacheShape
+from tests.engine.test_pages import needs_page_map, resident
 
 SLOTS, MAX_LEN, MAX_SOURCE = 4, 6, 5
 SHAPE = CacheShape(num_layers=2, num_kv_heads=2, max_len=MAX_LEN, head_dim=3)
@@ -142,3 +144,18 @@ def test_a_decoder_has_no_cross_rows() -> None:
     cache.apply([RowOp("move", 0, 1)])
 
     assert cache.cross_layers == ()
+
+
+@needs_page_map
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_only_positions_in_use_are_resident(dtype: CacheDtype) -> None:
+    shape = CacheShape(num_layers=2, num_kv_heads=4, max_len=8192, head_dim=64, dtype=dtype)
+    cache = SlotCache(8, shape, shape)
+
+    arrays = [array for layer in (*cache.layers, *cache.cross_layers) for array in layer]
+
+    for array in arrays:
+        array[:, :, :64] = 1
+
+    for array in arrays:
+        assert resident(array) == array[:, :, :64].nbytes, "64 positions are whole pages"
