@@ -15,6 +15,7 @@ from engine.errors import PackageError
 from engine.graph_contract import check_graphs, decoder_shape, encoder_shape
 from engine.kv_cache import LayerCache, SlotCache
 from engine.package import GenerationContract
+from engine.pages import zeros
 from engine.session import Binding, Session, create_session
 from engine.threads import decoder_threads, num_cores
 
@@ -111,8 +112,7 @@ class SlotModelRunner:
             self.encode(row, *sources)
         first = num_decoding = len(batch.decode_ids)
         num_logits = first + sum(chunk.num_logits for chunk in batch.chunks)
-        if num_logits >= self._num_logits:
-            self._make_room(num_logits + 1)
+        self._fit_room(num_logits)
         k = min(batch.num_top, self._contract.vocab_size)
         for chunk in batch.chunks:
             last = first + chunk.num_logits
@@ -292,10 +292,16 @@ class SlotModelRunner:
             )
         return self._top[k]
 
+    def _fit_room(self, num_logits: int) -> None:
+        """Grow for a step that wants more logits than there are rows; the next gives it back."""
+        wanted = max(num_logits, self.num_slots) + 1
+        if wanted > self._num_logits or wanted == self.num_slots + 1 < self._num_logits:
+            self._make_room(wanted)
+
     def _make_room(self, num_logits: int) -> None:
         """Allocate rows for logits; whatever is bound is bound to the old ones."""
         self._num_logits = num_logits
-        self._logits = np.zeros((num_logits, self._contract.vocab_size), np.float32)
+        self._logits = zeros((num_logits, self._contract.vocab_size), np.float32)
         self._top: dict[int, _Top] = {}
         longest = self._contract.cross_cache.max_len if self._contract.cross_cache else 0
         self._alignment = np.zeros((num_logits, longest), np.float32)

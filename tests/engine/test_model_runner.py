@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,18 @@ def test_more_logits_than_rows_are_made_room_for(decoder: Loaded) -> None:
 
     np.testing.assert_allclose(found.logits, model.logits(ids), atol=2e-5)
     np.testing.assert_allclose(runner.decode([4])[0], model.logits([*ids, 4])[-1], atol=2e-5)
+
+
+def test_room_for_more_logits_than_rows_is_given_back_by_the_next_step(decoder: Loaded) -> None:
+    _, runner = decoder
+    chunk = PrefillChunk(0, tuple(_random_ids(seed=3, length=30)), num_logits=30)
+    found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=(), draws=()))
+    room = weakref.ref(found.logits.base)
+    del found
+
+    runner.run(ScheduledBatch((), (), chunks=(), decode_ids=(4,), draws=()))
+
+    assert room() is None
 
 
 def test_beams_attend_to_their_sentence_and_count_padding(encoder_decoder: Loaded) -> None:
