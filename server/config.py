@@ -20,13 +20,14 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     max_request_bytes: int = MEBIBYTE
-    max_concurrent_calls: int = 1024  # the outer wall; engines refuse earlier, with RetryInfo
+    max_concurrent_calls: int = 1024  # the outer wall; engines refuse earlier
+    max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
     health_period: float = 0.5  # seconds between two looks at the engines' health
 
     def __post_init__(self) -> None:
         _check_port(self.port)
-        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls")
+        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
         _check_positive(self, "health_period")
 
 
@@ -40,10 +41,11 @@ class GatewayConfig:
     worker_silence: float = 4.0  # seconds: lets a ping or a question wait so long, and it is lost
     max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 4096
+    max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
 
     def __post_init__(self) -> None:
         _check_port(self.port)
-        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls")
+        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
         _check_positive(self, "worker_wait", "worker_silence")
 
 

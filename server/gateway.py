@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -22,15 +22,16 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import Draining, ReplicaLost, TokenweirError
 from server.backend import Backend, WorkerLost
+from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.health import Health
 from server.pool import Attempts, CallFailed, Pool
 from server.request_ids import METHODS, request_id_in
 from server.status import DETAILS_KEY, CallStatus, call_status
-from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, server_options
+from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, max_message_bytes, server_options
 
 Context = aio.ServicerContext[Any, Any]
-Behavior = Callable[[bytes, Context], Awaitable[bytes | None]]
+Behavior = Callable[[object, Context], Awaitable[bytes | None]]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,12 @@ class Gateway:
         self._config = config
         self._pool = Pool(self._publish_health, lost, silence=config.worker_silence)
         self._health = Health()
+        self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
+        self._reader = RequestReader(
+            self._wall,
+            max_bytes=config.max_open_bytes,
+            max_message_bytes=max_message_bytes(config.max_request_bytes),
+        )
         self._calls: set[asyncio.Task[Any]] = set()
         self._upstream_calls: set[aio.Call] = set()
         self._draining = False
@@ -63,7 +70,6 @@ class Gateway:
         """Listen; return the port. Raises ConfigError if nobody can listen there."""
         self._server = aio.server(
             options=server_options(self._config.max_request_bytes),
-            maximum_concurrent_rpcs=self._config.max_concurrent_calls,
         )
         self._server.add_generic_rpc_handlers((_AnyMethod(self._behavior),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -117,12 +123,14 @@ class Gateway:
     def _behavior(self, method: str) -> Behavior:
         relay = self._relay_unary if method in _UNARY else self._relay_stream
 
-        async def behavior(request: bytes, context: Context) -> bytes | None:
+        async def behavior(_: object, context: Context) -> bytes | None:
+            request = b""  # until it is read
             try:
-                with self._counted():
-                    if method == _GET_LOAD:
-                        return await self._get_load()
-                    return await relay(method, request, context)
+                with self._wall.counted():
+                    async with self._reader.read(context) as request, self._running():
+                        if method == _GET_LOAD:
+                            return await self._get_load()
+                        return await relay(method, request, context)
             except CallFailed as failure:
                 status = failure.status
             except TokenweirError as error:
@@ -131,9 +139,9 @@ class Gateway:
 
         return behavior
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Refuse a call once draining; else count it until it ends."""
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Refuse a call once draining; else know of it until it ends."""
         if self._draining:
             raise _draining()
         task = asyncio.current_task()
@@ -222,7 +230,10 @@ class Gateway:
 
 
 class _AnyMethod(grpc.GenericRpcHandler):
-    """Takes every method of the protocol, known here or not: on the wire, unary is one message."""
+    """Takes every method of the protocol, known here or not: on the wire, unary is one message.
+
+    The behavior reads the request itself, once it knows that there is room.
+    """
 
     def __init__(self, behavior: Callable[[str], Behavior]) -> None:
         self._behavior = behavior
@@ -235,8 +246,8 @@ class _AnyMethod(grpc.GenericRpcHandler):
             return None
         behavior = self._behavior(method)
         if method in _UNARY:
-            return grpc.unary_unary_rpc_method_handler(behavior)
-        return grpc.unary_stream_rpc_method_handler(behavior)
+            return grpc.stream_unary_rpc_method_handler(behavior)
+        return grpc.stream_stream_rpc_method_handler(behavior)
 
 
 def _retry_or_raise(

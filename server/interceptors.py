@@ -26,6 +26,7 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
+from server.call_wall import CallWall
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 
@@ -91,10 +92,14 @@ class StatusInterceptor(_WrappingInterceptor):
 
 
 class AdmissionInterceptor(_WrappingInterceptor):
-    """Counts the calls that run a model, and refuses new ones once the worker drains."""
+    """Counts the calls that run a model; refuses new ones at the wall, or once the worker drains.
 
-    def __init__(self, services: frozenset[str]) -> None:
+    Other calls, of health and what operators ask, are never refused for want of room.
+    """
+
+    def __init__(self, services: frozenset[str], wall: CallWall) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
+        self._wall = wall
         self.live = 0
         self.draining = False
         self._idle = asyncio.Event()
@@ -111,10 +116,11 @@ class AdmissionInterceptor(_WrappingInterceptor):
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
             if self.draining:
                 raise Draining("this worker is stopping; ask again", DRAINING_RETRY_AFTER)
-            self._begin()
-            # After the status was sent, not before. The stubs want a class that nobody can make.
-            context.add_done_callback(cast(Any, self._end))
-            return await behavior(request, context)
+            with self._wall.counted(), self._wall.holding(len(request)):
+                self._begin()
+                # After the status was sent, not before. The stubs want a class that nobody makes.
+                context.add_done_callback(cast(Any, self._end))
+                return await behavior(request, context)
 
         return _with_behavior(handler, around)
 

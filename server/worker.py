@@ -24,6 +24,7 @@ from tokenweir.v1 import (
 
 from engine.errors import ConfigError
 from server.background import in_background
+from server.call_wall import CallWall
 from server.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
 from server.config import WorkerConfig
 from server.health import Health
@@ -52,7 +53,8 @@ class Worker:
         self.replica_id = uuid.uuid4().hex
         self._config = config
         self._catalog = Catalog(models, self.replica_id)
-        self._admission = AdmissionInterceptor(frozenset({GENERATION, PREDICTION}))
+        self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
+        self._admission = AdmissionInterceptor(frozenset({GENERATION, PREDICTION}), self._wall)
         self._health = Health()
         self._watching: asyncio.Task[None] | None = None
 
@@ -97,9 +99,12 @@ class Worker:
     def _make_server(self) -> aio.Server:
         max_bytes = self._config.max_request_bytes
         return aio.server(
-            interceptors=(StatusInterceptor(), self._admission, ParsingInterceptor(max_bytes)),
+            interceptors=(
+                StatusInterceptor(),
+                self._admission,
+                ParsingInterceptor(max_bytes),
+            ),
             options=server_options(max_bytes),
-            maximum_concurrent_rpcs=self._config.max_concurrent_calls,
         )
 
     def _add_services(self) -> None:
@@ -160,12 +165,16 @@ class Worker:
             await asyncio.wait_for(self._admission.wait_until_idle(), seconds)
 
 
+def max_message_bytes(max_request_bytes: int) -> int:
+    """Return what gRPC takes: its refusal has no details, so up to here the worker says it."""
+    return 4 * max_request_bytes
+
+
 def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
     """Return the gRPC options of every server here."""
     return (
         ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
-        # gRPC's refusal has no details and is retried, so up to here the worker says it better.
-        ("grpc.max_receive_message_length", 4 * max_request_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes(max_request_bytes)),
         # Gateways and clients notice by pings that a host is gone; by default that is abuse.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),

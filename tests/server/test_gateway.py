@@ -157,6 +157,64 @@ async def test_when_all_workers_are_full_the_refusal_comes_at_once(cell: Cell) -
     assert time.monotonic() - started < 2
 
 
+async def test_calls_beyond_the_wall_are_refused_with_details_and_health_is_not() -> None:
+    engine = FakeGenerator()
+    config = GatewayConfig(max_concurrent_calls=2)
+    async with (
+        running_worker(engine) as (_, address),
+        running_gateway(address, config=config) as (_, stubs),
+    ):
+        calls = [stubs.generation.GenerateStream(stream("HOLD")) for _ in range(2)]
+        await until(lambda: len(engine.requests) == 2)
+
+        refused = [
+            await failure_of(stubs.generation.Generate(generate("a"))),
+            await failure_of(stubs.generation.GenerateStream(stream("a"))),
+        ]
+
+        for one in refused:
+            assert (one.code, one.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+            assert one.retry_after is not None
+        assert await stubs.health_of("") == UP
+        engine.release.set()
+        for call in calls:
+            assert len([message async for message in call]) == 3
+        assert await stubs.still_serves()
+
+
+async def test_requests_of_more_bytes_than_are_held_at_once_are_refused() -> None:
+    engine = FakeGenerator()
+    config = GatewayConfig(max_open_bytes=100)
+    async with (
+        running_worker(engine) as (_, address),
+        running_gateway(address, config=config) as (_, stubs),
+    ):
+        call = stubs.generation.GenerateStream(stream("HOLD"))
+        await until(lambda: len(engine.requests) == 1)
+
+        refused = await failure_of(stubs.generation.Generate(generate("a" * 100)))
+
+        assert (refused.code, refused.reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "QUEUE_FULL",
+        )
+        engine.release.set()
+        assert len([message async for message in call]) == 3
+        assert await stubs.still_serves()
+
+
+async def test_a_call_without_a_message_is_refused(cell: Cell) -> None:
+    call = cell.stubs.channel.stream_unary("/tokenweir.v1.GenerationService/Generate")()
+    await call.done_writing()
+
+    refused = await failure_of(call)
+
+    assert (refused.code, refused.reason) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "MALFORMED_MESSAGE",
+    )
+
+
 async def test_metadata_of_the_client_reaches_the_worker_and_back() -> None:
     seen: dict[str, str | bytes] = {}
 

@@ -95,7 +95,7 @@ async def test_load_counts_the_calls_that_run_a_model() -> None:
         await until(lambda: worker.load() == 0)
 
 
-async def test_more_calls_than_the_outer_wall_are_refused() -> None:
+async def test_calls_beyond_the_outer_wall_are_refused_with_details_and_health_is_not() -> None:
     engine = FakeGenerator()
     config = WorkerConfig(max_concurrent_calls=1)
     async with (
@@ -105,12 +105,33 @@ async def test_more_calls_than_the_outer_wall_are_refused() -> None:
         call = stubs.generation.GenerateStream(stream("HOLD"))
         await engine.seen.wait()
 
-        with pytest.raises(aio.AioRpcError) as caught:
-            await stubs.generation.Generate(generate("a"))
+        refused = await failure_of(stubs.generation.Generate(generate("a")))
 
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (refused.code, refused.reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "QUEUE_FULL",
+        )
+        assert refused.retry_after is not None
+        assert await stubs.health_of("") == UP
+        await stubs.admin.GetLoad(admin_service_pb2.GetLoadRequest())
         engine.release.set()
         assert len([message async for message in call]) == 3
+        assert await stubs.still_serves()
+
+
+async def test_requests_of_more_bytes_than_are_held_at_once_are_refused() -> None:
+    engine = FakeGenerator()
+    async with (
+        running_worker(engine, config=WorkerConfig(max_open_bytes=100)) as (_, address),
+        stubs_for(address) as stubs,
+    ):
+        call = stubs.generation.GenerateStream(stream("HOLD"))
+        await engine.seen.wait()
+
+        refused = await failure_of(stubs.generation.Generate(generate("a" * 100)))
+
+        assert refused.reason == "QUEUE_FULL"
+        call.cancel()
 
 
 async def test_draining_turns_health_refuses_new_calls_and_lets_running_ones_end() -> None:
