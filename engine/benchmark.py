@@ -299,7 +299,7 @@ def _summarize(
         tokens_per_second=concurrency * work.num_new_tokens / seconds,
         prefill_tokens_per_second=concurrency * work.num_prompt_tokens / prompt_seconds,
         decode_step=_decode_step(rounds) if work.num_new_tokens > 1 else None,
-        cache_bytes=concurrency * _cache_bytes(work, contract),
+        cache_bytes=concurrency * cache_bytes(work, contract),
         memory=read_memory(),
         rounds=rounds,
     )
@@ -389,7 +389,7 @@ def _config(max_num_seqs: int, num_threads: int) -> EngineConfig:
     )
 
 
-def _cache_bytes(work: BenchmarkWork, contract: GenerationContract) -> int:
+def cache_bytes(work: BenchmarkWork, contract: GenerationContract) -> int:
     """Return the cache that one request reaches; the last token's keys are never needed."""
     cache, cross = contract.cache, contract.cross_cache
     position = _position_bytes(cache)

@@ -1,22 +1,38 @@
-"""The study of loading: seconds and memory until an engine is ready, in a fresh process each time.
+"""The study of loading: seconds and memory until an engine is ready, and under its first load.
 
 `python -m loadtest.studies.loading packages/gpt2 --out loadtest/results/loading-gpt2`
+
+Every load of a package is in a fresh process. With a generating model there is work then: a burst
+of prompts with one new token each, a second such burst, and the whole work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
+from engine.benchmark import (
+    BenchmarkWork,
+    EngineBench,
+    cache_bytes,
+    check_fits,
+    generation_contract,
+    random_prompts,
+    read_memory,
+)
+from engine.errors import ConfigError
 from engine.machine import machine_name
-from engine.package import Package, load_package
+from engine.package import GenerationContract, Package, load_package
 from loadtest.report import write_document
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
@@ -32,6 +48,13 @@ seconds, memory = time.perf_counter() - started, read_memory()
 print(json.dumps({"seconds": seconds, "peak": memory.peak, "steady": memory.resident,
                   "mapped": memory.mapped}))
 """
+_LOAD_PROGRAM = """
+import json, sys
+from loadtest.studies.loading import run_load
+print(json.dumps(run_load(*json.loads(sys.argv[1]))))
+"""
+_SLACK_WEIGHTS = 1.2  # an engine should hold at most so much for its weights,
+_SLACK_BYTES = 150e6  # the cache that its sequences have reached, and this for everything else
 
 
 @dataclass(frozen=True)
@@ -44,12 +67,56 @@ class Loading:
     mapped: int  # of the steady, pages of files
 
 
+@dataclass(frozen=True)
+class UnderLoad:
+    """The first work of an engine; no prompt comes twice."""
+
+    first_burst: float  # seconds until all prompts have their first token
+    second_burst: float
+    resident: int  # bytes after the whole work; pages of mapped files count too
+    cache: int  # of them, bytes of the positions that the sequences have reached
+
+
 def load_once(package: Path) -> Loading:
     """Load a package in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(package)], capture_output=True, text=True, check=True
-    )
-    return Loading(**json.loads(done.stdout))
+    return Loading(**_in_a_process(_PROGRAM, str(package)))
+
+
+def load_and_work_once(package: Path, work: BenchmarkWork, num_requests: int) -> UnderLoad:
+    """Load a package in a process of its own, and work there; so many requests at a time."""
+    arguments = [str(package), asdict(work), num_requests]
+    return UnderLoad(**_in_a_process(_LOAD_PROGRAM, json.dumps(arguments)))
+
+
+def run_load(path: str, work: dict[str, Any], num_requests: int) -> dict[str, float]:
+    """Load a package here and work; return the fields of UnderLoad."""
+    return asdict(asyncio.run(_run_load(load_package(path), BenchmarkWork(**work), num_requests)))
+
+
+async def _run_load(package: Package, work: BenchmarkWork, num_requests: int) -> UnderLoad:
+    contract = generation_contract(package)
+    check_fits(work, contract)
+    bench = EngineBench.load(package, max_num_seqs=num_requests)
+    await bench.start()
+    try:
+        return await measure_load(bench, contract, work, num_requests)
+    finally:
+        await bench.stop()
+
+
+async def measure_load(
+    bench: EngineBench, contract: GenerationContract, work: BenchmarkWork, num_requests: int
+) -> UnderLoad:
+    """Give a started engine its first work."""
+    seconds = []
+    for number, num_new in enumerate((1, 1, work.num_new_tokens)):
+        prompts = random_prompts(work, num_requests, contract.vocab_size, number)
+        params = [work.params(index, num_new) for index in range(num_requests)]
+        seconds.append((await bench.measure(prompts, params.__getitem__)).seconds)
+    resident = read_memory().resident
+    if resident is None:
+        raise ConfigError("this system does not tell the memory of a process; measure on Linux")
+    return UnderLoad(seconds[0], seconds[1], resident, num_requests * cache_bytes(work, contract))
 
 
 def weight_bytes(package: Package) -> int:
@@ -58,32 +125,89 @@ def weight_bytes(package: Package) -> int:
     return sum(entry.size for name, entry in files.items() if name.endswith(".data"))
 
 
-@click.command()
-@click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(package: Path, rounds: int, out: Path) -> None:
-    """Load PACKAGE again and again, and write OUT.json."""
-    weights = weight_bytes(load_package(package))
-    loads = [load_once(package) for _ in range(rounds)]
-    peak, steady = max(load.peak for load in loads), max(load.steady for load in loads)
-    own = max(load.steady - load.mapped for load in loads)
-    content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.loading", *sys.argv[1:]]),
+def allowed_bytes(weights: int, cache: int) -> float:
+    """Return how much an engine should hold at most for so many weights and so much cache."""
+    return _SLACK_WEIGHTS * weights + cache + _SLACK_BYTES
+
+
+def summary_of_loads(weights: int, loads: Sequence[Loading]) -> dict[str, Any]:
+    """Return what is written of loading alone."""
+    return {
         "weight_bytes": weights,
-        "peak_to_weights": peak / weights,
-        "steady_to_weights": steady / weights,
-        "steady_without_mapped_to_weights": own / weights,
-        "machine": machine_name(),
+        "peak_to_weights": max(load.peak for load in loads) / weights,
+        "steady_to_weights": max(load.steady for load in loads) / weights,
+        "steady_without_mapped_to_weights": max(load.steady - load.mapped for load in loads)
+        / weights,
         "median_seconds": statistics.median(load.seconds for load in loads),
         "loads": [asdict(load) for load in loads],
     }
+
+
+def summary_under_load(weights: int, rounds: Sequence[UnderLoad]) -> dict[str, Any]:
+    """Return what is written of the first work."""
+    cache = rounds[0].cache
+    return {
+        "cache_bytes": cache,
+        "resident_bytes": max(one.resident for one in rounds),
+        "allowed_bytes": allowed_bytes(weights, cache),
+        "first_to_second_burst": statistics.median(
+            one.first_burst / one.second_burst for one in rounds
+        ),
+        "rounds": [asdict(one) for one in rounds],
+    }
+
+
+@click.command()
+@click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--requests", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(min=1), default=62, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
+def main(
+    package: Path, rounds: int, requests: int, prompt_tokens: int, new_tokens: int, out: Path
+) -> None:
+    """Load PACKAGE again and again, alone and with work to do, and write OUT.json."""
+    loaded = load_package(package)
+    weights = weight_bytes(loaded)
+    content = {
+        "command": shlex.join(["python", "-m", "loadtest.studies.loading", *sys.argv[1:]]),
+        "machine": machine_name(),
+        **summary_of_loads(weights, [load_once(package) for _ in range(rounds)]),
+    }
+    _tell_loading(content)
+    if loaded.manifest.generation is not None:
+        work = BenchmarkWork(num_prompt_tokens=prompt_tokens, num_new_tokens=new_tokens)
+        worked = [load_and_work_once(package, work, requests) for _ in range(rounds)]
+        content["under_load"] = summary_under_load(weights, worked)
+        _tell_load(content["under_load"])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_document(content, out.with_suffix(".json"))
+
+
+def _in_a_process(program: str, argument: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", program, argument], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _tell_loading(found: Mapping[str, Any]) -> None:
     click.echo(
-        f"ready in {content['median_seconds']:.2f} s; weights {weights / 1e6:.0f} MB, "
-        f"peak {peak / weights:.2f} times them, steady {steady / weights:.2f} times, "
-        f"{own / weights:.2f} without pages of files"
+        f"ready in {found['median_seconds']:.2f} s; weights {found['weight_bytes'] / 1e6:.0f} MB, "
+        f"peak {found['peak_to_weights']:.2f} times them, "
+        f"steady {found['steady_to_weights']:.2f} times, "
+        f"{found['steady_without_mapped_to_weights']:.2f} without pages of files"
+    )
+
+
+def _tell_load(found: Mapping[str, Any]) -> None:
+    click.echo(
+        f"under load {found['resident_bytes'] / 1e6:.0f} MB with "
+        f"{found['cache_bytes'] / 1e6:.0f} MB of cache in use, "
+        f"at most {found['allowed_bytes'] / 1e6:.0f} MB wanted; the first burst of prompts takes "
+        f"{found['first_to_second_burst']:.2f} times the second"
     )
 
 

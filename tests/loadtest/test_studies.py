@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
+from engine.benchmark import BenchmarkWork, EngineBench, generation_contract
 from engine.config import EngineConfig
 from engine.package import GenerationContract
 from loadtest.machine import Machine
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import AtEqualP99, Point, at_equal_p99, throughput_within
 from loadtest.studies.growth import Model, measure_steps
-from loadtest.studies.loading import load_once
+from loadtest.studies.loading import (
+    UnderLoad,
+    load_once,
+    measure_load,
+    summary_under_load,
+)
 
 WORK = TraceWork(
     num_requests=2000,
@@ -175,3 +181,32 @@ def test_every_batch_and_context_is_measured_once_a_round() -> None:
 def test_a_package_that_cannot_be_loaded_is_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         load_once(tmp_path)
+
+
+async def test_the_first_work_is_two_bursts_of_prompts_and_the_whole(
+    make_engine: MakeEngine,
+) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+    work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=3)
+
+    found = await measure_load(
+        EngineBench(engine), generation_contract(engine.package), work, num_requests=4
+    )
+
+    prompts = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
+    assert len(prompts) == len(set(prompts)) == 3 * 4
+    assert sum(len(batch.decode_ids) for batch in runner.batches) == 4 * (3 - 1)
+    assert found.first_burst > 0 < found.second_burst
+    # A layer with one head of one number: keys and values of 4 bytes.
+    assert found.cache == 4 * (6 + 3 - 1) * 2 * 4 < found.resident
+
+
+def test_memory_under_load_is_the_most_of_all_rounds_and_bursts_are_compared_within_one() -> None:
+    rounds = [UnderLoad(2.0, 1.0, 700, 450), UnderLoad(3.0, 2.0, 800, 450)]
+
+    found = summary_under_load(100, [*rounds, UnderLoad(9.0, 9.0, 750, 450)])
+
+    assert (found["resident_bytes"], found["cache_bytes"]) == (800, 450)
+    assert found["allowed_bytes"] == 1.2 * 100 + 450 + 150e6
+    assert found["first_to_second_burst"] == 1.5
+    assert len(found["rounds"]) == 3
