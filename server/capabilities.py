@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
@@ -10,6 +11,7 @@ from engine.errors import CapabilityNotSupported
 
 BATCH_INVARIANT = "batch_invariant"
 _NOWHERE = ""  # the capability of what no engine has
+_MAX_NAMED_EXTENSIONS = 8  # in one answer
 
 
 def check_generation(
@@ -42,7 +44,7 @@ def _asked(request: generation_service_pb2.GenerateRequest) -> Iterator[tuple[st
     for i, one in enumerate(request.inputs):
         if prefix := one.WhichOneof("target_prefix"):
             yield f"inputs[{i}].{prefix}", "target_prefix"
-    for name in request.extensions.fields:
+    for name in islice(request.extensions.fields, _MAX_NAMED_EXTENSIONS):
         yield f"extensions.{name}", _NOWHERE
 
 

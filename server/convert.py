@@ -44,9 +44,11 @@ def generation_requests(
     `request_ids` gives the engine's names of them. Raises CapabilityNotSupported for options that
     are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
     """
-    check_generation(request, capabilities)
-    _check_sizes(request, limits)  # before any of them is looked at
     assert manifest.generation is not None
+    # Counted before any of them is looked at: a mebibyte has room for half a million.
+    _check_sizes(request, limits)
+    _check_num_ids(request.inputs, manifest.generation)
+    check_generation(request, capabilities)
     params = sampling_params(request)
     raise_if_any(_wrong_fields(request, params, manifest.generation, limits))
     if params.strategy == "sampling" and params.seed is None:
@@ -69,12 +71,15 @@ def generation_requests(
 def score_requests(
     request: generation_service_pb2.ScoreRequest,
     *,
+    manifest: Manifest,
     limits: RequestLimits,
     request_ids: Iterator[str],
     deadline: float | None,
 ) -> list[ScoreRequest]:
     """Return one engine request per input, in order; raise InvalidRequest for what is wrong."""
+    assert manifest.generation is not None
     _check_count("inputs", len(request.inputs), limits)
+    _check_num_ids(request.inputs, manifest.generation)
     top = request.top_logprobs if request.HasField("top_logprobs") else 0
     violations = check_logprobs(top, "top_logprobs", limits)
     violations += _check_request_id(request.request_id)
@@ -229,6 +234,24 @@ def _check_sizes(request: generation_service_pb2.GenerateRequest, limits: Reques
             FieldViolation(path, f"{len(values)} of them are more than {most}; send fewer")
             for path, values, most in sizes
             if len(values) > most
+        ]
+    )
+
+
+def _check_num_ids(
+    inputs: Sequence[generation_service_pb2.Input], contract: GenerationContract
+) -> None:
+    """Raise InvalidRequest for token ids that no row has room for; the engine counts exactly."""
+    most = max(shape.max_len for shape in (contract.cache, contract.cross_cache) if shape)
+    raise_if_any(
+        [
+            FieldViolation(
+                f"inputs[{i}].{name}",
+                f"{len(ids)} tokens are more than {most}, the longest of this model; shorten it",
+            )
+            for i, one in enumerate(inputs)
+            for name, ids in (("tokens", one.tokens.ids), ("prefix_tokens", one.prefix_tokens.ids))
+            if len(ids) > most
         ]
     )
 

@@ -92,6 +92,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         engine = self._catalog.scoring(request.model, request.model_version)
         inputs = convert.score_requests(
             request,
+            manifest=engine.package.manifest,
             limits=self._limits,
             request_ids=self._engine_ids(),
             deadline=_deadline(context),

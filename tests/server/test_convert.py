@@ -426,7 +426,11 @@ def test_streams_cannot_be_resumed_yet() -> None:
 
 def _convert_scores(request: pb.ScoreRequest) -> list[ScoreRequest]:
     return convert.score_requests(
-        request, limits=RequestLimits(), request_ids=iter(("id-0", "id-1")), deadline=12.5
+        request,
+        manifest=generation_package().manifest,
+        limits=RequestLimits(),
+        request_ids=iter(("id-0", "id-1")),
+        deadline=12.5,
     )
 
 
@@ -482,3 +486,58 @@ def test_empty_items_are_named() -> None:
         convert.prediction_items(items, "", RequestLimits())
 
     assert [v.field for v in caught.value.violations] == ["items[1]", "items[2]"]
+
+
+def _many(count: int) -> dict[str, Any]:
+    """Return requests with so many of everything that may be repeated, by what that is."""
+    ids = common_pb2.TokenIds(ids=[1] * count)
+    phrases = pb.Constraint(choice=pb.Phrases(values=["a"] * count))
+    controls = pb.LogitControls(banned_tokens=[1] * count)
+    biases = pb.LogitControls(logit_bias=dict.fromkeys(range(count), 1.0))
+    return {
+        "inputs": pb.GenerateRequest(inputs=[pb.Input()] * count),
+        "inputs[0].tokens": pb.GenerateRequest(inputs=[pb.Input(tokens=ids)]),
+        "inputs[0].prefix_tokens": pb.GenerateRequest(
+            inputs=[pb.Input(text="a", prefix_tokens=ids)]
+        ),
+        "stopping.strings": generate("a", stopping=pb.Stopping(strings=["a"] * count)),
+        "stopping.token_ids": generate("a", stopping=pb.Stopping(token_ids=[1] * count)),
+        "decoding.constraint.choice": generate("a", decoding=pb.Decoding(constraint=phrases)),
+        "decoding.controls.banned_tokens": generate("a", decoding=pb.Decoding(controls=controls)),
+        "decoding.controls.logit_bias": generate("a", decoding=pb.Decoding(controls=biases)),
+    }
+
+
+@pytest.mark.parametrize("path", _many(0))
+def test_everything_repeated_is_counted_before_any_of_it_is_looked_at(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object) -> None:
+        raise AssertionError("looked at before it was counted")
+
+    for name in ("check_generation", "sampling_params", "_prompt", "_target_prefix"):
+        monkeypatch.setattr(convert, name, look)
+
+    with pytest.raises(InvalidRequest) as caught:
+        _convert(_many(2_000)[path])
+
+    assert [violation.field for violation in caught.value.violations] == [path]
+
+
+def test_token_ids_to_be_scored_are_counted_before_they_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(convert, "_prompt", None)
+
+    with pytest.raises(InvalidRequest, match="2000 tokens are more than 64"):
+        _convert_scores(pb.ScoreRequest(inputs=_many(2_000)["inputs[0].prefix_tokens"].inputs))
+
+
+def test_of_many_extensions_a_few_are_named() -> None:
+    extensions = Struct()
+    extensions.update({f"x{i}": None for i in range(1_000)})
+
+    with pytest.raises(CapabilityNotSupported) as caught:
+        _convert(generate("a", extensions=extensions))
+
+    assert len(caught.value.features) == 8
