@@ -42,6 +42,7 @@ from engine.request import (
 )
 from engine.request_stream import RequestStream, searched_text
 from engine.sequence import TokenRequest
+from engine.step_watch import StepWatch
 from engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,6 @@ _CAPABILITIES = (  # names of server/capabilities.py: what is not here is refuse
     "fair_share",
     "allow_partial",
 )
-_JOIN_TIMEOUT = 30.0  # seconds for the step in flight when the engine stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,14 @@ class AsyncEngine:
         self._keys = count()
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
-        self._state = "new"  # then "running", "draining", "stopped"; "failed": the thread is dead
+        self._state = "new"  # then "running", "draining", "stopped"; "failed": thread dead or stuck
         self._load = core.scheduler.load()  # replaced by the engine's thread
         self._num_submitted = 0
         self._num_discarded = 0  # tokens that streams have thrown away
         self._num_taken = 0  # by the engine's thread
         self._failures_in_a_row = 0
+        self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
+        self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -151,7 +153,7 @@ class AsyncEngine:
 
     @property
     def healthy(self) -> bool:
-        """False if the engine's thread is not running or the last steps all failed."""
+        """False if the engine's thread is not running, or stuck, or the last steps all failed."""
         runs = self._state in ("running", "draining") and self._thread.is_alive()
         return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
 
@@ -176,9 +178,13 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._state = "running"
         self._thread.start()
+        self._watching = asyncio.create_task(self._fail_when_stuck())
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
+        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest.
+
+        The rest fails with Draining, but what has begun and allows it ends with what there is.
+        """
         was_running, self._state = self._state == "running", "draining"
         if self._streams and was_running and grace > 0:
             try:
@@ -187,10 +193,11 @@ class AsyncEngine:
                 _log.info("%d requests are open after %g s", len(self._streams), grace)
         self._state = "stopped"
         self._commands.put(_Stop())
+        await self._step_watch.join(self._thread)
         for key, stream in self._streams.items():
             stream.take(FailedOutput(key, _draining()))
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT)
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Give the events of a request: Admitted, then each sequence's, then RequestFinished.
@@ -319,11 +326,17 @@ class AsyncEngine:
         for key, stream in self._streams.items():
             stream.take(FailedOutput(key, _failure(stream.request_id)))
 
+    async def _fail_when_stuck(self) -> None:
+        await self._step_watch.wait_until_over()
+        self._state = "failed"
+        for key, stream in self._streams.items():
+            stream.take(FailedOutput(key, _lost()))
+
     def _refuse_if_closed(self) -> None:
         if self._state == "new":
             raise Starting("the model is still being loaded; try again", _RETRY_AFTER)
         if self._state == "failed":
-            raise ReplicaLost("the engine here has stopped after an error; ask again", _RETRY_AFTER)
+            raise _lost()
         if self._state != "running":
             raise _draining()
 
@@ -343,6 +356,7 @@ class AsyncEngine:
         while not scheduler.has_work or not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, _Stop):
+                self._hand_over(scheduler.drain(lambda request_id: _draining()))
                 return False
             self._carry_out(command)
         return True
@@ -365,7 +379,8 @@ class AsyncEngine:
     def _step(self) -> None:
         self._hand_over(self._core.scheduler.take_outputs())
         try:
-            outputs = self._core.step()
+            with self._step_watch.step():
+                outputs = self._core.step()
             self._failures_in_a_row = 0
         except Exception:
             _log.exception("a step of %s failed", self._package.manifest.name)
@@ -399,6 +414,10 @@ def _failure(request_id: str) -> TokenweirError:
         f"{request_id}: the engine failed in the middle of it; try again, and if it fails again "
         "look for this request id in the server's log"
     )
+
+
+def _lost() -> TokenweirError:
+    return ReplicaLost("the engine here no longer works; ask again", _RETRY_AFTER)
 
 
 def _draining() -> TokenweirError:

@@ -19,6 +19,7 @@ class EngineConfig:
     max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused
     reuse_prefixes: bool = True  # compute a tenant's equal beginnings and sources once
     num_threads: int = 0  # of onnxruntime; 0: one per core
+    max_step_seconds: float = 8.0  # an engine longer in one step counts as hung; inf: never
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:
@@ -32,6 +33,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name} ({value}) must be at least 1")
+        if not self.max_step_seconds > 0:
+            raise ConfigError(f"max_step_seconds ({self.max_step_seconds}) must be above 0")
         if self.num_threads < 0:
             raise ConfigError(f"num_threads ({self.num_threads}) must be 0, one per core, or more")
         if self.max_num_batched_tokens < self.max_num_seqs + self.prefill_chunk_size:

@@ -19,6 +19,7 @@ from engine.errors import (
     ExpiredInDecode,
     ExpiredInQueue,
     QueueFull,
+    ReplicaLost,
     Starting,
     TokenBudgetFull,
     TokenweirError,
@@ -29,6 +30,7 @@ from engine.package import Package
 from engine.prediction import ItemPrediction, Prediction, PredictionItem
 from engine.request import LoadSnapshot, Timing
 from engine.row_queue import PredictionJob, Row, RowQueue
+from engine.step_watch import StepWatch
 from engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -37,7 +39,6 @@ _MAX_INLINE_CHARS = 4096  # longer texts, and images, are encoded off the event 
 _MAX_FAILURES_IN_A_ROW = 3  # of batches, before the engine says it is not healthy
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 _DRAIN_RETRY_AFTER = 1.0  # seconds
-_JOIN_TIMEOUT = 30.0  # seconds for the batch in flight when the engine stops
 
 
 class Graph(Protocol):
@@ -78,7 +79,9 @@ class EncoderEngine:
         self._throughput = DecayingRate()
         self._seconds_per_token = 0.0
         self._failures_in_a_row = 0
-        self._state = "new"  # then "running", "draining", "stopped"
+        self._state = "new"  # then "running", "draining", "stopped"; "failed": the thread is stuck
+        self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
+        self._watching: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
 
     @property
@@ -95,8 +98,9 @@ class EncoderEngine:
 
     @property
     def healthy(self) -> bool:
-        """False if the engine's thread is not running or every recent batch failed."""
-        return self._thread.is_alive() and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+        """False if the engine's thread is not running, or stuck, or every recent batch failed."""
+        runs = self._state != "failed" and self._thread.is_alive()
+        return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
 
     async def start(self) -> None:
         """Begin to take requests."""
@@ -105,6 +109,7 @@ class EncoderEngine:
                 raise RuntimeError(f"an engine starts once; this one is {self._state}")
             self._state = "running"
         self._thread.start()
+        self._watching = asyncio.create_task(self._fail_when_stuck())
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
@@ -118,8 +123,15 @@ class EncoderEngine:
             self._state = "stopped"
             self._fail_all(_draining)
             self._changed.notify_all()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT)
+        await self._step_watch.join(self._thread)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _fail_when_stuck(self) -> None:
+        await self._step_watch.wait_until_over()
+        with self._changed:
+            self._state = "failed"
+            self._fail_all(_lost)
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""
@@ -144,7 +156,8 @@ class EncoderEngine:
 
         `deadline` is on the engine's clock, time.monotonic. Raises InvalidRequest with the path of
         every wrong field, before anything waits; QueueFull, TokenBudgetFull, Starting, Draining,
-        ExpiredInQueue, ExpiredInDecode or EngineFailure. Cancelling the call takes the request out.
+        ReplicaLost, ExpiredInQueue, ExpiredInDecode or EngineFailure. Cancelling the call takes the
+        request out.
         """
         loop = asyncio.get_running_loop()
         job = PredictionJob(request_id, deadline, self._clock(), loop, loop.create_future())
@@ -191,6 +204,8 @@ class EncoderEngine:
     def _refuse_if_closed_or_full(self) -> None:
         if self._state == "new":
             raise Starting("the model is still being loaded; try again", _DRAIN_RETRY_AFTER)
+        if self._state == "failed":
+            raise _lost(None)
         if self._state != "running":
             raise _draining(None)
         waiting = self._queue.num_requests + self._num_encoding
@@ -244,7 +259,8 @@ class EncoderEngine:
             job.started = started if job.started is None else job.started
             job.batch_sizes.append(len(rows))
         try:
-            outputs = _split(self._graph.run(_stack(rows)), rows)
+            with self._step_watch.step():
+                outputs = _split(self._graph.run(_stack(rows)), rows)
         except Exception:
             _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(rows)])
             self._fail_batch(rows)
@@ -387,6 +403,10 @@ def _not_finite(row: Row) -> TokenweirError:
         f"request {row.job.request_id}: what the model gives for item {row.index} is not finite; "
         "the weights or the input drive it out of range"
     )
+
+
+def _lost(job: PredictionJob | None) -> TokenweirError:
+    return ReplicaLost("the engine here no longer works; ask again", _DRAIN_RETRY_AFTER)
 
 
 def _draining(job: PredictionJob | None) -> TokenweirError:

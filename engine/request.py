@@ -19,7 +19,8 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     CONTEXT_FULL = "context_full"
-    DEADLINE = "deadline"  # only with allow_partial
+    DRAINED = "drained"  # only with allow_partial, as is the next
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives a token; 0: the chosen one's only; None: none
     prompt_logprobs: int | None = None  # the same of the prompt, or the given target prefix
     alignment: bool = False  # return the attention from target to source tokens
-    allow_partial: bool = False  # at the deadline, finish with what there is
+    allow_partial: bool = False  # at the deadline or a drain, finish with what there is
     max_new_tokens: int | None = None  # None: until the context is full
     min_new_tokens: int = 0  # no end-of-sequence or stop before this many
     stop_strings: tuple[str, ...] = ()

@@ -228,6 +228,13 @@ class Scheduler:
         self._clear()
         return outputs
 
+    def drain(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
+        """End every request: with what there is where that is allowed, else as `fail_all` does."""
+        for request in list(self._running.values()):
+            if request.source.params.allow_partial:
+                self._cut(request, FinishReason.DRAINED)
+        return self.fail_all(describe)
+
     def _count_step(self, decoding: list[Sequence], plan: PrefillPlan) -> None:
         in_prefill = [request.leader for request in plan.encoded]
         in_prefill += [chunk.sequence for chunk in plan.chunks]
@@ -439,13 +446,17 @@ class Scheduler:
         if not request.source.params.allow_partial:
             self._fail(request, expired_in_decode(request, now))
             return
+        self._cut(request, FinishReason.DEADLINE)
+
+    def _cut(self, request: Request, reason: FinishReason) -> None:
+        """End a request that runs with what there is."""
         if request.search is not None:
-            request.search.close(FinishReason.DEADLINE)
+            request.search.close(reason)
             self._finish_search(request, request.search)
             return
         for sequence in request.sequences:
             if not sequence.is_finished:
-                self._outputs.append(CutOutput(request.key, sequence.index, FinishReason.DEADLINE))
+                self._outputs.append(CutOutput(request.key, sequence.index, reason))
         request.ends_normally = True
         self._release(request)
         self._tell_finished(request)

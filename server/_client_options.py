@@ -58,7 +58,7 @@ class GenerateOptions(CallOptions, total=False):
     logprobs: int | None  # alternatives of every token; 0: the token's own only
     prompt_logprobs: int | None  # the same of the prompt or the target prefix
     alignment: bool | None  # attention from every output token to the source
-    allow_partial: bool | None  # at the deadline, return what there is
+    allow_partial: bool | None  # at the deadline or a drain, return what there is
     priority: int | None  # lower runs earlier
     tenant: str | None  # among whom the server is shared fairly
     batch_invariant: bool | None  # True: or refuse; False: last bits may depend on the batch

@@ -24,6 +24,7 @@ FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.CONTEXT_FULL: common_pb2.FINISH_REASON_CONTEXT_FULL,
+    FinishReason.DRAINED: common_pb2.FINISH_REASON_DRAINED,
     FinishReason.DEADLINE: common_pb2.FINISH_REASON_DEADLINE,
 }
 

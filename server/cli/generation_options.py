@@ -124,7 +124,9 @@ _OPTIONS = (
         "--alignment", is_flag=True, help="Print which source token each token looks at most."
     ),
     click.option("--tokens-per-message", type=int, help="Of the stream.  [default: 1]"),
-    click.option("--allow-partial", is_flag=True, help="At the deadline print what there is."),
+    click.option(
+        "--allow-partial", is_flag=True, help="At the deadline or a drain print what there is."
+    ),
     click.option("--priority", type=int, help="Lower runs earlier.  [default: 0]"),
     click.option("--tenant", help="Among whom the server is shared fairly."),
     click.option(

@@ -63,6 +63,14 @@ if TYPE_CHECKING:
     help="Sequences that a worker decodes at once, per model.",
 )
 @click.option(
+    "--max-step-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A worker whose model is longer in one step counts as hung and is replaced.",
+)
+@click.option(
     "--grace",
     type=click.FloatRange(min=0),
     default=30.0,
@@ -81,6 +89,7 @@ def serve(
     port: int,
     threads: int,
     max_num_seqs: int,
+    max_step_seconds: float,
     grace: float,
 ) -> None:
     """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
@@ -103,7 +112,9 @@ def serve(
         max_replicas=high,
         target_live_requests=target_live_requests,
         grace=grace,
-        engine=EngineConfig(num_threads=threads, max_num_seqs=max_num_seqs),
+        engine=EngineConfig(
+            num_threads=threads, max_num_seqs=max_num_seqs, max_step_seconds=max_step_seconds
+        ),
     )
     log_to_stderr()
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)

@@ -590,6 +590,27 @@ async def test_an_engine_whose_thread_has_died_fails_streams_and_refuses_new_one
     assert not engine.healthy
 
 
+async def test_a_step_that_never_returns_ends_all_as_lost_and_the_engine_is_unhealthy(
+    make_engine: MakeEngine, spell, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, runner = await make_engine(
+        spell("never told"), config=EngineConfig(max_num_seqs=1, max_step_seconds=0.2)
+    )
+    gate = Gate(runner)
+    tasks = [asyncio.create_task(collect(engine, request())) for _ in range(2)]
+
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        with pytest.raises(ReplicaLost):  # so that a gateway asks another one
+            await collect(engine, request())
+        await engine.stop(grace=5)
+
+    assert [type(result) for result in results] == [ReplicaLost, ReplicaLost]
+    assert not engine.healthy
+    assert "scripted has taken more than 0.2 s" in caplog.text
+    gate.open()
+
+
 async def test_logits_that_are_not_finite_end_that_request_only(make_engine: MakeEngine) -> None:
     def script(source: list[int], tokens: list[int]) -> np.ndarray:
         logits = np.zeros(258, np.float32)
@@ -653,6 +674,29 @@ async def test_stop_ends_what_is_open_after_the_grace(make_engine: MakeEngine, s
     results = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert all(isinstance(result, Draining) for result in results)
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "beam", "beam_width": 2}])
+async def test_stop_gives_what_there_is_to_those_who_allow_it(
+    make_engine: MakeEngine, spell, options: dict[str, object]
+) -> None:
+    engine, runner = await make_engine(spell("x" * 60), config=EngineConfig(max_num_seqs=2))
+    runner.before_step = lambda: time.sleep(0.02)
+    running = asyncio.create_task(collect(engine, request(allow_partial=True, **options)))
+    while len(runner.batches) < 3:
+        await asyncio.sleep(0.005)
+    waiting = asyncio.create_task(
+        collect(engine, request(strategy="beam", beam_width=2, allow_partial=True))
+    )
+    await asyncio.sleep(0.01)
+
+    await engine.stop()
+
+    (end,) = ended(await running)
+    assert end.reason is FinishReason.DRAINED
+    assert end.text and set(end.text) == {"x"}
+    with pytest.raises(Draining):
+        await waiting
 
 
 async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell) -> None:

@@ -28,6 +28,7 @@ from engine.errors import (
     ExpiredInQueue,
     InvalidRequest,
     QueueFull,
+    ReplicaLost,
     Starting,
     TokenBudgetFull,
 )
@@ -675,3 +676,22 @@ async def test_stop_ends_what_is_not_done_after_the_grace(tokenizer: Tokenizer) 
         graph.gate.set()
         await stopping
     assert len(graph.batches) == 1
+
+
+async def test_a_batch_that_never_returns_ends_all_as_lost_and_the_engine_is_unhealthy(
+    tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graph = FakeGraph()
+    graph.gate.clear()
+    async with running(graph, tokenizer, max_step_seconds=0.2) as engine, asyncio.timeout(10):
+        asked = [engine.predict(ids(n), request_id="r", deadline=None) for n in (3, 4)]
+
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(ReplicaLost):  # so that a gateway asks another one
+            await engine.predict(ids(3), request_id="r", deadline=None)
+
+        assert [type(result) for result in results] == [ReplicaLost, ReplicaLost]
+        assert not engine.healthy
+        await engine.stop(grace=5)
+    assert "tiny has taken more than 0.2 s" in caplog.text
