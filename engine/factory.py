@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | EncoderEngine:
     """Load the graphs of a checked package; the engine is to be started by the caller.
 
-    Raises PackageError if a graph or the tokenizer is not what the manifest says.
+    Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
+    changed since it was checked.
     """
     contract = package.manifest.generation
+    engine: AsyncEngine | EncoderEngine
     if contract is not None:
-        return _load_generating(package, contract, config)
-    return _load_one_pass(package, config)
+        engine = _load_generating(package, contract, config)
+    else:
+        engine = _load_one_pass(package, config)
+    package.check_unchanged()
+    return engine
 
 
 # onnxruntime takes long to import: what only reads packages must not pay for it.

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.package import Manifest
+    from engine.package import CacheShape, Manifest
+
+_MAX_ROW_BYTES = 2**40  # of a cache: one sequence
 
 
 def is_lossy(manifest: Manifest) -> bool:
@@ -21,6 +23,7 @@ def find_contradictions(manifest: Manifest) -> list[str]:
         *_wrong_contracts(manifest),
         *_missing_files(manifest),
         *_impossible_ids(manifest),
+        *_impossible_rows(manifest),
         *_impossible_image(manifest),
         *_failed_certificate(manifest),
     ]
@@ -96,6 +99,23 @@ def _impossible_ids(manifest: Manifest) -> Iterator[str]:
     for name, value in given.items():
         if value is not None and value >= size:
             yield f"{name}: {value} is outside the vocabulary, 0 to {size - 1}"
+
+
+def _impossible_rows(manifest: Manifest) -> Iterator[str]:
+    contract = manifest.generation
+    if contract is None:
+        return
+    for name, cache in (("cache", contract.cache), ("cross_cache", contract.cross_cache)):
+        if cache is not None and (size := _row_bytes(cache)) > _MAX_ROW_BYTES:
+            yield (
+                f"generation.{name}: a row of {size:,} bytes is more than {_MAX_ROW_BYTES:,}; "
+                "no memory holds a sequence"
+            )
+
+
+def _row_bytes(cache: CacheShape) -> int:
+    numbers = 2 * cache.num_layers * cache.num_kv_heads * cache.max_len * cache.head_dim
+    return numbers * (1 if cache.dtype == "int8" else 4)
 
 
 def _impossible_image(manifest: Manifest) -> Iterator[str]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import PackageError
+from engine.json_file import parse_object
 from engine.manifest_checks import find_contradictions
+from engine.package_files import FileEntry, Stamp, check_file, open_plain, read_stamp
+from engine.wording import joined, listed, problems_of, shortened
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
+_DIGEST = "digest"  # the key of the manifest's own
 _MAX_MANIFEST_BYTES = 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -25,28 +30,29 @@ Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"
 Task = Literal["generate", "classify", "label"]
 Weights = Literal["fp32", "int8", "int8-blocks", "int4"]
 CacheDtype = Literal["fp32", "int8"]
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
+# Far above any model that is known, and low enough that nothing built from them is without end.
+NumLayers = Annotated[int, Field(gt=0, le=2**10)]
+NumHeads = Annotated[int, Field(gt=0, le=2**12)]
+Width = Annotated[int, Field(gt=0, le=2**20)]
+Length = Annotated[int, Field(gt=0, le=2**20)]
+VocabSize = Annotated[int, Field(gt=0, le=2**24)]
+ImageSize = Annotated[int, Field(gt=0, le=2**14)]
 TokenId = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class FileEntry(_Model):
-    """A file of the package."""
-
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    size: Annotated[int, Field(ge=0)]
-
-
 class CacheShape(_Model):
     """A row of one layer's keys (or values): [num_kv_heads, max_len, head_dim]."""
 
-    num_layers: PositiveInt
-    num_kv_heads: PositiveInt
-    max_len: PositiveInt
-    head_dim: PositiveInt
+    num_layers: NumLayers
+    num_kv_heads: NumHeads
+    max_len: Length
+    head_dim: Width
     dtype: CacheDtype = "fp32"  # int8: the graph holds the scales
 
 
@@ -72,13 +78,13 @@ class GenerationContract(_Model):
     `present_cross_key_values.{i}.key|value`, of which positions 0 to S-1 are written.
     """
 
-    vocab_size: PositiveInt
+    vocab_size: VocabSize
     cache: CacheShape  # of the decoder's self-attention; max_len is the longest sequence
     cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
     decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
     eos_token_ids: tuple[TokenId, ...]
     alignment: bool = False  # only with cross_cache
-    num_heads: PositiveInt | None = None  # of queries, in the decoder; None: an older package
+    num_heads: NumHeads | None = None  # of queries, in the decoder; None: an older package
 
 
 class EncodingContract(_Model):
@@ -88,10 +94,10 @@ class EncodingContract(_Model):
     [B, num_labels] (classify) or [B, S, num_labels] (label); `embedding` float32 [B, dim].
     """
 
-    vocab_size: PositiveInt
-    max_len: PositiveInt
+    vocab_size: VocabSize
+    max_len: Length
     pad_token_id: TokenId
-    embedding_dim: PositiveInt
+    embedding_dim: Width
 
 
 class ImageContract(_Model):
@@ -101,11 +107,11 @@ class ImageContract(_Model):
     Outputs as of EncodingContract.
     """
 
-    size: PositiveInt  # height and width in pixels
+    size: ImageSize  # height and width in pixels
     channels: Literal[1, 3]
     mean: tuple[float, ...]  # one a channel
     std: tuple[float, ...]  # one a channel
-    embedding_dim: PositiveInt
+    embedding_dim: Width
 
 
 class Loss(_Model):
@@ -113,7 +119,7 @@ class Loss(_Model):
 
     mean_abs_logit_diff: Annotated[float, Field(ge=0)]
     logit_std: Annotated[float, Field(ge=0)]  # of the eager model's logits, within a position
-    text_tokens: Annotated[int, Field(ge=0)] = 0  # of the text that both perplexities are of
+    text_tokens: Count = 0  # of the text that both perplexities are of
     perplexity: Annotated[float, Field(gt=0)] | None = None
     eager_perplexity: Annotated[float, Field(gt=0)] | None = None
     max_token_loss: Annotated[float, Field(ge=0)]  # share of greedy tokens that may differ
@@ -125,8 +131,8 @@ class Certificate(_Model):
     """The outcome of comparing the package with the eager PyTorch model."""
 
     cases: PositiveInt
-    tokens_compared: Annotated[int, Field(ge=0)]
-    tokens_equal: Annotated[int, Field(ge=0)]
+    tokens_compared: Count
+    tokens_equal: Count
     max_abs_logit_diff: Annotated[float, Field(ge=0)]
     max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
     # Of attention to the source, each between 0 and 1; None: it was not compared.
@@ -168,6 +174,7 @@ class Package(BaseModel):
     path: Path
     manifest: Manifest
     manifest_sha256: bytes
+    stamps: dict[Path, Stamp | None] = {}  # of the directory and its files, when they were hashed
 
     def file(self, name: str) -> Path:
         """Return the path of one of the package's files; PackageError if it has none such."""
@@ -175,21 +182,39 @@ class Package(BaseModel):
             raise PackageError(f"{self.path}: the manifest lists no {name}; export the model again")
         return self.path / name
 
+    def check_unchanged(self) -> None:
+        """Raise PackageError if a file is not the one that was hashed; to be called after loading.
+
+        What was read between load_package and this is then what was hashed.
+        """
+        for path, stamp in self.stamps.items():
+            if read_stamp(path) != stamp:
+                raise PackageError(
+                    f"{path} was changed while the package was loaded; load it again, and replace "
+                    "a package by renaming its whole directory"
+                )
+
 
 def load_package(path: str | os.PathLike[str]) -> Package:
     """Read the manifest of a package and check every file against it.
 
     Raises PackageError, saying which file and what to do, for a missing, damaged or unlisted file,
-    a file that is a link or lies outside the directory, a format that is newer than this release,
-    a manifest that contradicts itself, and a certificate that was not passed.
+    a file that is a link or lies outside the directory, a format of another release, a manifest
+    that was changed or contradicts itself, and a certificate that was not passed.
     """
     directory, raw = _open_package(path)
     manifest = _parse_manifest(raw, directory)
     with _readable(path):
+        stamps: dict[Path, Stamp | None] = {directory: read_stamp(directory)}
         _check_unlisted(directory, manifest)
         for name, entry in manifest.files.items():
-            _check_file(directory, name, entry)
-    return Package(path=directory, manifest=manifest, manifest_sha256=hashlib.sha256(raw).digest())
+            stamps[directory / name] = _check_file(directory, name, entry)
+    return Package(
+        path=directory,
+        manifest=manifest,
+        manifest_sha256=hashlib.sha256(raw).digest(),
+        stamps=stamps,
+    )
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
@@ -198,11 +223,28 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     return _parse_manifest(raw, directory)
 
 
-def hash_file(path: Path) -> FileEntry:
-    """Return size and SHA-256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(sha256=digest, size=path.stat().st_size)
+def seal(content: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a manifest of this content: as JSON, with its digest."""
+    return f"{json.dumps({**content, _DIGEST: _digest(content)}, indent=2)}\n".encode()
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> None:
+    """Write the manifest of a package; PackageError if it is larger than one may be."""
+    raw = seal(manifest.model_dump(mode="json"))
+    path = directory / MANIFEST_NAME
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{path} would have {len(raw):,} bytes, more than {_MAX_MANIFEST_BYTES:,}; "
+            "give the model fewer or shorter labels"
+        )
+    path.write_bytes(raw)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of everything but the digest: JSON, keys sorted, ASCII, no spaces."""
+    rest = {key: value for key, value in content.items() if key != _DIGEST}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
@@ -227,8 +269,7 @@ def _read_manifest(directory: Path) -> bytes:
     manifest_path = directory / MANIFEST_NAME
     if not os.path.lexists(manifest_path):
         raise PackageError(f"{directory} has no {MANIFEST_NAME}; it is no package, or incomplete")
-    _refuse_link(manifest_path)
-    with manifest_path.open("rb") as file:
+    with open_plain(manifest_path) as file:
         raw = file.read(_MAX_MANIFEST_BYTES + 1)
     if len(raw) > _MAX_MANIFEST_BYTES:
         raise PackageError(
@@ -238,36 +279,51 @@ def _read_manifest(directory: Path) -> bytes:
 
 
 def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
+    path = directory / MANIFEST_NAME
     try:
-        _refuse_newer_format(raw, directory)
-        manifest = Manifest.model_validate_json(raw)
+        content = parse_object(raw)
+    except ValueError as error:
+        raise _invalid(path, str(error)) from error
+    _refuse_other_format(content.get("format_version"), directory)
+    _check_digest(content, path)
+    del content[_DIGEST]
+    try:
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, e['loc'])) or MANIFEST_NAME}: {e['msg']}" for e in error.errors()
-        ]
-    else:
-        problems = find_contradictions(manifest)
-        if not problems:
-            return manifest
-    raise PackageError(
-        f"{directory / MANIFEST_NAME} is not valid: {'; '.join(problems)}; export the model again"
-    )
+        raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
+    problems = find_contradictions(manifest)
+    if problems:
+        raise _invalid(path, joined(problems))
+    return manifest
 
 
-class _Header(BaseModel):
-    format_version: PositiveInt
-
-
-def _refuse_newer_format(raw: bytes, directory: Path) -> None:
-    try:
-        version = _Header.model_validate_json(raw).format_version
-    except ValidationError:  # named together with all other fields that are wrong
+def _refuse_other_format(version: object, directory: Path) -> None:
+    """Refuse formats that this release does not know; what is no number is refused as a field."""
+    if not isinstance(version, int) or version == FORMAT_VERSION:
         return
     if version > FORMAT_VERSION:
         raise PackageError(
             f"{directory}: package format {version} is newer than {FORMAT_VERSION}, the newest "
             "that this release reads; upgrade tokenweir or export the model again"
         )
+    raise PackageError(
+        f"{directory}: package format {version} is older than {FORMAT_VERSION}, whose certificates "
+        "show more and whose manifests have a digest; export the model again"
+    )
+
+
+def _check_digest(content: Mapping[str, Any], path: Path) -> None:
+    given = content.get(_DIGEST)
+    if given != _digest(content):
+        raise PackageError(
+            f"{path} was damaged or edited: its content has the SHA-256 "
+            f"{_digest(content)[:16]}..., its digest is {shortened(repr(given))}; "
+            "copy the package again or export the model again"
+        )
+
+
+def _invalid(path: Path, problems: str) -> PackageError:
+    return PackageError(f"{path} is not valid: {problems}; export the model again")
 
 
 def _check_unlisted(directory: Path, manifest: Manifest) -> None:
@@ -275,28 +331,14 @@ def _check_unlisted(directory: Path, manifest: Manifest) -> None:
     unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, *manifest.files})
     if unlisted:
         raise PackageError(
-            f"{directory} holds {', '.join(map(repr, unlisted[:8]))}, which the manifest does not "
+            f"{directory} holds {listed([*map(repr, unlisted)])}, which the manifest does not "
             "list; a package holds its own files only, remove the others"
         )
 
 
-def _check_file(directory: Path, name: str, expected: FileEntry) -> None:
-    path = directory / name
+def _check_file(directory: Path, name: str, expected: FileEntry) -> Stamp:
     if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
-        raise PackageError(f"{directory}: {name!r} is a path, not a file name in the package")
-    if not os.path.lexists(path):
-        raise PackageError(f"{path} is missing; copy the package again or export the model again")
-    _refuse_link(path)
-    found = hash_file(path)
-    if found != expected:
         raise PackageError(
-            f"{path} is damaged: {found.size} bytes with SHA-256 {found.sha256[:16]}..., expected "
-            f"{expected.size} bytes with {expected.sha256[:16]}...; copy or export it again"
+            f"{directory}: {shortened(repr(name))} is a path, not a file name in the package"
         )
-
-
-def _refuse_link(path: Path) -> None:
-    if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
-        raise PackageError(f"{path} is a link; a package holds plain files, copy it without links")
-    if not path.is_file():
-        raise PackageError(f"{path} is no file; a package holds plain files, export it again")
+    return check_file(directory / name, expected)

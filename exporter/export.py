@@ -20,9 +20,10 @@ from engine.package import (
     Manifest,
     Package,
     Weights,
-    hash_file,
     load_package,
+    write_manifest,
 )
+from engine.package_files import hash_file
 from exporter.cases import Progress, sample_prompts
 from exporter.certificate import certify
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
@@ -88,7 +89,7 @@ def export_package(
         manifest = _describe(
             checkpoint, directory, name, version, target, weights, kv_cache, certificate
         )
-        (directory / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")
+        write_manifest(manifest, directory)
         staging.publish()
     return manifest
 

@@ -6,7 +6,8 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from engine.machine import instruction_sets, l2_bytes, num_usable_cores
+from engine.machine import instruction_sets, l2_bytes
+from engine.threads import num_cores
 from exporter.operators import OPSET
 
 _TOOLS = ("tokenweir", "torch", "onnx", "onnx-ir", "onnxscript", "tokenizers")
@@ -23,7 +24,7 @@ def read_toolchain() -> dict[str, str]:
         "python": platform.python_version(),
         "opset": str(OPSET),
         **dict(_versions()),
-        "threads": str(num_usable_cores()),
+        "threads": str(num_cores()),
         "l2_bytes": str(l2_bytes() or "unknown"),
         "instruction_sets": " ".join(instruction_sets()) or "unknown",
     }

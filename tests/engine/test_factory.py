@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from engine.config import EngineConfig
 from engine.encoder_engine import EncoderEngine
 from engine.errors import PackageError
 from engine.factory import load_engine
-from engine.package import hash_file, load_package
+from engine.package import FORMAT_VERSION, load_package, seal
+from engine.package_files import hash_file
 from engine.prediction import PredictionItem
 from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
 
@@ -130,7 +131,7 @@ def _write(directory: Path, graphs: dict[str, ModelProto], **manifest: Any) -> P
     if "image" not in manifest and not (directory / "tokenizer.json").exists():
         _save_tokenizer(directory / "tokenizer.json")
     fields = {
-        "format_version": 1,
+        "format_version": FORMAT_VERSION,
         "name": "tiny",
         "target": "cpu",
         "layout": "slots" if "generation" in manifest else None,
@@ -153,7 +154,7 @@ def _write(directory: Path, graphs: dict[str, ModelProto], **manifest: Any) -> P
             "covered": {},
         },
     }
-    (directory / "manifest.json").write_text(json.dumps(fields | manifest))
+    (directory / "manifest.json").write_bytes(seal(fields | manifest))
     return directory
 
 
@@ -186,6 +187,16 @@ def _generating_package(directory: Path, *, cross: bool) -> Path:
             "eos_token_ids": [END],
         },
     )
+
+
+def test_graph_that_is_not_the_one_that_was_hashed_is_refused(tmp_path: Path) -> None:
+    package = load_package(_generating_package(tmp_path / "p", cross=False))
+    other = load_package(_generating_package(tmp_path / "other", cross=False))
+
+    os.replace(other.file("decoder.onnx"), package.file("decoder.onnx"))  # its bytes are equal
+
+    with pytest.raises(PackageError, match="was changed while the package was loaded"):
+        load_engine(package, CONFIG)
 
 
 @pytest.mark.parametrize(("cross", "answer"), [(False, "cde"), (True, "abcde")])

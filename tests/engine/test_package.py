@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.errors import PackageError
-from engine.package import FORMAT_VERSION, load_package
+from engine.package import FORMAT_VERSION, load_package, read_manifest, seal
 from engine.session import create_session
 
 FILES = {
@@ -71,7 +71,7 @@ def _write(directory: Path, change: Change = lambda manifest: None) -> Path:
         (directory / name).write_bytes(content)
     manifest = _manifest(FILES)
     change(manifest)
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+    (directory / "manifest.json").write_bytes(seal(manifest))
     return directory
 
 
@@ -122,6 +122,67 @@ def test_file_cut_short_is_refused_with_both_sizes(package: Path) -> None:
     message = _refusal(package)
 
     assert "149 bytes" in message and "expected 150 bytes" in message
+
+
+def test_file_that_is_larger_than_it_should_be_is_refused_unread(package: Path) -> None:
+    with (package / "decoder.onnx.data").open("r+b") as file:
+        file.truncate(2**42)  # takes no room on disk; to hash it would take an hour
+
+    assert f"{2**42} bytes, expected 150 bytes" in _refusal(package)
+
+
+def test_pipe_in_place_of_a_file_is_refused_at_once(package: Path) -> None:
+    for name in ("decoder.onnx", "manifest.json"):
+        (package / name).unlink()
+        os.mkfifo(package / name)
+
+        assert f"{name} is no file" in _refusal(package)
+
+
+def _rewrite(path: Path) -> None:
+    """Change a file in its place, and pretend that it was not."""
+    before = path.stat()
+    path.write_bytes(b"x" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _swap(path: Path) -> None:
+    """Put another file in the place of one, and pretend that it was always there."""
+    before, other = path.stat(), path.with_name("other")
+    other.write_bytes(b"x" * before.st_size)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.rename(path)
+
+
+def _swap_for_a_while(path: Path) -> None:
+    path.rename(path.with_name("hidden"))
+    path.write_bytes(b"what was loaded")
+    path.with_name("hidden").rename(path)
+
+
+@pytest.mark.parametrize("change", [_rewrite, _swap, _swap_for_a_while, Path.unlink])
+def test_file_that_changes_after_it_was_hashed_is_found(
+    package: Path, change: Callable[[Path], None]
+) -> None:
+    found = load_package(package)
+    found.check_unchanged()
+
+    change(package / "decoder.onnx.data")
+
+    with pytest.raises(PackageError, match="was changed while the package was loaded"):
+        found.check_unchanged()
+
+
+def test_directory_that_is_swapped_for_a_while_is_found(package: Path) -> None:
+    found = load_package(package)
+
+    package.rename(package.with_name("hidden"))
+    _write(package)
+    package.rename(package.with_name("loaded"))
+    package.with_name("hidden").rename(package)
+
+    with pytest.raises(PackageError, match="was changed while the package was loaded"):
+        found.check_unchanged()
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
@@ -222,6 +283,84 @@ def test_manifest_that_is_no_json_object_is_refused(package: Path, content: byte
     (package / "manifest.json").write_bytes(content)
 
     assert "manifest.json is not valid" in _refusal(package)
+
+
+def test_field_that_stands_twice_in_the_manifest_is_refused(package: Path) -> None:
+    text = (package / "manifest.json").read_text()
+    (package / "manifest.json").write_text(text.replace('"files": {', '"files": {}, "files": {'))
+
+    assert "an object has the key 'files' twice" in _refusal(package)
+
+
+EDITS: list[Change] = [
+    lambda m: m["certificate"].update(batch_invariant=False),
+    lambda m: m["certificate"].update(cases=10**6),
+    lambda m: m["certificate"]["covered"].update(steps=33),
+    lambda m: m["toolchain"].update(torch="9.9"),
+    lambda m: m.update(name="other"),
+    lambda m: m.update(digest="0" * 64),
+    lambda m: m.update(digest=None),
+    lambda m: m.pop("digest"),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_manifest_that_was_edited_is_refused(package: Path, edit: Change) -> None:
+    manifest = json.loads((package / "manifest.json").read_bytes())
+    edit(manifest)
+    (package / "manifest.json").write_text(json.dumps(manifest))
+
+    assert "manifest.json was damaged or edited" in _refusal(package)
+    with pytest.raises(PackageError, match="damaged or edited"):
+        read_manifest(package)
+
+
+def test_manifest_may_be_formatted_anew(package: Path) -> None:
+    manifest = json.loads((package / "manifest.json").read_bytes())
+    (package / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
+
+    assert load_package(package).manifest.name == "dates"
+
+
+def test_older_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    message = _refusal(_write(tmp_path / "p", lambda m: m.update(format_version=2)))
+
+    assert f"format 2 is older than {FORMAT_VERSION}" in message
+    assert "export the model again" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"vocab_size": 2 * 10**12}, "generation.vocab_size"),
+        ({"cache": CACHE | {"num_layers": 10**7}}, "generation.cache.num_layers"),
+        ({"cache": CACHE | {"num_kv_heads": 2**40}}, "generation.cache.num_kv_heads"),
+        ({"cache": CACHE | {"max_len": 2**40}}, "generation.cache.max_len"),
+        ({"cross_cache": CACHE | {"head_dim": 2**40}}, "generation.cross_cache.head_dim"),
+    ],
+)
+def test_size_that_no_model_has_is_refused(
+    tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    message = _refusal(_write(tmp_path / "p", lambda m: m["generation"].update(change)))
+
+    assert f"{field}: Input should be less than or equal to" in message and "got " in message
+
+
+def test_row_of_the_cache_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    cache = {"num_layers": 2**10, "num_kv_heads": 2**10, "max_len": 2**20, "head_dim": 2**10}
+
+    message = _refusal(_write(tmp_path / "p", lambda m: m["generation"].update(cache=cache)))
+
+    assert "generation.cache: a row of 9,007,199,254,740,992 bytes is more than" in message
+
+
+def test_many_wrong_fields_are_named_in_a_short_line(tmp_path: Path) -> None:
+    files = {f"{i}{'x' * 100}": 1 for i in range(5000)}
+
+    message = _refusal(_write(tmp_path / "p", lambda m: m.update(files=files)))
+
+    assert len(message) < 10_000 and message.count("files.") == 32 and "4,968 more" in message
 
 
 def test_huge_manifest_is_refused_unread(package: Path) -> None:

@@ -68,7 +68,7 @@ def test_every_concurrency_is_a_row_of_the_table_and_of_the_file(
 
     assert code == 0
     out = capsys.readouterr().out
-    assert "tiny, weights fp32: 6 prompt tokens, 4 new, greedy, 1 threads" in out
+    assert "package, weights fp32: 6 prompt tokens, 4 new, greedy, 1 threads" in out
     assert f"written: {file}" in out
     report = json.loads(file.read_text())
     assert report["command"] == "tokenweir bench 'my package'"

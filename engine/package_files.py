@@ -1,0 +1,121 @@
+"""Opens and hashes the files of a package, without following links or reading what cannot fit."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.errors import PackageError
+
+
+class FileEntry(BaseModel):
+    """A file of a package."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    size: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Stamp(NamedTuple):
+    """Which file is at a path, and its last change: of content, name or permissions."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+    changed: int  # nanoseconds; no program can set it
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Return size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileEntry(sha256=digest, size=os.fstat(file.fileno()).st_size)
+
+
+def read_stamp(path: Path) -> Stamp | None:
+    """Return the stamp of what is at a path, links not followed; None if nothing is there."""
+    try:
+        return _stamp(os.lstat(path))
+    except FileNotFoundError:
+        return None
+
+
+def check_file(path: Path, expected: FileEntry) -> Stamp:
+    """Return the stamp of a file that is as expected, else raise PackageError.
+
+    A file of another size is not read: hashing it could take without end.
+    """
+    with open_plain(path) as file:
+        before = _stamp(os.fstat(file.fileno()))
+        if before.size != expected.size:
+            raise PackageError(
+                f"{path} is damaged: {before.size} bytes, expected {expected.size} bytes; "
+                "copy or export it again"
+            )
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if _stamp(os.fstat(file.fileno())) != before:
+            raise PackageError(f"{path} was changed while it was read; load the package again")
+    if found != expected.sha256:
+        raise PackageError(
+            f"{path} is damaged: its SHA-256 is {found[:16]}..., expected "
+            f"{expected.sha256[:16]}...; copy or export it again"
+        )
+    return before
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[FileIO]:
+    """Open a file that is no link and has no other name; PackageError for anything else."""
+    with open(path, "rb", buffering=0, opener=_open) as file:
+        found = os.fstat(file.fileno())
+        if found.st_nlink > 1:
+            raise _link(path)
+        yield file
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a regular file, and nothing else."""
+    # Not blocking: else a named pipe would wait for its writer.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise _refusal(Path(path), error) from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise _no_file(Path(path))
+
+
+def _refusal(path: Path, error: OSError) -> Exception:
+    """Return what to raise for a file that cannot be opened."""
+    if error.errno == errno.ENOENT:
+        return PackageError(f"{path} is missing; copy the package again or export the model again")
+    if error.errno == errno.ELOOP:
+        return _link(path)
+    if error.errno == errno.ENXIO:  # a socket
+        return _no_file(path)
+    return error
+
+
+def _link(path: Path) -> PackageError:
+    return PackageError(f"{path} is a link; a package holds plain files, copy it without links")
+
+
+def _no_file(path: Path) -> PackageError:
+    return PackageError(f"{path} is no file; a package holds plain files, export it again")
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

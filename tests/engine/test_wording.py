@@ -1,0 +1,47 @@
+"""A message names the first of many things, and says how many there are."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from engine.wording import listed, problems_of, shortened
+
+
+class Sizes(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    width: int
+    height: int
+
+
+def test_few_things_are_all_named() -> None:
+    assert listed(["a", "b"]) == "a, b"
+
+
+def test_of_many_things_the_first_are_named_and_the_others_counted() -> None:
+    assert listed(range(3_000_000)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2,999,992 more"
+
+
+def test_a_long_value_is_cut() -> None:
+    assert shortened("x" * 10**6) == "x" * 120 + "..."
+
+
+def test_every_wrong_field_is_named_with_what_was_given() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Sizes.model_validate({"width": "wide"})
+
+    message = problems_of(caught.value, "sizes.json")
+
+    assert message.startswith("width: Input should be a valid integer")
+    assert "got 'wide'; height: Field required" in message
+
+
+def test_a_line_does_not_grow_with_what_is_wrong() -> None:
+    given = {f"{'k' * 1000}{i}": "v" * 1000 for i in range(1000)}
+    with pytest.raises(ValidationError) as caught:
+        Sizes.model_validate(given)
+
+    message = problems_of(caught.value, "sizes.json")
+
+    assert len(message) < 16_000 and message.endswith("; and 970 more")
