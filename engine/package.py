@@ -84,7 +84,7 @@ class GenerationContract(_Model):
     decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
     eos_token_ids: tuple[TokenId, ...]
     alignment: bool = False  # only with cross_cache
-    num_heads: NumHeads | None = None  # of queries, in the decoder; None: an older package
+    num_heads: NumHeads | None = None  # of queries, in the decoder; None: it is not told
 
 
 class EncodingContract(_Model):

@@ -9,18 +9,15 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
+from engine.errors import CheckpointError, ConfigError, PackageError
 from engine.package import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     NAME_PATTERN,
     CacheDtype,
     Certificate,
-    GenerationContract,
     Manifest,
-    Package,
     Weights,
-    load_package,
     write_manifest,
 )
 from engine.package_files import hash_file
@@ -35,7 +32,7 @@ from exporter.contracts import (
     image_contract,
 )
 from exporter.graphs import Graphs, build_graphs
-from exporter.loss import DEFAULT_LIMITS, LossLimits, limits_of
+from exporter.loss import DEFAULT_LIMITS, LossLimits
 from exporter.models import GPT, EncoderDecoder
 from exporter.quantize import quantize
 from exporter.quantize_cache import calibrate, quantize_cache
@@ -92,60 +89,6 @@ def export_package(
         write_manifest(manifest, directory)
         staging.publish()
     return manifest
-
-
-def verify_package(
-    package_dir: str | os.PathLike[str],
-    checkpoint_dir: str | os.PathLike[str],
-    *,
-    text: Path | None = None,
-    progress: Progress | None = None,
-) -> Certificate:
-    """Compare a package with a checkpoint again, and return the certificate of this comparison.
-
-    Raises PackageError if the package is damaged, CertificateError if it is not this checkpoint's.
-    """
-    package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
-    manifest, certificate = package.manifest, package.manifest.certificate
-    kv_cache = manifest.generation.cache.dtype if manifest.generation else "fp32"
-    _check_is_of(package, checkpoint, kv_cache)
-    return certify(
-        checkpoint,
-        package.path,
-        progress or _no_progress,
-        weights=manifest.weights,
-        kv_cache=kv_cache,
-        limits=limits_of(certificate.loss) if certificate.loss else None,
-        text=text,
-    )
-
-
-def _check_is_of(package: Package, checkpoint: Checkpoint, kv_cache: CacheDtype) -> None:
-    for name in _copied(checkpoint):
-        if package.file(name).read_bytes() != (checkpoint.path / name).read_bytes():
-            raise CertificateError(
-                f"{package.path / name} is not that of {checkpoint.path}; "
-                "give the checkpoint that the package was exported from, or export it again"
-            )
-    manifest = package.manifest
-    expected = _describe(
-        checkpoint,
-        package.path,
-        manifest.name,
-        manifest.version,
-        manifest.target,
-        manifest.weights,
-        kv_cache,
-        manifest.certificate,
-    )
-    for field in ("architecture", "task", "generation", "encoding", "image", "labels"):
-        found, wanted = getattr(manifest, field), getattr(expected, field)
-        if isinstance(found, GenerationContract) and found.num_heads is None:
-            wanted = wanted and wanted.model_copy(update={"num_heads": None})
-        if found != wanted:
-            raise CertificateError(
-                f"{package.path / MANIFEST_NAME}: {field} is {found}, the checkpoint's is {wanted}"
-            )
 
 
 def write_graphs(graphs: Graphs, directory: Path) -> None:
@@ -221,12 +164,13 @@ def _check_name(field: str, value: str) -> None:
         )
 
 
-def _copied(checkpoint: Checkpoint) -> list[str]:
+def copied_files(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the files that a package has from its checkpoint."""
     return [CONFIG_NAME, *([TOKENIZER_NAME] if checkpoint.tokenizer else [])]
 
 
 def _copy_files(checkpoint: Checkpoint, directory: Path) -> None:
-    for name in _copied(checkpoint):
+    for name in copied_files(checkpoint):
         (directory / name).write_bytes((checkpoint.path / name).read_bytes())
 
 

@@ -246,14 +246,19 @@ def export_with_progress(
 @click.argument("checkpoint", type=existing_directory)
 @text_option
 def verify(package: Path, checkpoint: Path, text: Path | None) -> None:
-    """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does."""
+    """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does.
+
+    Its certificate has to be what is found now; the last line says so, and with what the package
+    was made where that is not what is installed here.
+    """
     from engine.package import read_manifest
-    from exporter.export import verify_package
+    from exporter.verification import verify_package
     from server.cli.tables import certificate_table, print_table, progress_bar
 
     manifest = read_manifest(package)
     if text and manifest.certificate.loss is None:
         raise click.UsageError(f"{package} loses nothing; leave out --text")
     with progress_bar("Comparing with PyTorch") as progress:
-        certificate = verify_package(package, checkpoint, text=text, progress=progress)
-    print_table(certificate_table(manifest, certificate))
+        found = verify_package(package, checkpoint, text=text, progress=progress)
+    print_table(certificate_table(manifest, found.certificate))
+    click.echo(found.summary())

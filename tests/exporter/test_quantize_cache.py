@@ -15,11 +15,12 @@ from engine.package import load_package
 from exporter import export
 from exporter.checkpoint import load_checkpoint
 from exporter.contracts import generation_contract
-from exporter.export import export_package, verify_package
+from exporter.export import export_package
 from exporter.graphs import Graphs
 from exporter.loss import LossLimits
 from exporter.models import GPT
 from exporter.quantize_cache import calibrate
+from exporter.verification import verify_package
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 MakeCheckpoint = Callable[..., Path]
@@ -54,7 +55,7 @@ def test_a_cache_in_8_bits_is_near_the_eager_model(
     assert 0 < certificate.loss.mean_abs_logit_diff < certificate.loss.logit_std / 20
     assert certificate.alignment_tolerance is None
     assert (certificate.max_abs_alignment_diff is None) == (family == "gpt")
-    assert verify_package(tmp_path / "package", checkpoint) == certificate
+    assert verify_package(tmp_path / "package", checkpoint).certificate == certificate
 
 
 def test_weights_and_cache_may_both_be_8_bits(

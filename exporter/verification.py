@@ -1,0 +1,184 @@
+"""Verifies a package against its checkpoint: its files, its contract, and its certificate anew."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import CertificateError
+from engine.package import MANIFEST_NAME, CacheDtype, Certificate, Package, load_package
+from engine.wording import listed, shortened
+from exporter.cases import Progress
+from exporter.certificate import certify
+from exporter.checkpoint import Checkpoint, load_checkpoint
+from exporter.contracts import (
+    ARCHITECTURES,
+    TASKS,
+    encoding_contract,
+    generation_contract,
+    image_contract,
+)
+from exporter.export import copied_files
+from exporter.loss import limits_of
+from exporter.toolchain import read_toolchain
+
+# What is measured differs a little from processor to processor: a largest difference by up to
+# half, a mean over all that was compared by up to 5 %, a count of lossy tokens by 2 % of them.
+_OF_MAXIMA = 0.5
+_OF_MEANS = 0.05
+_OF_TOKENS = 0.02
+_NOTHING = 1e-7
+# What another release may try more or less of.
+_TRIED = ("cases", "tokens_compared", "tokens_equal", "covered.")
+_OF_TEXT = ("loss.text_tokens", "loss.perplexity", "loss.eager_perplexity")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A package that is what its manifest says, and what was found about it besides."""
+
+    package: Package
+    checkpoint: Path
+    certificate: Certificate  # of this comparison; that of the package agrees with it
+    notes: tuple[str, ...]
+
+    def summary(self) -> str:
+        """Say in one line what was found."""
+        manifest = self.package.manifest
+        found = (
+            f"{self.package.path.name}: {manifest.name} {manifest.version} is what "
+            f"{self.checkpoint} exports to: {len(manifest.files)} files whole, "
+            f"{self.certificate.cases:,} cases compared, its certificate found again"
+        )
+        return "; ".join([found, *self.notes])
+
+
+def verify_package(
+    package_dir: str | os.PathLike[str],
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    text: Path | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Compare a package with a checkpoint again, and its certificate with what is found.
+
+    Name, version and the limits of a format that rounds are what a person chose: nothing tells
+    whether they were edited. Another toolchain than the installed one is noted, not refused.
+    Raises PackageError if the package is damaged, and CertificateError if it is not this
+    checkpoint's or its certificate says what is not found.
+    """
+    package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
+    manifest, stored = package.manifest, package.manifest.certificate
+    kv_cache = manifest.generation.cache.dtype if manifest.generation else "fp32"
+    _check_is_of(package, checkpoint, kv_cache)
+    found = certify(
+        checkpoint,
+        package.path,
+        progress or _no_progress,
+        weights=manifest.weights,
+        kv_cache=kv_cache,
+        limits=limits_of(stored.loss) if stored.loss else None,
+        text=text,
+    )
+    package.check_unchanged()
+    return Verification(package, checkpoint.path, found, tuple(_judge(package, found)))
+
+
+def _check_is_of(package: Package, checkpoint: Checkpoint, kv_cache: CacheDtype) -> None:
+    for name in copied_files(checkpoint):
+        if package.file(name).read_bytes() != (checkpoint.path / name).read_bytes():
+            raise CertificateError(
+                f"{package.path / name} is not that of {checkpoint.path}; "
+                "give the checkpoint that the package was exported from, or export it again"
+            )
+    for field, wanted in _contract_of(checkpoint, kv_cache).items():
+        found = getattr(package.manifest, field)
+        if found != wanted:
+            raise CertificateError(
+                f"{package.path / MANIFEST_NAME}: {field} is {shortened(found)}, "
+                f"the checkpoint's is {shortened(wanted)}; export it again"
+            )
+
+
+def _contract_of(checkpoint: Checkpoint, kv_cache: CacheDtype) -> dict[str, object]:
+    config = checkpoint.config.model
+    return {
+        "architecture": ARCHITECTURES[config.family],
+        "task": TASKS[config.family],
+        "generation": generation_contract(config, kv_cache),
+        "encoding": encoding_contract(config),
+        "image": image_contract(config),
+        "labels": config.labels,
+    }
+
+
+def _judge(package: Package, found: Certificate) -> Iterator[str]:
+    """Yield what is worth a note; CertificateError where the stored certificate is not found."""
+    manifest, here = package.manifest, read_toolchain()
+    differences = dict(_differences(manifest.certificate, found))
+    tried = {}
+    if manifest.toolchain.get("tokenweir") != here["tokenweir"]:
+        tried = {name: text for name, text in differences.items() if name.startswith(_TRIED)}
+    wrong = [text for name, text in differences.items() if name not in tried]
+    made_with = _made_with(manifest.toolchain, here)
+    if wrong:
+        raise CertificateError(
+            f"{package.path / MANIFEST_NAME}: its certificate is not what is found: "
+            f"{listed(wrong)}; it was edited, or another machine found it ({made_with}); "
+            "export the model again"
+        )
+    if tried:
+        yield f"another release tried {listed(tried.values())}"
+    loss = manifest.certificate.loss
+    if loss and loss.text_tokens and found.loss and not found.loss.text_tokens:
+        yield "its perplexity was not measured again, for which --text is to be given"
+    yield made_with
+
+
+def _made_with(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
+    names = dict.fromkeys((*stored, *here))
+    changed = [
+        f"{shortened(name)} {shortened(stored.get(name, 'none'))} (here {here.get(name, 'none')})"
+        for name in names
+        if stored.get(name) != here.get(name)
+    ]
+    return f"made with {listed(changed)}" if changed else "made with what is installed here"
+
+
+def _differences(stored: Certificate, found: Certificate) -> Iterator[tuple[str, str]]:
+    """Yield each field that does not agree, and both its values."""
+    was, now = _flat(stored), _flat(found)
+    has_text = found.loss is not None and found.loss.text_tokens > 0
+    tokens = _OF_TOKENS * found.tokens_compared if found.loss else 0
+    for name in dict.fromkeys((*was, *now)):
+        one, other = was.get(name), now.get(name)
+        is_measured = has_text or name not in _OF_TEXT
+        if is_measured and not _agrees(name, one, other, tokens):
+            yield name, f"{shortened(name)} is {shortened(one)}, found {shortened(other)}"
+
+
+def _flat(certificate: Certificate) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, value in certificate.model_dump().items():
+        if isinstance(value, dict):
+            values |= {f"{name}.{key}": part for key, part in value.items()}
+        else:
+            values[name] = value
+    return values
+
+
+def _agrees(name: str, one: object, other: object, tokens: float) -> bool:
+    """Say whether two values of a field may be of one package; `tokens` may be lost besides."""
+    if isinstance(one, float) and isinstance(other, float):
+        allowed = _OF_MAXIMA if name.startswith("max_") else _OF_MEANS
+        return math.isclose(one, other, rel_tol=allowed, abs_tol=_NOTHING)
+    if name == "tokens_equal" and isinstance(one, int) and isinstance(other, int):
+        return abs(one - other) <= tokens
+    return one == other
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass

@@ -1,0 +1,205 @@
+"""A package is what its manifest says of it, and the last line says so, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import CertificateError, PackageError
+from engine.package import Certificate, load_package, seal
+from exporter import export, verification
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.export import export_package
+from exporter.graphs import Graphs
+from exporter.verification import verify_package
+
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def exported(
+    tiny_graphs: TinyGraphs, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The tiny GPT: its checkpoint, its package."""
+    checkpoint, graphs = tiny_graphs("gpt")
+    package = tmp_path_factory.mktemp("verified") / "package"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "build_graphs", lambda model, body: graphs)
+        export_package(checkpoint, package)
+    return checkpoint, package
+
+
+@pytest.fixture
+def package(exported: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported[1], tmp_path / "package"))
+
+
+@pytest.fixture
+def checkpoint(exported: tuple[Path, Path]) -> Path:
+    return exported[0]
+
+
+@pytest.fixture
+def compared(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the comparison as done: it finds what it found when the package was exported."""
+    found = load_package(exported[1]).manifest.certificate
+    monkeypatch.setattr(verification, "certify", lambda *_, **__: found)
+
+
+def _edit(package: Path, change: Change) -> None:
+    """Edit a manifest as somebody does who knows of the digest."""
+    content = json.loads((package / "manifest.json").read_bytes())
+    del content["digest"]
+    change(content)
+    (package / "manifest.json").write_bytes(seal(content))
+
+
+def test_verify_repeats_the_certificate_and_says_so(package: Path, checkpoint: Path) -> None:
+    verified = verify_package(package, checkpoint)
+
+    assert verified.certificate == load_package(package).manifest.certificate
+    assert verified.summary() == (
+        f"package: package 1 is what {checkpoint} exports to: 4 files whole, "
+        f"{verified.certificate.cases} cases compared, its certificate found again; "
+        "made with what is installed here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_invariant": False}, "batch_invariant is False, found True"),
+        ({"cases": 10**6}, "cases is 1000000, found "),
+        ({"max_abs_logit_diff": 1e-20}, "max_abs_logit_diff is 1e-20, found "),
+        ({"tolerance": 0.5}, "tolerance is 0.5, found 0.0001"),
+        ({"dtype": "float64"}, "dtype is float64, found fp32"),
+        ({"covered": {"steps": 10**6}}, "covered.steps is 1000000, found "),
+        ({"tokens_compared": 10**6, "tokens_equal": 10**6}, "tokens_equal is 1000000, found "),
+    ],
+)
+@pytest.mark.usefixtures("compared")
+def test_certificate_that_is_not_found_is_refused(
+    package: Path, checkpoint: Path, change: dict[str, Any], message: str
+) -> None:
+    _edit(package, lambda m: m["certificate"].update(change))
+
+    with pytest.raises(CertificateError, match="its certificate is not what is found") as caught:
+        verify_package(package, checkpoint)
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("compared")
+def test_certificate_of_a_machine_that_rounds_otherwise_is_found_again(
+    package: Path, checkpoint: Path
+) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["certificate"]["max_abs_logit_diff"] *= 1.3
+
+    _edit(package, change)
+
+    assert "its certificate found again" in verify_package(package, checkpoint).summary()
+
+
+@pytest.mark.usefixtures("compared")
+def test_another_toolchain_is_named(package: Path, checkpoint: Path) -> None:
+    _edit(package, lambda m: m["toolchain"].update(onnxruntime="9.9", threads="64", extra="1"))
+
+    line = verify_package(package, checkpoint).summary()
+
+    assert "made with onnxruntime 9.9 (here " in line
+    assert "threads 64 (here " in line and "extra 1 (here none)" in line
+
+
+@pytest.mark.usefixtures("compared")
+def test_what_another_release_tried_is_named(package: Path, checkpoint: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["toolchain"]["tokenweir"] = "0.0.1"
+        manifest["certificate"]["cases"] = 8
+
+    _edit(package, change)
+
+    assert (
+        "another release tried cases is 8, found " in verify_package(package, checkpoint).summary()
+    )
+
+
+@pytest.mark.usefixtures("compared")
+def test_name_and_version_are_told_for_nothing_else_shows_them(
+    package: Path, checkpoint: Path
+) -> None:
+    _edit(package, lambda m: m.update(name="other", version="7"))
+
+    assert verify_package(package, checkpoint).summary().startswith("package: other 7 is what ")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda m: m["generation"].update(eos_token_ids=[1]), "generation"),
+        (lambda m: m["generation"].update(num_heads=None), "generation"),
+        (lambda m: m.update(labels=["one"]), "labels"),
+    ],
+)
+@pytest.mark.usefixtures("compared")
+def test_contract_that_is_not_the_checkpoints_is_refused(
+    package: Path, checkpoint: Path, change: Change, field: str
+) -> None:
+    _edit(package, change)
+
+    with pytest.raises(CertificateError, match=f"{field} is .*, the checkpoint's is "):
+        verify_package(package, checkpoint)
+
+
+def test_package_that_is_swapped_while_it_is_compared_is_refused(
+    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = load_package(package).manifest.certificate
+
+    def certify(*_: object, **__: object) -> Certificate:
+        shutil.copy(package / "decoder.onnx", package / "copy")
+        (package / "copy").rename(package / "decoder.onnx")
+        return found
+
+    monkeypatch.setattr(verification, "certify", certify)
+
+    with pytest.raises(PackageError, match="was changed while the package was loaded"):
+        verify_package(package, checkpoint)
+
+
+def test_verify_refuses_other_weights(package: Path, checkpoint: Path, tmp_path: Path) -> None:
+    changed = load_checkpoint(checkpoint)
+    changed.model.get_parameter("decoder.layers.1.feed_forward.up_proj.bias").data[3] += 0.1
+    shutil.copytree(checkpoint, tmp_path / "other")
+    save_checkpoint(tmp_path / "other", "tiny", changed.model, changed.tokenizer)
+
+    with pytest.raises(CertificateError, match="largest logit difference"):
+        verify_package(package, tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_verify_refuses_another_config_or_tokenizer(
+    name: str, package: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "other")
+    text = (checkpoint / name).read_text()
+    (tmp_path / "other" / name).write_text(text.replace("w3", "x3").replace("tiny", "tinier"))
+
+    with pytest.raises(CertificateError, match=name):
+        verify_package(package, tmp_path / "other")
+
+
+def test_verify_refuses_a_flipped_bit(package: Path, checkpoint: Path) -> None:
+    data = package / "decoder.onnx.data"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+    with pytest.raises(PackageError, match="damaged"):
+        verify_package(package, checkpoint)
