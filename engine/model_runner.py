@@ -22,7 +22,6 @@ from engine.threads import decoder_threads, num_cores
 _log = logging.getLogger(__name__)
 
 _TOP = ("top_ids", "top_logits", "top_logprobs")
-_WIDEST_GROUP = 16  # rows of one source: the largest beam search
 _MAX_BINDINGS = 256
 
 
@@ -315,7 +314,8 @@ class _SourceIndex:
     def __init__(self, num_slots: int) -> None:
         self.lengths = np.ones(num_slots, np.int64)  # the kernel wants a key in an empty row too
         self.row_beams = np.zeros(num_slots, np.int64)
-        self._beam_rows = np.zeros(num_slots * _WIDEST_GROUP, np.int64)
+        # Room for the worst: all rows have the last source, beside others that have none.
+        self._beam_rows = np.zeros(num_slots * _group_of(num_slots), np.int64)
         self._sources: tuple[int, ...] = ()
         self._shape = (0, 0)
 
@@ -326,8 +326,7 @@ class _SourceIndex:
         rows: list[list[int]] = [[] for _ in range(max(sources) + 1)]
         for row, source in enumerate(sources):
             rows[source].append(row)
-        width = max(map(len, rows))
-        group = 1 << (width - 1).bit_length()  # the graph has fast branches for these
+        group = _group_of(max(map(len, rows)))
         self._sources, self._shape = tuple(sources), (len(rows), group)
         beam_rows = self.beam_rows(*self._shape)
         beam_rows[:] = 0
@@ -344,6 +343,11 @@ class _SourceIndex:
     def set_lengths(self, lengths: NDArray[np.int64], num_sources: int) -> None:
         """Take in the lengths of the sources."""
         np.maximum(lengths[:num_sources], 1, out=self.lengths[:num_sources])
+
+
+def _group_of(num_rows: int) -> int:
+    """Return what so many rows are padded to: a power of 2, fast in the graph up to 16."""
+    return 1 << (num_rows - 1).bit_length()
 
 
 def _of_equal_length(

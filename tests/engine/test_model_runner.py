@@ -216,6 +216,19 @@ def test_beams_attend_to_their_sentence_and_count_padding(encoder_decoder: Loade
     assert runner.num_padding == 3 * 4 - 5
 
 
+def test_as_many_beams_as_there_are_slots_attend_to_any_source(tmp_path: Path) -> None:
+    model, runner = _load(TinyModel(2, has_encoder=True), tmp_path, num_slots=40)
+    source, last = _random_ids(seed=1, length=7), 39
+    runner.run(ScheduledBatch((), (Encode(last, tuple(source)),), (), decode_ids=(), draws=()))
+
+    found = runner.run(
+        ScheduledBatch((), (), (), decode_ids=(5,) * 40, draws=(), decode_sources=(last,) * 40)
+    )
+
+    wanted = model.logits([5], source)[[-1] * 40]
+    np.testing.assert_allclose(found.logits, wanted, atol=2e-5)
+
+
 def test_a_copy_from_where_rows_differ_gives_the_row(decoder: Loaded) -> None:
     model, runner = decoder
     one, other = [4, 5, 6, 7, 8], [4, 5, 6, 9, 10]
@@ -382,9 +395,9 @@ def _greedy(model: TinyModel, prompt: list[int], *, count: int) -> list[int]:
     return ids[start:]
 
 
-def _load(model: TinyModel, directory: Path) -> Loaded:
+def _load(model: TinyModel, directory: Path, *, num_slots: int = 5) -> Loaded:
     return model, SlotModelRunner.load(
-        model.contract, *model.write(directory), num_slots=5, num_threads=1
+        model.contract, *model.write(directory), num_slots=num_slots, num_threads=1
     )
 
 

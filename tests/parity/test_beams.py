@@ -20,6 +20,7 @@ from engine.request import (
     FinishReason,
     GenerationRequest,
     LogitControls,
+    RequestLimits,
     SamplingParams,
     SequenceFinished,
 )
@@ -28,6 +29,9 @@ from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian
 
 MAX_NEW = 9
+CONFIG = EngineConfig(
+    max_num_seqs=18, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
+)
 WIDTHS = ((2, 1), (4, 4), (5, 2), (16, 5), (16, 1))  # beams, outputs
 # Of the engine, of `generate`.
 OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -88,6 +92,30 @@ async def test_beams_and_scores_are_those_of_generate(name: str, tmp_path: Path)
     assert len(lengths) > 2, "hardly a hypothesis ends by itself"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+async def test_searches_may_be_as_wide_as_there_are_slots(name: str, tmp_path: Path) -> None:
+    twin = save_twin(name, tmp_path / "source")
+    limits = RequestLimits(max_beam_width=64)
+    config = EngineConfig(max_num_seqs=64, num_threads=1, limits=limits)
+    engine = load_twin(tmp_path, config)
+    asked = [([5, 4, EOS], (40, 3)), ([6, 7, 8, EOS], (17, 2)), ([9, EOS], (64, 2))]
+
+    await engine.start()
+    try:
+        answers = await asyncio.gather(
+            *(answer(engine, prompt, search(sizes, {})) for prompt, sizes in asked)
+        )
+    finally:
+        await engine.stop()
+
+    for ours, (prompt, sizes) in zip(answers, asked, strict=True):
+        theirs = generate(twin, prompt, sizes, {})
+        assert [list(one.token_ids) for one in ours] == [tokens for tokens, _ in theirs], sizes
+        scores = [score for _, score in theirs]
+        assert [one.score for one in ours] == pytest.approx(scores, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "marian"])
 async def test_stop_strings_end_the_hypotheses_that_they_end_in_generate(
     name: str, tmp_path: Path
@@ -143,13 +171,10 @@ def save_twin(name: str, path: Path) -> Any:
     return twin
 
 
-def load_twin(path: Path) -> AsyncEngine:
+def load_twin(path: Path, config: EngineConfig = CONFIG) -> AsyncEngine:
     """Import and export the model at `path/source`, and load it."""
     import_checkpoint(path / "source", path / "checkpoint")
     export_package(path / "checkpoint", path / "package")
-    config = EngineConfig(
-        max_num_seqs=18, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
-    )
     engine = load_engine(load_package(path / "package"), config)
     assert isinstance(engine, AsyncEngine)
     return engine
