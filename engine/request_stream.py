@@ -98,6 +98,8 @@ class RequestStream:
                 self._num_cached = output.cached_tokens
                 self._timing = output.timing
             case FailedOutput():
+                for sequence in self._sequences:
+                    sequence.fail()
                 self._error = output.error
         self._changed.set()
 
@@ -205,6 +207,7 @@ class _SequenceText:
         self._reason: FinishReason | None = None
         self._matched_stop: str | int | None = None
         self._end_is_sent = False
+        self._has_failed = False
         if prefix_ids:
             self._add(self._detokenizer.push(prefix_ids))
 
@@ -245,6 +248,14 @@ class _SequenceText:
             self._reason = reason
             self._add(self._detokenizer.finish())
 
+    def fail(self) -> None:
+        """Hold nothing back any longer: no more comes; without a token there is nothing to send."""
+        self._has_failed = True
+        if self.num_generated == 0:
+            self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
+        elif self._reason is None:
+            self._add(self._detokenizer.finish())
+
     def fill(self, output: HypothesisOutput) -> None:
         """Take in a whole sequence."""
         hypothesis = output.hypothesis
@@ -277,7 +288,7 @@ class _SequenceText:
         unsent_ids = tuple(self._token_ids[self._num_sent_ids :])
         is_end = self._reason is not None and not self._end_is_sent
         # Tokens without text wait for the text they become part of, or for the end.
-        if text or (is_end and unsent_ids):
+        if text or ((is_end or self._has_failed) and unsent_ids):
             first = max(0, self._num_sent_ids - self._num_prefix)
             events.append(TextDelta(self._index, text, unsent_ids, tuple(self._logprobs[first:])))
             self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
@@ -59,11 +59,19 @@ class DeltaBuffer:
     def take(self) -> list[GenerationEvent]:
         """Return what is to be sent now, and forget it."""
         ended = {event.index for event in self._others if isinstance(event, SequenceFinished)}
+        return self._take(
+            index
+            for index, pending in self._pending.items()
+            if index in ended or len(pending.token_ids) >= self._tokens_per_message
+        )
+
+    def take_all(self) -> list[GenerationEvent]:
+        """Return what was not sent yet, after the last event."""
+        return self._take(self._pending)
+
+    def _take(self, indices: Iterable[int]) -> list[GenerationEvent]:
         events: list[GenerationEvent] = [e for e in self._others if isinstance(e, Admitted)]
-        for index, pending in list(self._pending.items()):
-            if index in ended or len(pending.token_ids) >= self._tokens_per_message:
-                del self._pending[index]
-                events.append(pending.merged(index))
+        events += [self._pending.pop(index).merged(index) for index in tuple(indices)]
         events += [event for event in self._others if not isinstance(event, Admitted)]
         self._others, self._full = [], False
         return events
@@ -95,7 +103,7 @@ async def gathered(
             wake.clear()
             for event in buffer.take():
                 yield event
-        for event in buffer.take():
+        for event in buffer.take_all():
             yield event
         await reader  # raises what the engine raised
     finally:

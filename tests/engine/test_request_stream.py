@@ -112,6 +112,40 @@ async def test_an_error_is_raised_behind_the_text_that_came_before_it(watched: W
         await watched.stream.events()
 
 
+async def test_what_waited_for_more_text_comes_before_the_error_too(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, stop_strings=("xyz",))
+    watched.give("axy")
+    first = await watched.stream.events()
+    watched.stream.take(FailedOutput(0, EngineFailure("r-1 failed")))
+
+    events = await watched.stream.events()
+
+    assert first == [TextDelta(0, "a", tuple(b"axy"))]
+    assert events == [TextDelta(0, "xy", ())]
+    with pytest.raises(EngineFailure, match="r-1 failed"):
+        await watched.stream.events()
+
+
+async def test_a_request_that_fails_before_its_first_token_sends_no_text(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    stream = RequestStream(
+        "r-1",
+        SamplingParams(),
+        byte_tokenizer,
+        seed=0,
+        num_input_tokens=3,
+        finish_sequence=lambda index: None,
+        prefix_ids=tuple(b"given"),
+    )
+    stream.take(FailedOutput(0, EngineFailure("r-1 failed")))
+
+    with pytest.raises(EngineFailure, match="r-1 failed"):
+        await stream.events()
+
+
 async def test_a_request_that_has_ended_stays_as_it_ended(watched: Watched) -> None:
     watched.end()
     read = await watched.stream.events()

@@ -113,6 +113,22 @@ async def test_an_error_comes_after_what_was_made_before_it() -> None:
     assert got == [ADMITTED, _token("a")]
 
 
+async def test_tokens_too_few_for_a_message_come_before_the_error() -> None:
+    async def failing() -> AsyncIterator[GenerationEvent]:
+        yield ADMITTED
+        yield _token("a")
+        yield _token("x", 1)
+        yield _token("b")
+        raise EngineFailure("a step failed")
+
+    got = []
+    with pytest.raises(EngineFailure):
+        async for event in gathered(failing(), 8):
+            got.append(event)
+
+    assert got == [ADMITTED, TextDelta(0, "ab", (97, 98)), _token("x", 1)]
+
+
 async def test_closing_closes_the_engines_generator() -> None:
     closed = asyncio.Event()
 
