@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
-from engine.errors import FieldViolation, InvalidRequest
+from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.package import GenerationContract, Manifest
 from engine.prediction import PredictionItem
 from engine.request import (
@@ -158,11 +159,21 @@ def check_stream_request(request: generation_service_pb2.GenerateStreamRequest) 
     return tokens
 
 
-def nested_under(path: str, error: InvalidRequest) -> InvalidRequest:
-    """Return the error with its fields named from one level further out."""
-    return InvalidRequest(
-        [FieldViolation(f"{path}.{v.field}", v.description) for v in error.violations]
-    )
+def nested(
+    path: str, error: InvalidRequest | CapabilityNotSupported
+) -> InvalidRequest | CapabilityNotSupported:
+    """Return the error of a GenerateRequest with its fields named from one level further out."""
+    if isinstance(error, InvalidRequest):
+        return InvalidRequest(
+            [FieldViolation(f"{path}.{v.field}", v.description) for v in error.violations]
+        )
+    fields = generation_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+    features = [
+        f"{path}.{name}" if re.split(r"[.[]", name)[0] in fields else name
+        for name in error.features  # not all are paths
+    ]
+    message = str(error).replace(", ".join(error.features), ", ".join(features), 1)
+    return CapabilityNotSupported(message, features)
 
 
 def prediction_items(

@@ -82,8 +82,8 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
                     number += 1
                     message.sequence_number = number
                     yield message
-        except InvalidRequest as error:
-            raise convert.nested_under("request", error) from error
+        except (InvalidRequest, CapabilityNotSupported) as error:
+            raise convert.nested("request", error) from error
 
     async def Score(
         self, request: generation_service_pb2.ScoreRequest, context: Context

@@ -361,7 +361,8 @@ async def test_options_that_are_not_there_yet_are_refused_by_name(stubs: Stubs) 
 
     assert failure.code is grpc.StatusCode.UNIMPLEMENTED
     assert failure.reason == "CAPABILITY_NOT_SUPPORTED"
-    assert failure.metadata["features"] == "decoding.beam"
+    assert failure.metadata["features"] == "request.decoding.beam"
+    assert failure.message.startswith("request.decoding.beam: not supported")
 
 
 async def test_beam_search_streams_finished_sequences_only(
