@@ -121,6 +121,9 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
             field=_clip(violation.field, _MAX_FIELD_BYTES),
             description=_clip(violation.description, _MAX_DESCRIPTION_BYTES),
         )
+    if (more := len(error.violations) - _MAX_VIOLATIONS) > 0:
+        what = f"{more} more fields are wrong: {_MAX_VIOLATIONS} are named in an answer"
+        bad_request.field_violations.add(field="request", description=what)
     return bad_request
 
 

@@ -96,6 +96,23 @@ def test_a_subclass_of_somebody_else_is_answered_as_its_base() -> None:
     assert call_status(Stranger("x", 1.0), "id").code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize(("num_wrong", "more"), [(12, None), (20, "8 more fields are wrong")])
+def test_an_answer_that_does_not_name_every_wrong_field_says_so(
+    num_wrong: int, more: str | None
+) -> None:
+    violations = [errors.FieldViolation(f"f{i}", "is wrong") for i in range(num_wrong)]
+
+    trailing = dict(call_status(errors.InvalidRequest(violations), "id").trailing_metadata)
+
+    (bad_request,) = [
+        d for d in _details(trailing[DETAILS_KEY]) if isinstance(d, error_details_pb2.BadRequest)
+    ]
+    found = [(v.field, v.description) for v in bad_request.field_violations]
+    assert found[:12] == [(f"f{i}", "is wrong") for i in range(12)]
+    assert [field for field, _ in found[12:]] == ([] if more is None else ["request"])
+    assert more is None or more in found[12][1]
+
+
 def test_details_stay_below_the_limit_of_metadata_whatever_a_request_echoes() -> None:
     violations = [errors.FieldViolation("é" * 500, "😀" * 10_000) for _ in range(1_000)]
 
