@@ -36,7 +36,7 @@ def least_new_tokens(request: Request, contract: GenerationContract) -> int:
         return 1
     if params.ignore_eos and not (params.stop_strings or params.stop_token_ids):
         return max(1, _max_new_tokens(request, contract))
-    return max(1, params.min_new_tokens)
+    return max(1, min(params.min_new_tokens, _max_new_tokens(request, contract)))
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,10 @@ class PromptReader:
         if params.alignment and self._has_source and not self._contract.alignment:
             what = "this package gives no attention; export the model again, or leave it out"
             found.append(FieldViolation("output.alignment", what))
+        most = self._contract.cache.max_len - 1  # the prompt or start token takes one position
+        if params.min_new_tokens > most:
+            what = f"{params.min_new_tokens} is more than {most}, the longest output of this model"
+            found.append(FieldViolation("stopping.min_new_tokens", what))
         closing = {*params.stop_token_ids, *params.controls.banned_tokens}
         if not params.ignore_eos:
             closing |= {*self._contract.eos_token_ids}

@@ -119,6 +119,17 @@ def test_tokens_that_a_request_may_not_need_do_not_count(simulate, params: dict)
     assert engine.core.scheduler.load().running == 1
 
 
+def test_tokens_that_have_no_room_behind_the_prompt_do_not_count(simulate) -> None:
+    engine = simulate()
+    engine.add(1, max_new_tokens=5)
+    engine.run()
+    room = {"ignore_eos": False, "max_new_tokens": None, "min_new_tokens": 500}
+
+    engine.add(2, length=508, seconds=2.0 + 508 * READ, **room)
+
+    assert engine.core.scheduler.load().running == 1
+
+
 def test_a_long_prompt_that_cannot_be_read_in_time_is_refused(simulate) -> None:
     engine = simulate()
     engine.add(1, length=64, max_new_tokens=1)

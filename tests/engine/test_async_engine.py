@@ -333,6 +333,8 @@ async def test_a_seed_that_the_engine_drew_is_reported(make_engine: MakeEngine, 
         ("x", {"temperature": 0.0}, "decoding.sampling.temperature", "above 0"),
         ("x", {"strategy": "sampling", "num_outputs": 5}, "decoding.num_outputs", "4 sequences"),
         ("x", {"stop_token_ids": (258,)}, "stopping.token_ids[0]", "outside the vocabulary"),
+        ("x", {"min_new_tokens": 64}, "stopping.min_new_tokens", "64 is more than 63, the longest"),
+        ("x", {"min_new_tokens": 2**31 - 1}, "stopping.min_new_tokens", "is more than 63"),
     ],
 )
 async def test_what_is_wrong_is_named_before_anything_is_queued(
