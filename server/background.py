@@ -1,4 +1,4 @@
-"""Tasks that run beside the calls; one that dies is noticed and started again."""
+"""Tasks that run beside the calls; one that fails is noticed, and most begin anew."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ RESTART_PAUSE = 0.5  # seconds
 
 
 def in_background(
-    name: str, work: Callable[[], Awaitable[None]], *, restart_pause: float = RESTART_PAUSE
+    name: str, work: Callable[[], Awaitable[None]], *, restart_pause: float | None = RESTART_PAUSE
 ) -> asyncio.Task[None]:
     """Run `work` in a task of its own until it returns or the task is cancelled.
 
-    An error that it raises is logged under its name, and `work` begins anew after a pause.
+    An error that it raises is logged under its name, and `work` begins anew after a pause; None:
+    it does not.
     """
     return asyncio.create_task(_supervise(name, work, restart_pause), name=name)
 
 
-async def _supervise(name: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
+async def _supervise(name: str, work: Callable[[], Awaitable[None]], pause: float | None) -> None:
     while True:
         try:
             return await work()
         except Exception:
-            logger.exception("%s has failed; it begins anew in %g s", name, pause)
+            what = "is given up" if pause is None else f"begins anew in {pause:g} s"
+            logger.exception("%s has failed; it %s", name, what)
+        if pause is None:
+            return
         await asyncio.sleep(pause)

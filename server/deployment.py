@@ -25,12 +25,14 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import load_engine
 from engine.package import load_package
+from server.background import in_background
 from server.catalog import Engine
 from server.config import ServeConfig
 from server.gateway import Gateway
@@ -39,6 +41,8 @@ from server.signals import cancelled_by_signals
 from server.worker import Worker, address_of
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
+UNHEALTHY_GRACE = 2.0  # seconds that running requests get of a replica that cannot serve any more
+UNHEALTHY_EXIT = 5.0  # seconds in which such a replica ends, whatever hangs in it
 NAMESPACE = "tokenweir"
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,6 +53,7 @@ _LOCAL_RAY = {
     "RAY_memory_monitor_refresh_ms": "0",  # else Ray kills replicas when other programs use memory
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints nothing; what matters is logged here
+    "RAY_kill_worker_timeout_milliseconds": "500",  # then SIGKILL, which a stopped process needs
     "RAY_worker_niceness": "0",  # else workers give way to every other program
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: every server of Ray on 127.0.0.1
     "RAY_AUTH_MODE": "token",
@@ -73,8 +78,10 @@ class WorkerReplica:
             address=await self._worker.start(),
             pid=os.getpid(),
             replica_id=self._worker.replica_id,
+            actor=_actor_name(),
         )
-        self._heartbeats = asyncio.create_task(self._send_heartbeats())
+        self._heartbeats = in_background("sending heartbeats", self._send_heartbeats)
+        self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
@@ -91,11 +98,29 @@ class WorkerReplica:
         """Leave: Ray Serve awaits this before it stops a replica."""
         if not hasattr(self, "_heartbeats"):
             return  # never got as far as to serve
+        self._watching.cancel()
+        grace = 0.0 if await self._leave() else self._grace
+        await asyncio.sleep(DEREGISTERED_PAUSE)
+        await self._worker.drain(grace)
+
+    async def _leave(self) -> bool:
+        """Leave the registry; return whether all is over, and nobody is to be waited for."""
         self._heartbeats.cancel()
         with _registry_may_be_away():
-            await self._registry.drop.remote(self._info)
-        await asyncio.sleep(DEREGISTERED_PAUSE)
-        await self._worker.drain(self._grace)
+            return bool(await self._registry.drop.remote(self._info))
+        return False
+
+    async def _end_when_unhealthy(self) -> None:
+        """End the process at once: Ray Serve would ask three times, then allow the whole grace."""
+        while self._worker.healthy:
+            await asyncio.sleep(HEARTBEAT)
+        logger.error("%s cannot serve any more; its process ends", self._info)
+        try:
+            async with asyncio.timeout(UNHEALTHY_EXIT):
+                await self._leave()
+                await self._worker.drain(min(self._grace, UNHEALTHY_GRACE))
+        finally:
+            os._exit(1)
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -177,12 +202,14 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         await thread.run(_start_ray, config, directory)
         _reinstall_signal_handler()
         registry = await thread.run(_make_registry, config)
+        workers: dict[str, WorkerInfo] = {}
+        gateway = Gateway(config.gateway, partial(_kill_hung, thread, workers))
+        port = await gateway.start()
+        stack.push_async_callback(gateway.close)  # after the workers have had their last words
         stack.push_async_callback(thread.run, _undeploy, config, registry)
         await thread.run(_deploy, config, registry)
-        gateway = Gateway(config.gateway)
-        port = await gateway.start()
-        stack.push_async_callback(gateway.close)
-        stack.push_async_callback(_cancel, asyncio.create_task(_follow(registry, gateway)))
+        follow = partial(_follow, registry, gateway, workers)
+        stack.push_async_callback(_cancel, in_background("following the registry", follow))
         service = Service(address_of(config.host, port), gateway, registry)
         await _wait_until_served(config, service, thread)
         stack.push_async_callback(gateway.drain, config.grace)
@@ -352,6 +379,8 @@ def _undeploy(config: ServeConfig, registry: Any) -> None:
     from ray import serve
 
     with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+        ray.get(registry.end.remote(), timeout=5)
+    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
         serve.delete(config.name)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(registry)
@@ -378,13 +407,14 @@ def _deployment_problem(name: str) -> str | None:
     return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else "Ray Serve gives no reason"
 
 
-async def _follow(registry: Any, gateway: Gateway) -> None:
-    """Keep the gateway's workers equal to the registry's."""
+async def _follow(registry: Any, gateway: Gateway, seen: dict[str, WorkerInfo]) -> None:
+    """Keep the gateway's workers equal to the registry's; note all by address in `seen`."""
     version = -1
     known: set[WorkerInfo] = set()
     while True:
         with _registry_may_be_away():
             version, workers = await registry.changed.remote(version)
+            seen.update((worker.address, worker) for worker in workers)
             await gateway.sync([worker.address for worker in workers])
             for worker in set(workers) - known:
                 logger.info("joined: %s", worker)
@@ -393,6 +423,26 @@ async def _follow(registry: Any, gateway: Gateway) -> None:
             known = set(workers)
             continue
         await asyncio.sleep(0.2)
+
+
+async def _kill_hung(thread: _RayThread, seen: dict[str, WorkerInfo], address: str) -> None:
+    """Have Ray kill a worker that hangs: it does not stop when it is asked to."""
+    worker = seen.pop(address)
+    logger.info("killed: %s", worker)
+    await thread.run(_kill_actor, worker.actor)
+
+
+def _kill_actor(name: str) -> None:
+    import ray
+
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is gone already
+        ray.kill(ray.get_actor(name, namespace="serve"))
+
+
+def _actor_name() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_actor_name())
 
 
 @contextlib.contextmanager

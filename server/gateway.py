@@ -48,11 +48,13 @@ class Gateway:
     """One port before many workers."""
 
     def __init__(
-        self, config: GatewayConfig, lost: Callable[[str], None] = lambda address: None
+        self, config: GatewayConfig, lost: Callable[[str], Awaitable[None]] | None = None
     ) -> None:
         """Call `lost` with the address of a worker that `sync` left out and that hangs."""
         self._config = config
-        self._pool = Pool(self._publish_health, lost, silence=config.worker_silence)
+        self._pool = Pool(
+            self._publish_health, lost or _nothing_to_do, silence=config.worker_silence
+        )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         self._reader = RequestReader(
@@ -271,6 +273,10 @@ def _status(error: aio.AioRpcError | WorkerLost, request_id: str) -> CallStatus:
 
 def _is_workers_own(error: aio.AioRpcError) -> bool:
     return any(key == DETAILS_KEY for key, _ in _pairs(error.trailing_metadata()))
+
+
+async def _nothing_to_do(address: str) -> None:
+    pass
 
 
 def _draining() -> Draining:

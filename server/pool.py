@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -60,7 +60,7 @@ class Pool:
     """Workers by address."""
 
     def __init__(
-        self, changed: Callable[[], None], lost: Callable[[str], None], *, silence: float
+        self, changed: Callable[[], None], lost: Callable[[str], Awaitable[None]], *, silence: float
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
@@ -83,7 +83,7 @@ class Pool:
         """Know these workers only; others finish their running calls if they can."""
         for address in set(self._backends) - set(addresses):
             retire = partial(self._retire, self._backends.pop(address))
-            task = in_background(f"leaving worker {address}", retire)
+            task = in_background(f"leaving worker {address}", retire, restart_pause=None)
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
         for address in dict.fromkeys(addresses):
@@ -125,7 +125,7 @@ class Pool:
     async def _retire(self, backend: Backend) -> None:
         if not await backend.retire():
             logger.warning("worker %s does not answer; its calls go elsewhere", backend.address)
-            self._lost(backend.address)
+            await self._lost(backend.address)
 
     async def _wait(self, attempts: Attempts, *, pause: bool) -> None:
         seconds = attempts.give_up - time.monotonic()

@@ -17,6 +17,7 @@ class WorkerInfo:
     address: str  # host:port of its gRPC server
     pid: int
     replica_id: str  # as in Provenance
+    actor: str = ""  # that the process is to Ray, by name
 
     def __str__(self) -> str:
         return f"worker {self.address}, process {self.pid}, replica {self.replica_id}"
@@ -34,6 +35,7 @@ class Registry:
         self._settled_at = time.monotonic() + settle
         self._expiry: dict[WorkerInfo, float] = {}
         self._version = time.time_ns()  # so that no version of an earlier life comes again
+        self._is_over = False
 
     async def put(self, worker: WorkerInfo) -> None:
         """Note that a worker is alive."""
@@ -41,10 +43,15 @@ class Registry:
             self._version += 1
         self._expiry[worker] = time.monotonic() + self._time_to_live
 
-    async def drop(self, worker: WorkerInfo) -> None:
-        """Forget a worker at once."""
+    async def drop(self, worker: WorkerInfo) -> bool:
+        """Forget a worker at once; return whether all is over, so that nothing is waited for."""
         if self._expiry.pop(worker, None) is not None:
             self._version += 1
+        return self._is_over
+
+    async def end(self) -> None:
+        """Note that all is over: every call has had the time to end."""
+        self._is_over = True
 
     async def changed(self, seen: int, timeout: float = 1.0) -> tuple[int, tuple[WorkerInfo, ...]]:
         """Return version and workers as soon as the version is not `seen`, or after `timeout`."""

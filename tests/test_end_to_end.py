@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from engine.config import EngineConfig
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
-from server.client import AsyncClient
+from server.client import AsyncClient, Generation, Unavailable
 from server.config import ServeConfig
 from server.deployment import serving
 from server.service import REPLICA_KEY
@@ -220,6 +221,39 @@ async def test_killed_replica_loses_nothing_that_had_not_started_and_is_replaced
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
+async def test_stopped_replica_loses_nothing_that_had_not_started_and_is_replaced(
+    server: Server, eager: Callable[[str, str, int], str]
+) -> None:
+    before = server.pids()
+    asked = [(CONTINUE, f"w{10 + i % 8}", 160) for i in range(64)]
+    admitted: asyncio.Queue[str] = asyncio.Queue()
+
+    async with aio.insecure_channel(server.address) as channel:
+        streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
+        victim = await admitted.get()
+        os.kill(before[victim], signal.SIGSTOP)
+        stopped = time.monotonic()
+        async with asyncio.timeout(30):
+            outcomes = await asyncio.gather(*streams)
+        ended_after = time.monotonic() - stopped
+        while len(server.pids()) < len(before) + 1:
+            assert time.monotonic() < stopped + 30, server.log.read_text()
+            await asyncio.sleep(0.05)
+        replaced_after = time.monotonic() - stopped
+
+    lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
+    assert lost, "the replica was stopped too late"
+    assert {(o.replica, o.code) for o in lost} == {(victim, grpc.StatusCode.UNAVAILABLE)}
+    assert len(lost) <= SLOTS, "more streams were lost than can have started"
+    for request, outcome in zip(asked, outcomes, strict=True):
+        whole = eager(*request)
+        assert whole == outcome.text if outcome not in lost else whole.startswith(outcome.text)
+    assert ended_after < 15
+    assert replaced_after < 20
+    assert not _is_alive(before[victim])
+
+
 async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
     server: Server, eager: Callable[[str, str, int], str]
 ) -> None:
@@ -281,6 +315,61 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
 
         assert [user for user in users if not user.cancelled()] == []
         assert (await client.generate(CONTINUE, "w3", max_new_tokens=3)).usage.output_tokens == 3
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
+async def test_replica_in_one_step_for_too_long_is_replaced(packages: dict[str, Path]) -> None:
+    # No step can be made to hang from outside, so any step is too long.
+    engine = EngineConfig(num_threads=1, max_step_seconds=1e-4)
+    config = ServeConfig(packages={CONTINUE: packages[CONTINUE]}, port=0, engine=engine)
+    async with serving(config) as service:
+        (first,) = await service.workers()
+        async with AsyncClient(service.address, timeout=20, max_attempts=1) as client:
+            asked = [client.generate(CONTINUE, "w3", max_new_tokens=180) for _ in range(32)]
+            hung = time.monotonic()
+            outcomes = asyncio.gather(*asked, return_exceptions=True)
+            while not (new := set(await service.workers()) - {first}):
+                assert time.monotonic() < hung + 20
+                await asyncio.sleep(0.05)
+            await outcomes
+
+    assert first.pid not in {worker.pid for worker in new}
+    assert not _is_alive(first.pid)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
+async def test_what_may_be_partial_is_answered_at_a_drain(
+    packages: dict[str, Path], eager: Callable[[str, str, int], str]
+) -> None:
+    config = ServeConfig(
+        packages={CONTINUE: packages[CONTINUE]},
+        port=0,
+        grace=0,
+        engine=EngineConfig(num_threads=1, max_num_seqs=1),
+    )
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(serving(config))
+        async with AsyncClient(service.address, timeout=60, max_attempts=1) as client:
+            asked = [
+                asyncio.create_task(
+                    client.generate(CONTINUE, "w3", max_new_tokens=180, allow_partial=True)
+                )
+                for _ in range(64)
+            ]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            await stack.aclose()
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+
+    (partial,) = [
+        outcome
+        for outcome in outcomes
+        if isinstance(outcome, Generation) and outcome.finish_reason == "drained"
+    ]
+    assert eager(CONTINUE, "w3", 180).startswith(partial.text)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Unavailable)]
+    assert refused and {outcome.reason for outcome in refused} == {"DRAINING"}
 
 
 def _mixed_requests(count: int) -> list[tuple[str, str, int]]:

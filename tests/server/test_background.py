@@ -30,6 +30,17 @@ async def test_a_task_that_fails_is_logged_and_begins_anew(
     assert record.getMessage() == "following has failed; it begins anew in 0 s"
 
 
+async def test_a_task_that_is_not_to_begin_anew_is_logged_and_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        raise ZeroDivisionError("a bug")
+
+    await asyncio.wait_for(in_background("leaving", work, restart_pause=None), 5)
+
+    assert [r.getMessage() for r in caplog.records] == ["leaving has failed; it is given up"]
+
+
 async def test_a_cancelled_task_does_not_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
     started = asyncio.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ from tests.server.processes import worker_process
 async def running_gateway(
     *workers: str,
     config: GatewayConfig | None = None,
-    lost: Callable[[str], None] = lambda address: None,
+    lost: Callable[[str], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Gateway, Stubs]]:
     gateway = Gateway(config or GatewayConfig(worker_wait=5), lost)
     port = await gateway.start()

@@ -61,10 +61,14 @@ async def cell() -> AsyncIterator[Cell]:
     survivor = FakeGenerator()
     survivor.release.set()
     lost: list[str] = []
+
+    async def remember(address: str) -> None:
+        lost.append(address)
+
     async with (
         worker_process() as doomed,
         running_worker(survivor) as (_, address),
-        running_gateway(doomed.address, config=SILENCE, lost=lost.append) as (gateway, stubs),
+        running_gateway(doomed.address, config=SILENCE, lost=remember) as (gateway, stubs),
     ):
         yield Cell(doomed, survivor, address, gateway, stubs, lost)
 

@@ -41,6 +41,18 @@ async def test_worker_that_leaves_is_forgotten_at_once() -> None:
     assert (await registry.changed(-1))[1] == (SECOND,)
 
 
+async def test_worker_that_leaves_is_told_whether_all_is_over() -> None:
+    registry = Registry(time_to_live=10, settle=0)
+    await registry.put(FIRST)
+    await registry.put(SECOND)
+
+    before = await registry.drop(FIRST)
+    await registry.end()
+    after = await registry.drop(SECOND)
+
+    assert (before, after) == (False, True)
+
+
 async def test_worker_without_heartbeat_is_forgotten_after_its_time_to_live() -> None:
     registry = Registry(time_to_live=0.1, settle=0)
     await registry.put(FIRST)
