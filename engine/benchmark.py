@@ -227,9 +227,11 @@ async def _run(
     slots = max(concurrencies) * work.beam_width
     bench = EngineBench.load(package, max_num_seqs=slots, num_threads=num_threads)
     await bench.start()
-    load_seconds, memory_loaded = time.perf_counter() - started, read_memory()
-    results = await _measure_all(bench, work, concurrencies, contract, num_rounds, progress)
-    await bench.stop()
+    try:
+        load_seconds, memory_loaded = time.perf_counter() - started, read_memory()
+        results = await _measure_all(bench, work, concurrencies, contract, num_rounds, progress)
+    finally:  # a thread that still computes while the interpreter ends aborts the process
+        await bench.stop()
     return BenchmarkReport(
         package=package.manifest.name,
         manifest_sha256=package.manifest_sha256.hex(),

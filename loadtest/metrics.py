@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_MAX_SHARE, _MAX_DELAY = 0.8, 0.025  # of a core; seconds, p99: more, and the load test is the limit
+
 
 @dataclass(frozen=True)
 class RequestRecord:
@@ -24,6 +26,7 @@ class RequestRecord:
     token_times: tuple[float, ...] = ()  # of the messages that brought tokens
     first_tokens: int = 0  # tokens in the first of them
     input_tokens: int = 0
+    cached_input_tokens: int = 0  # of them, what the server had kept of earlier requests
     output_tokens: int = 0
     finish_reason: str = ""
     server_queue: float | None = None  # seconds, as the server measured it
@@ -94,6 +97,21 @@ class LoadSummary:
     server_queue: Distribution | None
     server_first_token: Distribution | None
     mean_batch_size: float | None
+    cached_input_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class OwnLoad:
+    """How busy the load test itself was: what it cannot send or read in time looks like latency."""
+
+    processor_share: float  # of one core, by the event loop; it has no more than one
+    loop_delay: Distribution | None  # what waits for the event loop waits so long besides
+
+    @property
+    def is_limit(self) -> bool:
+        """Say whether the server may be faster than what was measured."""
+        delay = self.loop_delay.p99 if self.loop_delay else 0.0
+        return self.processor_share > _MAX_SHARE or delay > _MAX_DELAY
 
 
 def summarize(records: Sequence[RequestRecord]) -> LoadSummary:
@@ -119,6 +137,7 @@ def summarize(records: Sequence[RequestRecord]) -> LoadSummary:
         server_queue=distribution(r.server_queue for r in good),
         server_first_token=distribution(r.server_first_token for r in good),
         mean_batch_size=float(np.mean(batch_sizes)) if batch_sizes else None,
+        cached_input_tokens=sum(record.cached_input_tokens for record in good),
     )
 
 

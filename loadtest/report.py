@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.metrics import Distribution, LoadSummary
+from loadtest.metrics import Distribution, LoadSummary, OwnLoad
 from loadtest.runner import LoadReport
 from loadtest.workload import LoadTestError
 
@@ -28,6 +28,42 @@ def print_table(report: LoadReport, console: Console | None = None) -> None:
     console.print(_latency_table(report.summary))
     if report.summary.errors:
         console.print(_error_table(report))
+    for note in notes(report):
+        console.print(f"- {note}", markup=False, highlight=False)
+
+
+def notes(report: LoadReport) -> list[str]:
+    """Return what a reader of the numbers has to know besides."""
+    num_requests, num_prompts = len(report.records), len(report.config.prompts)
+    summary, own = report.summary, report.own
+    found = []
+    if report.interrupted:
+        found.append(
+            f"interrupted: {num_requests} of {report.config.num_requests} requests had ended"
+        )
+    if num_requests > num_prompts:
+        found.append(
+            f"{num_prompts} prompts for {num_requests} requests: they repeat, and "
+            f"{summary.cached_input_tokens:,} of {summary.input_tokens:,} input tokens came from "
+            "what the server had kept. New prompts may take longer: --prompts FILE gives others"
+        )
+    if own is not None and own.is_limit:
+        found.append(
+            f"the load test itself was the limit ({_own(own)}): the server may be faster. Give it "
+            "a machine of its own, or run several with a smaller load"
+        )
+    return found
+
+
+def check_place(path: Path) -> None:
+    """Make the directory of a file that is to be written; LoadTestError if it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LoadTestError(f"cannot write {path}: {error.strerror}") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        reason = "it is a directory" if path.is_dir() else f"{path.parent} is not writable"
+        raise LoadTestError(f"cannot write {path}: {reason}; give another file")
 
 
 def write_json(report: LoadReport, path: Path) -> None:
@@ -72,7 +108,15 @@ def _totals_table(report: LoadReport) -> Table:
     table.add_row("most requests in flight", str(summary.max_in_flight))
     if summary.mean_batch_size is not None:
         table.add_row("mean batch at the server", f"{summary.mean_batch_size:.1f} sequences")
+    if report.own is not None:
+        table.add_row("load test itself", _own(report.own))
     return table
+
+
+def _own(own: OwnLoad) -> str:
+    delay = own.loop_delay
+    late = f", {delay.p99 * 1000:.1f} ms late (p99)" if delay else ""
+    return f"{own.processor_share:.0%} of a core{late}"
 
 
 def _latency_table(summary: LoadSummary) -> Table:

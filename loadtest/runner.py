@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,8 +14,8 @@ from typing import cast
 
 from tokenweir.v1 import common_pb2
 
-from loadtest.metrics import LoadSummary, RequestRecord, summarize
-from loadtest.workload import LoadConfig, LoadTestError, arrival_times
+from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, distribution, summarize
+from loadtest.workload import LoadConfig, LoadTestError, NoServerError, arrival_times
 from server.client import (
     AsyncClient,
     DeadlineExceeded,
@@ -28,6 +29,7 @@ from server.client import (
 Progress = Callable[[int, int], None]  # requests finished, requests in all
 Item = str | bytes
 
+_WATCH_PERIOD = 0.05  # seconds between looks at the event loop's own delay
 _METHODS = ("generate", "classify", "label", "embed")  # the first that the model has is used
 
 
@@ -41,10 +43,15 @@ class LoadReport:
     versions: Mapping[str, str]
     summary: LoadSummary
     records: tuple[RequestRecord, ...]  # by index
+    own: OwnLoad | None = None
+    interrupted: bool = False  # what was under way then is in no record
+    command: str = ""
+    commit: str = ""  # of the load test's code
+    machine: str = ""  # that the load test ran on
 
 
 def run(config: LoadConfig, progress: Progress | None = None) -> LoadReport:
-    """Run a load test to its end.
+    """Run a load test to its end, or until Ctrl-C: then the report has what was answered so far.
 
     Raise LoadTestError if no server answers, or if it does not serve the model; a request that
     fails is a record like any other.
@@ -59,16 +66,32 @@ async def _run(config: LoadConfig, progress: Progress) -> LoadReport:
         method = _method(model)
         sender = _Sender(client, config, method, _items(config, model), progress)
         await sender.warm_up()
+        versions = await _versions(client, model)
         started_at = datetime.now(UTC)
-        records = await sender.send_all()
+        interrupted = await _sent_until_cancelled(sender)
         return LoadReport(
             config=config,
             method=method,
             started_at=started_at,
-            versions=await _versions(client, model),
-            summary=summarize(records),
-            records=records,
+            versions=versions,
+            summary=summarize(sender.records),
+            records=sender.records,
+            own=sender.own_load,
+            interrupted=interrupted,
         )
+
+
+async def _sent_until_cancelled(sender: _Sender) -> bool:
+    """Send all requests; say whether they were cut short after the first of them."""
+    try:
+        await sender.send_all()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or not sender.records:
+            raise
+        task.uncancel()  # what was measured is worth more than a quick end
+        return True
+    return False
 
 
 class _Sender:
@@ -89,6 +112,19 @@ class _Sender:
         self._progress = progress
         self._start = 0.0
         self._records: list[RequestRecord] = []
+        self._loop_delays: list[float] = []
+        self._processor_seconds = 0.0
+
+    @property
+    def records(self) -> tuple[RequestRecord, ...]:
+        """What is finished, by index."""
+        return tuple(sorted(self._records, key=lambda record: record.index))
+
+    @property
+    def own_load(self) -> OwnLoad:
+        """How busy this event loop has been in `send_all`."""
+        share = self._processor_seconds / max(self._now(), 1e-9)
+        return OwnLoad(share, distribution(self._loop_delays))
 
     async def warm_up(self) -> None:
         """Send one request that is not measured: it opens connections and shows wrong options."""
@@ -97,15 +133,27 @@ class _Sender:
         except (TypeError, ValueError) as error:
             raise LoadTestError(f"a request cannot be made: {error}") from error
 
-    async def send_all(self) -> tuple[RequestRecord, ...]:
+    async def send_all(self) -> None:
+        """Send the requests and note what comes back, and how busy that keeps the event loop."""
         self._start = asyncio.get_running_loop().time()
         self._records.clear()
         self._progress(0, self._config.num_requests)
-        if self._config.concurrency is None:
-            await self._open_loop()
-        else:
-            await self._closed_loop(self._config.concurrency)
-        return tuple(sorted(self._records, key=lambda record: record.index))
+        processor_start = time.thread_time()
+        watch = asyncio.create_task(self._watch_delay())
+        try:
+            if self._config.concurrency is None:
+                await self._open_loop()
+            else:
+                await self._closed_loop(self._config.concurrency)
+        finally:
+            watch.cancel()
+            self._processor_seconds = time.thread_time() - processor_start
+
+    async def _watch_delay(self) -> None:
+        while True:
+            due = self._now() + _WATCH_PERIOD
+            await asyncio.sleep(_WATCH_PERIOD)
+            self._loop_delays.append(self._now() - due)
 
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -175,6 +223,7 @@ class _Sender:
             token_times=tuple(token_times),
             first_tokens=first_tokens,
             input_tokens=summary.usage.input_tokens,
+            cached_input_tokens=summary.usage.cached_input_tokens,
             output_tokens=summary.usage.output_tokens,
             finish_reason=finish_reason,
             server_queue=summary.timing.queue.ToTimedelta().total_seconds(),
@@ -202,7 +251,7 @@ async def _find_model(client: AsyncClient, config: LoadConfig) -> ModelInfo | No
     try:
         models = await client.models()
     except (Unavailable, DeadlineExceeded) as error:
-        raise LoadTestError(
+        raise NoServerError(
             f"no server answers at {config.address}; start one with `tokenweir serve`, or give "
             f"another address ({error})"
         ) from error
@@ -251,7 +300,7 @@ async def _versions(client: AsyncClient, model: ModelInfo | None) -> dict[str, s
         versions |= {"model": model.model_version, "manifest_sha256": model.manifest_sha256}
     try:
         return versions | {"server": (await client.server_info()).version}
-    except TokenweirClientError:  # a server may be gone after the test, which stands all the same
+    except TokenweirClientError:  # it need not say
         return versions
 
 

@@ -18,6 +18,10 @@ class LoadTestError(Exception):
     """A load test cannot be run as asked; the message says what to change."""
 
 
+class NoServerError(LoadTestError):
+    """Nobody answers at the address."""
+
+
 @dataclass(frozen=True)
 class LoadConfig:
     """A load test: open loop if `rate` is given, closed loop if `concurrency` is.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
-from engine.errors import TokenweirError
 from server.cli.calling import classify, embed, health, label, models
 from server.cli.demonstrate import demo
+from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.generating import generate, score
 from server.cli.making import explain, export, import_, train, verify
 from server.cli.measuring import bench, loadtest
 from server.cli.serving import serve
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 
 
 class OrderedGroup(click.Group):
@@ -30,7 +31,8 @@ class OrderedGroup(click.Group):
     cls=OrderedGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`tokenweir COMMAND --help` explains a command and shows examples. "
-    "`tokenweir demo` does all of it in a few minutes.",
+    "`tokenweir demo` does all of it in a few minutes.\n\n"
+    f"Exit codes: {explanation()}.",
 )
 @click.version_option(package_name="tokenweir", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -63,56 +65,42 @@ for command in (
     cli.add_command(command)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    sys.exit(run(arguments))
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line and return the exit code; a bug keeps its traceback."""
     try:
         result = cli.main(args=arguments, prog_name="tokenweir", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        return result if isinstance(result, int) else DONE
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.UsageError as error:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        return _fail(error.format_message())
+        return _fail(error.format_message(), error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has gone; there is nobody to tell, at the interpreter's exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except ModuleNotFoundError as error:
-        return _fail(_missing_module(error))
-    except OSError as error:
-        return _fail(_system_problem(error))
+        return FAILED
     except Exception as error:
-        if not _is_expected(error):
+        code = code_of(error)
+        if code is None:
             raise
-        return _fail(str(error))
+        return _fail(_message(error), code)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int) -> int:
     click.echo(f"error: {message}", err=True)
-    return 1
+    return code
 
 
-def _is_expected(error: Exception) -> bool:
-    """Is it an error that was raised on purpose, by us or by the client?"""
-    if isinstance(error, TokenweirError):
-        return True
-    # Who has raised one of these has imported its module; importing it here would be slow.
-    others = (
-        ("server._client_errors", "TokenweirClientError"),
-        ("loadtest.workload", "LoadTestError"),
-    )
-    return any(
-        isinstance(error, getattr(sys.modules[module], name))
-        for module, name in others
-        if module in sys.modules
-    )
+def _message(error: Exception) -> str:
+    match error:
+        case ModuleNotFoundError():
+            return _missing_module(error)
+        case OSError():
+            return _system_problem(error)
+        case _:
+            return str(error)
 
 
 def _missing_module(error: ModuleNotFoundError) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from server.cli.connection import input_lines, open_client
+from server.cli.connection import answer_each, open_client, print_json
+from server.cli.exit_codes import DONE, FAILED
 from server.cli.options import (
     examples,
     existing_file,
+    json_option,
     model_option,
     server_option,
     timeout_option,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--top", type=click.IntRange(0), default=1, help="Labels to print; 0: all.")
 @click.option("--pair", "text_pair", metavar="TEXT", help="The second text of each pair.")
 @version_option
+@json_option
 @timeout_option
 @server_option
 def classify(
@@ -42,16 +44,27 @@ def classify(
     texts: tuple[str, ...],
     images: tuple[Path, ...],
     top: int,
+    as_json: bool,
     server: str,
     **options: Any,
-) -> None:
-    """Print the most likely labels of each TEXT or image, with their probabilities."""
+) -> int:
+    """Print the most likely labels of each TEXT or image, with their probabilities.
+
+    Without TEXT, or where it is -, every line of the standard input is one.
+    """
     sent = cast("PredictOptions", options)
+
+    def answer(item: str | Path) -> None:
+        found = client.classify(model, item, top=top, **sent)
+        if as_json:
+            print_json(found)
+        else:
+            for one in found.labels:
+                click.echo(f"{one.label}\t{one.probability:.4f}")
+
+    items: list[str | Path] = [*texts, *images]
     with open_client(server) as client:
-        items: list[str | Path] = [*texts, *images]
-        for item in items or input_lines():
-            for found in client.classify(model, item, top=top, **sent).labels:
-                click.echo(f"{found.label}\t{found.probability:.4f}")
+        return answer_each(items, answer, as_json=as_json)
 
 
 @click.command(
@@ -61,15 +74,26 @@ def classify(
 @model_option
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @version_option
+@json_option
 @timeout_option
 @server_option
-def label(model: str, texts: tuple[str, ...], server: str, **options: Any) -> None:
-    """Print every labelled stretch of each TEXT with its label."""
+def label(model: str, texts: tuple[str, ...], as_json: bool, server: str, **options: Any) -> int:
+    """Print every labelled stretch of each TEXT with its label.
+
+    Without TEXT, or where it is -, every line of the standard input is one.
+    """
     sent = cast("PredictOptions", options)
-    with open_client(server) as client:
-        for text in texts or input_lines():
-            for span in client.label(model, text, **sent).spans:
+
+    def answer(text: str) -> None:
+        found = client.label(model, text, **sent)
+        if as_json:
+            print_json(found)
+        else:
+            for span in found.spans:
                 click.echo(f"{span.text}\t{span.label.label}")
+
+    with open_client(server) as client:
+        return answer_each(texts, answer, as_json=as_json)
 
 
 @click.command(
@@ -83,27 +107,44 @@ def label(model: str, texts: tuple[str, ...], server: str, **options: Any) -> No
 @version_option
 @timeout_option
 @server_option
-def embed(model: str, texts: tuple[str, ...], normalize: bool, server: str, **options: Any) -> None:
-    """Print the vector of each TEXT as a JSON list, one a line."""
+def embed(model: str, texts: tuple[str, ...], normalize: bool, server: str, **options: Any) -> int:
+    """Print the vector of each TEXT as a JSON list, one a line.
+
+    Without TEXT, or where it is -, every line of the standard input is one.
+    """
     sent = cast("PredictOptions", options)
+
+    def answer(text: str) -> None:
+        print_json(client.embed(model, text, normalize=normalize, **sent).values)
+
     with open_client(server) as client:
-        for text in texts or input_lines():
-            vector = client.embed(model, text, normalize=normalize, **sent)
-            click.echo(json.dumps(vector.values))
+        return answer_each(texts, answer, as_json=True)
 
 
 @click.command(
     short_help="List what a server serves.",
-    epilog=examples("tokenweir models", "tokenweir models --server 10.0.0.7:50051"),
+    epilog=examples(
+        "tokenweir models",
+        "tokenweir models --server 10.0.0.7:50051",
+        "tokenweir models --json",
+    ),
 )
+@json_option
 @server_option
-def models(server: str) -> None:
+def models(as_json: bool, server: str) -> None:
     """List what the server serves: states, capabilities, limits, certificates."""
     with open_client(server) as client:
         found = client.models()
-    from server.cli.tables import models_table, print_table
+    if as_json:
+        for model in found:
+            print_json(model)
+        return
+    from server.cli.tables import model_table, print_table
 
-    print_table(models_table(found))
+    for model in found:
+        print_table(model_table(model))
+    if not found:
+        click.echo(f"{server} serves no model")
 
 
 @click.command(
@@ -115,8 +156,9 @@ def models(server: str) -> None:
     ),
 )
 @click.argument("service", default="", metavar="[SERVICE]")
+@json_option
 @server_option
-def health(service: str, server: str) -> int:
+def health(service: str, as_json: bool, server: str) -> int:
     """Print the health of the server, or of one SERVICE or model; exit with 1 if not SERVING."""
     from server.client import NotFound
 
@@ -127,5 +169,8 @@ def health(service: str, server: str) -> int:
             raise click.ClickException(
                 f"{server} has no service or model {service!r}; `tokenweir models` lists the models"
             ) from error
-    click.echo(status)
-    return 0 if status == "SERVING" else 1
+    if as_json:
+        print_json({"service": service, "status": status})
+    else:
+        click.echo(status)
+    return DONE if status == "SERVING" else FAILED

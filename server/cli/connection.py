@@ -1,16 +1,20 @@
-"""What commands that call a server share: its client, and texts from the standard input."""
+"""What commands that call a server share: its client, their inputs, JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from server.cli.exit_codes import DONE, FAILED, UNAVAILABLE, USAGE, CommandError
+
 if TYPE_CHECKING:
     from server.client import Client
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -22,18 +26,53 @@ def open_client(server: str) -> Iterator[Client]:
         with Client(server) as client:
             yield client
     except ValueError as error:  # what was typed cannot be sent at all
-        raise click.ClickException(str(error)) from error
+        raise CommandError(str(error), USAGE) from error
     except Unavailable as error:
         if error.reason:
             raise  # a server has answered
-        raise click.ClickException(
+        raise CommandError(
             f"no server answers at {server}; start one with `tokenweir serve`, or give --server "
-            f"({error.args[0]})"
+            f"({error.args[0]})",
+            UNAVAILABLE,
         ) from error
 
 
-def input_lines() -> Iterator[str]:
-    """Yield the lines of the standard input that are not empty."""
-    for line in sys.stdin:
-        if line.strip():
-            yield line.rstrip("\n")
+def answer_each(
+    inputs: Sequence[T], answer: Callable[[T | str], None], *, as_json: bool = False
+) -> int:
+    """Answer every input, and every line of the standard input where one is "-" or none is given.
+
+    One that the server refuses does not keep the others from their answers: it is named on the
+    standard error, and something stands in its place. Return the exit code.
+    """
+    from server.client import InvalidArgument
+
+    is_single = len(inputs) == 1 and inputs[0] != "-"
+    code = DONE
+    for number, one in enumerate(_lines(inputs), start=1):
+        try:
+            answer(one)
+        except InvalidArgument as error:
+            code = FAILED
+            click.echo(f"error: {'' if is_single else f'input {number}: '}{error}", err=True)
+            if as_json:
+                print_json({"error": {"code": error.code.name, "message": str(error)}})
+            elif not is_single:
+                click.echo()
+    return code
+
+
+def print_json(value: object) -> None:
+    """Print a dataclass, or what JSON has, as one line of JSON; bytes in base64."""
+    from pydantic_core import to_json
+
+    text = to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
+    click.echo(text)
+
+
+def _lines(inputs: Sequence[T]) -> Iterator[T | str]:
+    for one in inputs or ("-",):
+        if one == "-":
+            yield from (line.rstrip("\n") for line in sys.stdin)
+        else:
+            yield one

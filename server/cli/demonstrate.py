@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.generating import print_stream
+from server.cli.interruption import cleaned_up
 from server.cli.making import export_with_progress, print_report
-from server.cli.measuring import report_load_test
+from server.cli.measuring import num_failed, report_load_test
 from server.cli.options import any_path, examples
 from server.cli.serving import announce, log_to_stderr
 from server.cli.typed_dates import TYPED_DATES
@@ -49,18 +49,19 @@ def demo(out: Path, keep_serving: bool) -> int:
     if keep_serving:
         _serve_until_interrupted(package)
         return 0
-    return asyncio.run(_show(package, out))
+    import asyncio
+
+    with cleaned_up():
+        return asyncio.run(_show(package, out))
 
 
 def _make_package(out: Path, package: Path) -> None:
-    from exporter.training.state import STATE_NAME
     from exporter.training.trainer import train
 
     checkpoint = out / "checkpoint"
     _headline("Train")
-    if (checkpoint / STATE_NAME).is_file():  # of an earlier demo, perhaps an interrupted one
-        shutil.rmtree(checkpoint)
-    report = train(MODEL, checkpoint)
+    with cleaned_up():
+        report = train(MODEL, checkpoint, resume=_is_interrupted(checkpoint))
     print_report(report)
     if not report.target_reached:
         raise click.ClickException(f"the model is not good enough: {report.summary}")
@@ -68,15 +69,34 @@ def _make_package(out: Path, package: Path) -> None:
     export_with_progress(checkpoint, package, name=MODEL)
 
 
+def _is_interrupted(checkpoint: Path) -> bool:
+    """Say whether an earlier demo left a run to go on with; another task's is not touched."""
+    from exporter.training.state import STATE_NAME, read_state
+
+    if not (checkpoint / STATE_NAME).is_file():
+        return False
+    state = read_state(checkpoint)
+    if state.task != MODEL:
+        raise CommandError(
+            f"{checkpoint} holds a run of {state.task}, which is not this demo's; "
+            "give another directory with --out",
+            NOT_USABLE,
+        )
+    return not state.finished
+
+
 def _serve_until_interrupted(package: Path) -> None:
     from server.deployment import serve_models
 
     log_to_stderr()
-    serve_models(_config(package, port=50051), lambda service: announce(service, [MODEL]))
+    with cleaned_up():
+        serve_models(_config(package, port=50051), lambda service: announce(service, [MODEL]))
 
 
 async def _show(package: Path, out: Path) -> int:
     """Serve the package and use it as a client would; return the exit code."""
+    import asyncio
+
     from server.deployment import serving
     from server.signals import cancelled_by_signals
 
@@ -113,7 +133,7 @@ def _use(address: str, out: Path) -> list[str]:
         num_requests=LOAD_REQUESTS,
         concurrency=LOAD_CONCURRENCY,
     )
-    failed = report_load_test(config, out / "loadtest.json", out / "loadtest.png")
+    failed = num_failed(report_load_test(config, out / "loadtest.json", out / "loadtest.png"))
     click.echo(f"written: {out / 'loadtest.json'}, {out / 'loadtest.png'}")
     return problems + ([f"{failed} requests of the load test failed"] if failed else [])
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from server.cli.connection import input_lines, open_client
+from server.cli.connection import answer_each, open_client, print_json
 from server.cli.generation_options import client_options, generation_options, token_ids
 from server.cli.options import (
     examples,
+    json_option,
     model_option,
     request_id_option,
     server_option,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         'tokenweir generate --model dates "3rd of Feb, 1998" --alignment',
         'tokenweir generate --model text "Once upon" --ban 17 --logit-bias 42=1.5',
         "tokenweir generate --model dates < lines.txt",
+        "tokenweir generate --model dates --json - < lines.txt > answers.jsonl",
     ),
 )
 @model_option
@@ -48,31 +50,40 @@ if TYPE_CHECKING:
 @generation_options
 @version_option
 @request_id_option
+@json_option
 @timeout_option
 @server_option
-def generate(model: str, texts: tuple[str, ...], timeout: float, server: str, **typed: Any) -> None:
+def generate(
+    model: str, texts: tuple[str, ...], as_json: bool, timeout: float, server: str, **typed: Any
+) -> int:
     """Generate from each TEXT and print the answer while it comes.
 
-    Without TEXT, every line of the standard input is one.
+    Without TEXT, or where it is -, every line of the standard input is one, an empty line too.
     """
     options = client_options(typed)
     options["timeout"] = timeout
-    if "request_id" in options and len(texts) != 1:
+    if "request_id" in options and (len(texts) != 1 or "-" in texts):
         raise click.UsageError(
             f"--request-id {options['request_id']!r} names one request, and there are "
-            f"{len(texts) or 'lines of the standard input'}; give one TEXT, or leave it out"
+            f"{len(texts) if len(texts) > 1 else 'lines of the standard input'}; "
+            "give one TEXT, or leave it out"
         )
     if "alignment" in options:
         options.setdefault("logprobs", 0)  # they name the tokens
+
+    def answer(text: str) -> None:
+        prompt = token_ids(text) if typed["ids"] else text
+        if as_json:
+            print_json(_whole_answer(client, model, prompt, options))
+        elif options.get("num_outputs", 1) > 1:
+            _print_outputs(client, model, prompt, typed, options)
+        else:
+            generation = print_stream(client, model, prompt, cast("StreamOptions", options))
+            _print_details(generation.sequences[0], generation, typed)
+            _print_prompt(generation)
+
     with open_client(server) as client:
-        for text in texts or input_lines():
-            prompt = token_ids(text) if typed["ids"] else text
-            if options.get("num_outputs", 1) > 1:
-                _print_outputs(client, model, prompt, typed, options)
-            else:
-                answer = print_stream(client, model, prompt, cast("StreamOptions", options))
-                _print_details(answer.sequences[0], answer, typed)
-                _print_prompt(answer)
+        return answer_each(texts, answer, as_json=as_json)
 
 
 @click.command(
@@ -88,12 +99,16 @@ def generate(model: str, texts: tuple[str, ...], timeout: float, server: str, **
 @click.option("--top-logprobs", type=int, help="Print so many alternatives of every token.")
 @version_option
 @request_id_option
+@json_option
 @timeout_option
 @server_option
-def score(model: str, source: str, target: str, server: str, **options: Any) -> None:
+def score(model: str, source: str, target: str, as_json: bool, server: str, **options: Any) -> None:
     """Print the log-probability of TARGET behind SOURCE, then that of each of its tokens."""
     with open_client(server) as client:
         found = client.score(model, source, target, **cast("ScoreOptions", options))
+    if as_json:
+        print_json(found)
+        return
     click.echo(f"{found.sum_logprob:.4f}")
     _print_logprobs(found.positions)
 
@@ -111,6 +126,17 @@ def print_stream(client: Client, model: str, prompt: Prompt, options: StreamOpti
             click.echo()  # an error after the first piece starts on a line of its own
     if not is_begun:
         click.echo()
+    return stream.result
+
+
+def _whole_answer(
+    client: Client, model: str, prompt: Prompt, options: dict[str, Any]
+) -> Generation:
+    if options.get("num_outputs", 1) > 1:
+        return client.generate(model, prompt, **cast("GenerateOptions", options))
+    with client.stream(model, prompt, **cast("StreamOptions", options)) as stream:
+        for _ in stream:
+            pass
     return stream.result
 
 

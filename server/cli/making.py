@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from exporter.tasks import TASKS
+from server.cli.interruption import cleaned_up
 from server.cli.options import any_path, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def train(
         )
     from exporter.training.trainer import train as train_model
 
-    report = train_model(task, out, resume=resume, seed=seed, steps=steps, files=files)
+    with cleaned_up():
+        report = train_model(task, out, resume=resume, seed=seed, steps=steps, files=files)
     print_report(report)
 
 
@@ -91,7 +93,8 @@ def import_(source: Path, out: Path) -> None:
     """
     from exporter.huggingface import import_checkpoint
 
-    imported = import_checkpoint(source, out)
+    with cleaned_up():
+        imported = import_checkpoint(source, out)
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
     for note in imported.notes:
         click.echo(f"note: {note}")
@@ -220,9 +223,10 @@ def export_with_progress(
 ) -> None:
     """Export, show the progress, print the certificate."""
     from exporter.export import export_package
-    from server.cli.tables import certificate_table, print_table, progress_bar
+    from server.cli.progress import show_progress
+    from server.cli.tables import certificate_table, print_table
 
-    with progress_bar("Comparing with PyTorch") as progress:
+    with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
         manifest = export_package(
             checkpoint,
             out,
@@ -253,12 +257,13 @@ def verify(package: Path, checkpoint: Path, text: Path | None) -> None:
     """
     from engine.package import read_manifest
     from exporter.verification import verify_package
-    from server.cli.tables import certificate_table, print_table, progress_bar
+    from server.cli.progress import show_progress
+    from server.cli.tables import certificate_table, print_table
 
     manifest = read_manifest(package)
     if text and manifest.certificate.loss is None:
         raise click.UsageError(f"{package} loses nothing; leave out --text")
-    with progress_bar("Comparing with PyTorch") as progress:
+    with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
         found = verify_package(package, checkpoint, text=text, progress=progress)
     print_table(certificate_table(manifest, found.certificate))
     click.echo(found.summary())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from server.cli.exit_codes import DONE, FAILED, CommandError
+from server.cli.interruption import cleaned_up
 from server.cli.options import (
     any_path,
     examples,
@@ -22,6 +25,7 @@ from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
     from engine.benchmark import BenchmarkReport
+    from loadtest.runner import LoadReport
     from loadtest.workload import Arrival, LoadConfig
 
 
@@ -90,11 +94,13 @@ def loadtest(
     png_file: Path | None,
     timeout: float,
     server: str,
-) -> None:
-    """Stream many requests and print latencies, throughput and errors.
+) -> int:
+    """Stream many requests and print latencies, throughput and errors; exit with 1 if one failed.
 
     Latencies count from the time a request was due, so a server that falls behind cannot hide it:
-    TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end.
+    TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end. Prompts
+    are used in turn, and what a server keeps of one makes its next turn faster. Ctrl-C ends the
+    test and reports what was answered.
     """
     if concurrency is not None and rate is not None:
         raise click.UsageError("give --rate for an open loop, or --concurrency for a closed one")
@@ -112,9 +118,15 @@ def loadtest(
         timeout=timeout,
         options={} if max_new_tokens is None else {"max_new_tokens": max_new_tokens},
     )
-    report_load_test(config, json_file, png_file)
+    with cleaned_up() as interruption:
+        report = report_load_test(config, json_file, png_file)
     for path in filter(None, (json_file, png_file)):
         click.echo(f"written: {path}")
+    if report.interrupted:
+        return interruption.exit_code
+    if failed := num_failed(report):
+        raise CommandError(f"{failed} of {len(report.records)} requests failed", FAILED)
+    return DONE
 
 
 @click.command(
@@ -163,8 +175,13 @@ def bench(
     if beam is not None and strategy is not None:
         raise click.UsageError("give --strategy, or --beam for beam search")
     from engine.benchmark import BenchmarkWork, run_benchmark
-    from server.cli.tables import benchmark_table, print_table, progress_bar
+    from server.cli.progress import show_progress
+    from server.cli.tables import benchmark_tables, print_table
 
+    if json_file is not None:
+        from loadtest.report import check_place
+
+        check_place(json_file)
     work = BenchmarkWork(
         num_prompt_tokens=prompt_tokens,
         num_new_tokens=new_tokens,
@@ -172,7 +189,7 @@ def bench(
         beam_width=beam or 1,
         seed=seed,
     )
-    with progress_bar("Rounds") as progress:
+    with cleaned_up(), show_progress("Rounds") as progress:
         report = run_benchmark(
             package,
             work,
@@ -181,7 +198,8 @@ def bench(
             num_threads=threads or 0,
             progress=progress,
         )
-    print_table(benchmark_table(report))
+    for table in benchmark_tables(report):
+        print_table(table)
     if json_file is not None:
         _write_benchmark(report, json_file)
         click.echo(f"written: {json_file}")
@@ -192,28 +210,48 @@ def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
 
     from engine.benchmark import BenchmarkReport
     from engine.machine import machine_name
+    from loadtest.origin import code_commit, now
     from loadtest.report import write_document
 
     content = {
-        "command": shlex.join(["tokenweir", *sys.argv[1:]]),
+        "command": _command(),
+        "commit": code_commit(),
         "machine": machine_name(),
+        "written_at": now(),
         **TypeAdapter(BenchmarkReport).dump_python(report, mode="json"),
     }
     write_document(content, path)
 
 
-def report_load_test(config: LoadConfig, json_file: Path | None, png_file: Path | None) -> int:
-    """Run a load test, print its table, write its files; return the number of errors."""
-    from loadtest.plots import write_png
-    from loadtest.report import print_table, write_json
+def report_load_test(
+    config: LoadConfig, json_file: Path | None, png_file: Path | None
+) -> LoadReport:
+    """Run a load test, print its table, write its files."""
+    from engine.machine import machine_name
+    from loadtest.origin import code_commit
+    from loadtest.report import check_place, print_table, write_json
     from loadtest.runner import run
-    from server.cli.tables import progress_bar
+    from server.cli.progress import show_progress
 
-    with progress_bar("Requests") as progress:
+    for path in filter(None, (json_file, png_file)):
+        check_place(path)
+    if png_file is not None:  # what it needs is missed before the test, not behind it
+        from loadtest.plots import write_png
+    with show_progress("Requests") as progress:
         report = run(config, progress)
+    report = replace(report, command=_command(), commit=code_commit(), machine=machine_name())
     print_table(report)
     if json_file is not None:
         write_json(report, json_file)
     if png_file is not None:
         write_png(report, png_file)
+    return report
+
+
+def num_failed(report: LoadReport) -> int:
+    """Return how many requests were answered with an error."""
     return sum(not record.ok for record in report.records)
+
+
+def _command() -> str:
+    return shlex.join(["tokenweir", *sys.argv[1:]])

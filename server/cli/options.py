@@ -50,6 +50,10 @@ request_id_option: Decorator = click.option(
     "--request-id", metavar="UUID", help="Names the request in the server's log."
 )
 
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print all there is, one JSON object a line."
+)
+
 
 def examples(*lines: str) -> str:
     """Return an epilog that shows commands as they would be typed."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from server.cli.interruption import cleaned_up
 from server.cli.options import examples, existing_directory
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def serve(
     )
     log_to_stderr()
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
-    serve_models(config, lambda service: announce(service, models))
+    with cleaned_up():
+        serve_models(config, lambda service: announce(service, models))
     click.echo("stopped", err=True)
 
 

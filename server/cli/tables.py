@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -22,29 +15,21 @@ if TYPE_CHECKING:
     from engine.package import Certificate, Loss, Manifest
     from server.client import ModelInfo
 
+_PIPE_WIDTH = 120
+_LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # of a table of measurements, with borders
+
 
 def print_table(table: Table) -> None:
-    """Print a table to the standard output, as wide as the terminal allows."""
+    """Print a table to the standard output, as wide as the terminal, or COLUMNS, allows."""
+    for column in table.columns:
+        column.overflow = "fold"  # no value is cut
+    Console(width=_width()).print(table)
+
+
+def _width() -> int | None:
+    """Return the width to print in; None: rich finds it."""
     # Into a pipe or a file there is no width to keep to.
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-@contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on the standard error while the block runs; yield what moves it: done, total."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
 
 
 def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
@@ -105,40 +90,41 @@ def _threads(report: BenchmarkReport) -> str:
     return f"{used} threads" if used == given else f"{used} of {given} threads: one a head"
 
 
-def benchmark_table(report: BenchmarkReport) -> Table:
-    """Return what a benchmark measured, one concurrency a row."""
+def benchmark_tables(report: BenchmarkReport) -> Iterator[Table]:
+    """Yield what a benchmark measured: a column a concurrency, as many as fit beside each other."""
     work = report.work
     kind = f"beam {work.beam_width}" if work.strategy == "beam" else work.strategy
-    table = Table(
-        title=f"{report.package}, weights {report.weights}: {work.num_prompt_tokens} prompt "
-        f"tokens, {work.num_new_tokens} new, {kind}, {_threads(report)}",
-        caption=_loading(report),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for name in ("at once", "tokens/s", "prefill tokens/s", "decode step", "model", "sampling"):
-        table.add_column(name, justify="right")
-    for name in ("scheduling", "rest", "cache in use", "memory", "peak"):
-        table.add_column(name, justify="right")
-    for result in report.results:
-        table.add_row(
-            str(result.concurrency),
-            f"{result.tokens_per_second:.1f}",
-            f"{result.prefill_tokens_per_second:.1f}",
-            *_step_cells(result),
-            _megabytes(result.cache_bytes),
-            _megabytes(result.memory.resident),
-            _megabytes(result.memory.peak),
+    width = _width() or Console().width
+    num_columns = max(1, (width - _LABEL_WIDTH) // _VALUE_WIDTH)
+    for start in range(0, len(report.results), num_columns):
+        results = report.results[start : start + num_columns]
+        table = Table(
+            title=f"{report.package}, weights {report.weights}: {work.num_prompt_tokens} prompt "
+            f"tokens, {work.num_new_tokens} new, {kind}, {_threads(report)}",
+            caption=_loading(report),
+            title_justify="left",
+            caption_justify="left",
         )
-    return table
+        table.add_column("at once", no_wrap=True)
+        for result in results:
+            table.add_column(str(result.concurrency), justify="right", no_wrap=True)
+        columns = [list(_measured(result)) for result in results]
+        for cells in zip(*columns, strict=True):
+            table.add_row(cells[0][0], *(value for _, value in cells))
+        yield table
 
 
-def _step_cells(result: ConcurrencyResult) -> list[str]:
+def _measured(result: ConcurrencyResult) -> Iterator[tuple[str, str]]:
+    yield "tokens/s", f"{result.tokens_per_second:.1f}"
+    yield "prefill tokens/s", f"{result.prefill_tokens_per_second:.1f}"
     step = result.decode_step
-    if step is None:
-        return ["-"] * 5
-    parts = (step.model, step.sampling, step.scheduling, step.rest)
-    return [f"{step.total * 1000:.2f} ms", *(f"{part / step.total:.1%}" for part in parts)]
+    yield "decode step", "-" if step is None else f"{step.total * 1000:.2f} ms"
+    for name in ("model", "sampling", "scheduling", "rest"):
+        share = "-" if step is None else f"{getattr(step, name) / step.total:.1%}"
+        yield f"  {name}", share
+    yield "cache in use", _megabytes(result.cache_bytes)
+    yield "memory", _megabytes(result.memory.resident)
+    yield "memory, peak", _megabytes(result.memory.peak)
 
 
 def _loading(report: BenchmarkReport) -> str:
@@ -154,31 +140,32 @@ def _megabytes(value: int | None) -> str:
     return "?" if value is None else f"{value / 1e6:.1f} MB"
 
 
-def models_table(models: Iterable[ModelInfo]) -> Table:
-    """Return the models of a server, one a row."""
-    table = Table()
-    for name in ("model", "version", "state", "architecture", "capabilities", "limits", "parity"):
-        table.add_column(name)
-    for model in models:
-        table.add_row(
-            model.model,
-            model.model_version,
-            model.state,
-            model.architecture,
-            ", ".join(model.capabilities),
-            _limits(model),
-            _parity(model),
-        )
+def model_table(model: ModelInfo) -> Table:
+    """Return what a server says of one of its models, one fact a row."""
+    table = Table(title=f"{model.model} {model.model_version}", title_justify="left")
+    table.show_header = False
+    table.add_row("state", f"{model.state}: {model.message}" if model.message else model.state)
+    table.add_row("architecture", model.architecture)
+    table.add_row("limits", _limits(model))
+    table.add_row("parity", _parity(model))
+    table.add_row("capabilities", ", ".join(model.capabilities))
+    if model.labels:
+        table.add_row("labels", ", ".join(model.labels))
+    table.add_row("manifest", model.manifest_sha256)
     return table
 
 
 def _limits(model: ModelInfo) -> str:
-    parts = [f"{model.limits.max_input_tokens} in"] if model.limits.max_input_tokens else []
-    parts += [f"{model.limits.max_output_tokens} out"] if model.limits.max_output_tokens else []
+    limits = model.limits
+    parts = [f"{limits.max_input_tokens} tokens in"] if limits.max_input_tokens else []
+    parts += [f"{limits.max_output_tokens} out"] if limits.max_output_tokens else []
     return ", ".join(parts)
 
 
 def _parity(model: ModelInfo) -> str:
     if model.parity is None:
         return "none"
-    return f"{model.parity.cases:,} cases, {model.parity.max_abs_logit_diff:.0e}"
+    return (
+        f"{model.parity.cases:,} cases, largest logit difference "
+        f"{model.parity.max_abs_logit_diff:.0e}"
+    )

@@ -13,6 +13,7 @@ import pytest
 from google.rpc import error_details_pb2
 from tokenweir.v1 import admin_service_pb2, common_pb2, prediction_service_pb2
 
+from loadtest.report import notes
 from loadtest.runner import run
 from loadtest.workload import LoadConfig, LoadTestError, arrival_times
 from tests.server.scripted_server import (
@@ -181,7 +182,34 @@ def test_options_reach_the_requests(server):
 
     run(config)
 
-    assert server.requests[-2].request.stopping.max_new_tokens == 5
+    assert server.requests[-1].request.stopping.max_new_tokens == 5
+
+
+def test_tokens_that_the_server_had_kept_are_counted(server):
+    def cached(request, context):
+        *others, summary = stream_messages(["a"])
+        summary.summary.usage.cached_input_tokens = 3
+        yield from (*others, summary)
+
+    server.answers["GenerateStream"] = cached
+
+    report = run(closed_loop(server, num_requests=4, concurrency=1))
+
+    assert report.summary.cached_input_tokens == 12
+    assert "they repeat, and 12 of 16 input tokens came from what the server had kept" in (
+        " ".join(notes(report))
+    )
+
+
+def test_the_load_test_says_how_busy_it_was_itself(server):
+    """A stalling progress display is the event loop's own fault, and no server's."""
+    config = closed_loop(server, num_requests=3, concurrency=1)
+
+    stalled = run(config, lambda done, total: time.sleep(0.2))
+
+    assert stalled.own.loop_delay.max > 0.1
+    assert stalled.own.is_limit
+    assert "the load test itself was the limit" in " ".join(notes(stalled))
 
 
 def test_unknown_option_is_refused(server):
@@ -245,6 +273,6 @@ def test_prompts_of_an_image_model_are_files(server, tmp_path: Path):
     )
 
     assert run(config).summary.num_ok == 1
-    assert server.requests[-2].items[0].image == b"png"
+    assert server.requests[-1].items[0].image == b"png"
     with pytest.raises(LoadTestError, match="prompts are paths of image files"):
         run(replace(config, prompts=("no such file",)))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -68,9 +71,12 @@ def test_every_concurrency_is_a_row_of_the_table_and_of_the_file(
 
     assert code == 0
     out = capsys.readouterr().out
-    assert "package, weights fp32: 6 prompt tokens, 4 new, greedy, 1 threads" in out
+    title = "package, weights fp32: 6 prompt tokens, 4 new, greedy, 1 threads"
+    assert title in " ".join(out.split())
     assert f"written: {file}" in out
     report = json.loads(file.read_text())
+    assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown.*", report["commit"])
+    assert datetime.fromisoformat(report["written_at"]).tzinfo is UTC
     assert report["command"] == "tokenweir bench 'my package'"
     assert report["machine"].endswith("cores")
     cache = read_manifest(package).generation.cache
@@ -100,6 +106,23 @@ def test_threads_that_are_more_than_heads_are_given_but_not_used(
     assert (report["num_threads"], report["num_decoder_threads"]) == (5, 2)
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_no_value_is_cut_however_narrow_the_terminal(
+    columns: int, package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    concurrencies = "1,2,3,4,5,6"
+
+    assert bench(package, "--concurrency", concurrencies, "--rounds", "1", "--new-tokens", "2") == 0
+
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    assert "…" not in out
+    cells = [line.strip("│ ").split("│") for line in out.splitlines() if line.startswith("│")]
+    rates = [value for name, *values in cells if name.strip() == "tokens/s" for value in values]
+    assert len([float(rate) for rate in rates]) == 6
+
+
 def test_one_new_token_has_no_decode_step(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +149,7 @@ def test_one_new_token_has_no_decode_step(
     [
         (
             ["--new-tokens", "7"],
-            1,
+            3,
             "error: 6 prompt tokens and 7 new ones are 13, more than the 12",
         ),
         (["--concurrency", "1,x"], 2, "'1,x' is no list of numbers above 0, such as 1,8,32"),
@@ -140,3 +163,32 @@ def test_work_that_cannot_be_done_is_refused_with_the_way_out(
     assert bench(package, *options) == code
 
     assert message in capsys.readouterr().err
+
+
+def test_bench_that_is_interrupted_ends_its_engine_first(package: Path) -> None:
+    interrupted = """
+import signal, threading
+from engine import model_runner
+from engine.core import EngineCore
+
+step, calls = EngineCore.step, []
+def interrupting(self, *arguments, **options):
+    calls.append(1)
+    if len(calls) == 10:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    return step(self, *arguments, **options)
+
+EngineCore.step = interrupting
+import sys
+from server.cli import main
+main()
+"""
+    options = ("--prompt-tokens", "6", "--new-tokens", "4", "--rounds", "100000", "--threads", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted, "bench", str(package), "--concurrency", "1", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (130, "")

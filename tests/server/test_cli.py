@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from engine.errors import QueueFull
 from engine.request import Constraint, LogitControls
 from server.cli import app
 from server.cli.app import cli, run
@@ -89,7 +90,7 @@ def test_wrong_usage_exits_with_2_and_says_what_to_do(
 def test_an_error_is_one_line_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["serve", str(tmp_path)]) == 1
+    assert run(["serve", str(tmp_path)]) == 3
 
     err = capsys.readouterr().err
     assert err.startswith("error: ")
@@ -101,9 +102,9 @@ def test_an_error_is_one_line_without_traceback(
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
-        (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),
-        (ModuleNotFoundError("x", name="torch"), 1, "pip install 'tokenweir[export]'"),
+        (PermissionError(13, "Permission denied", "/x"), 3, "error: /x: Permission denied\n"),
+        (OSError(28, "No space left on device"), 3, "error: No space left on device\n"),
+        (ModuleNotFoundError("x", name="torch"), 3, "pip install 'tokenweir[export]'"),
         (click.ClickException("gone"), 1, "error: gone\n"),
     ],
 )
@@ -137,7 +138,7 @@ def test_no_server_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-    assert run(["models", "--server", f"127.0.0.1:{port}"]) == 1
+    assert run(["models", "--server", f"127.0.0.1:{port}"]) == 4
     assert f"error: no server answers at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
@@ -177,11 +178,30 @@ async def test_generate_prints_pieces_as_they_come(
 async def test_generate_takes_lines_of_the_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo three\n"))
     async with running_worker(FakeGenerator()) as (_, address):
+        monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo three\n"))
         assert await _tokenweir(address, "generate", "--model", "dates") == 0
+        monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo three\n"))
+        assert await _tokenweir(address, "generate", "--model", "dates", "four", "-") == 0
 
-    assert capsys.readouterr().out == "one \ntwo three \n"
+    assert capsys.readouterr().out == "one \ntwo three \nfour \none \ntwo three \n"
+
+
+async def test_every_line_has_its_line_also_one_that_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_worker(FakeGenerator()) as (_, address):
+        for options in ((), ("--json",)):
+            monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+            assert await _tokenweir(address, "generate", "--model", "dates", *options) == 1
+
+    out, err = capsys.readouterr()
+    lines = out.split("\n")
+    assert lines[:3] == ["one ", "", "two "]
+    answers = [json.loads(line) for line in lines[3:6]]
+    assert answers[0]["sequences"][0]["text"] == "one "
+    assert answers[1]["error"]["code"] == "INVALID_ARGUMENT"
+    assert err.count("error: input 2: INVALID_ARGUMENT") == 2
 
 
 async def test_several_outputs_are_printed_one_a_line(
@@ -264,7 +284,7 @@ async def test_a_target_is_scored_with_its_tokens(
 async def test_what_cannot_be_sent_is_an_error_of_one_line(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await _tokenweir("127.0.0.1:1", "generate", "--model", "dates", *arguments) == 1
+    assert await _tokenweir("127.0.0.1:1", "generate", "--model", "dates", *arguments) == 2
 
     err = capsys.readouterr().err
     assert err.startswith(message) and err.count("\n") == 1
@@ -344,6 +364,49 @@ async def test_health_of_a_broken_model_exits_with_1(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "NOT_SERVING\n"
 
 
+async def test_json_has_everything_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    generator, mood = FakeGenerator(), FakePredictor(prediction_package("mood", task="classify"))
+    generator.capabilities = (*generator.capabilities, *OPTIONS)
+    commands = (
+        ("models",),
+        ("health", "dates"),
+        ("generate", "--model", "dates", "one", "two", "--num-outputs", "2", "--temperature", "1"),
+        ("score", "--model", "dates", "one", "two"),
+        ("classify", "--model", "mood", "ab"),
+        ("label", "--model", "tags", "ab cd"),
+    )
+    async with running_worker(generator, mood, FakePredictor()) as (_, address):
+        for command in commands:
+            assert await _tokenweir(address, *command, "--json") == 0
+
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    dates, tags, other, health, one, two, score, classes, labels = lines
+    assert {dates["model"], tags["model"], other["model"]} == {"dates", "tags", "mood"}
+    assert health == {"service": "dates", "status": "SERVING"}
+    assert [len(answer["sequences"]) for answer in (one, two)] == [2, 2]
+    assert one["provenance"]["model"] == "dates" and one["usage"]["output_tokens"] > 0
+    assert score["positions"][0]["chosen"]["piece"] == "PDM-"  # <3>
+    assert classes["labels"][0].keys() == {"label", "probability", "index"}
+    assert [span["text"] for span in labels["spans"]] == ["ab", "cd"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+async def test_models_shows_all_it_has_to_say_however_narrow_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    engine = FakeGenerator()
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, "models") == 0
+
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    assert "…" not in out
+    joined = "".join(line.rstrip("│ ").rpartition("│")[2].strip() for line in out.splitlines())
+    facts = ("ready", "encoder-decoder", "01" * 32, *engine.capabilities)
+    assert all(fact in joined for fact in facts)
+
+
 async def test_health_of_an_unknown_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     async with running_worker(FakeGenerator()) as (_, address):
         assert await _tokenweir(address, "health", "nonsense") == 1
@@ -364,10 +427,50 @@ async def test_loadtest_prints_a_table_and_writes_its_files(
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
+async def test_loadtest_with_failed_requests_exits_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\nFAIL\n")
+    engine = FakeGenerator()
+    engine.error = QueueFull("full", 1.0)
+    options = ("--prompts", str(prompts), "--requests", "5", "--concurrency", "1")
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, "loadtest", "--model", "dates", *options) == 1
+
+    out, err = capsys.readouterr()
+    assert "3 of 5" in out
+    assert err == "error: 2 of 5 requests failed\n"
+
+
+async def test_loadtest_makes_the_folders_of_its_files_and_needs_matplotlib_for_pictures_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("matplotlib", "matplotlib.axes", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "loadtest.plots", raising=False)
+    file = tmp_path / "new" / "run.json"
+    engine = FakeGenerator()
+    options = ("loadtest", "--model", "dates", "--requests", "2", "--json", str(file))
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, *options) == 0
+        asked = len(engine.requests)
+        assert await _tokenweir(address, *options, "--png", str(tmp_path / "run.png")) == 3
+        assert await _tokenweir(address, *options[:-1], str(tmp_path)) == 3
+        assert await _tokenweir(address, *options[:-1], str(file / "run.json")) == 3
+
+    report = json.loads(file.read_text())
+    assert report["machine"] and report["commit"] and report["command"].startswith("tokenweir")
+    assert len(engine.requests) == asked, "told before a request was sent"
+    err = capsys.readouterr().err
+    assert "plots need matplotlib" in err
+    assert f"cannot write {tmp_path}: it is a directory" in err
+
+
 async def test_loadtest_of_an_unknown_model_is_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with running_worker(FakeGenerator()) as (_, address):
-        assert await _tokenweir(address, "loadtest", "--model", "nope") == 1
+        assert await _tokenweir(address, "loadtest", "--model", "nope") == 3
 
     assert "has no model 'nope'; it has: dates" in capsys.readouterr().err

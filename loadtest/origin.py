@@ -1,0 +1,36 @@
+"""Where a result comes from: the commit of the code, the machine, the command, the time."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def code_commit() -> str:
+    """Return the commit that this code is of, "+" behind it if files were changed since."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: the code is in no repository"
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _git(*arguments: str) -> str:
+    directory = Path(__file__).parent
+    # Without the repository's own file here it is another project's, around an installed copy.
+    subprocess.run(
+        ["git", "ls-files", "--error-unmatch", Path(__file__).name],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+    )
+    done = subprocess.run(
+        ["git", *arguments], cwd=directory, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()

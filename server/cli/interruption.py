@@ -1,0 +1,71 @@
+"""What SIGINT, SIGTERM and SIGHUP do to a command: it ends at once, or cleans up first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def leave_at_once() -> None:
+    """Let the signals end this process with 128 + their number, and without a word."""
+    for number in _ENDING:
+        _handle(number, lambda number, frame: os._exit(128 + number))
+
+
+class Interruption:
+    """Which signal has ended the work, if one has."""
+
+    def __init__(self) -> None:
+        self.signal = signal.SIGINT
+
+    @property
+    def exit_code(self) -> int:
+        """What shells report of a command that a signal has ended."""
+        return 128 + self.signal
+
+
+@contextlib.contextmanager
+def cleaned_up() -> Iterator[Interruption]:
+    """Let the signals interrupt the block as Ctrl-C does, so that its `finally`s run.
+
+    Then the command ends with 128 + the signal's number. asyncio makes the interrupt of SIGINT a
+    cancellation; whoever handles that one handles the others.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption  # signals do not arrive here
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interruption.signal = signal.Signals(number)
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    before = {
+        signal.SIGINT: _handle(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: _handle(signal.SIGTERM, interrupt),
+        signal.SIGHUP: _handle(signal.SIGHUP, interrupt),
+    }
+    try:
+        yield interruption
+    except KeyboardInterrupt:
+        from click.exceptions import Exit
+
+        raise Exit(interruption.exit_code) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle(number: signal.Signals, handler: signal._HANDLER) -> signal._HANDLER:
+    """Set the handler of a signal unless it is ignored, as under nohup; return what it was."""
+    before = signal.getsignal(number)
+    if before is not signal.SIG_IGN:
+        signal.signal(number, handler)
+    return before

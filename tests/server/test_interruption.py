@@ -1,0 +1,132 @@
+"""A command that is interrupted says nothing of its insides, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.server.scripted_server import scripted_server, stream_messages
+
+MAIN = "import sys; from server.cli import main; sys.argv[0] = 'tokenweir'; main()"
+
+
+def _start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("module", ["click", "engine.errors", "torch", "exporter.export"])
+def test_interrupted_in_an_import_a_command_ends_at_once_without_a_word(
+    module: str, tmp_path: Path
+) -> None:
+    tripwire = f"""
+import signal, sys
+class Tripwire:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Tripwire())
+{MAIN}
+"""
+    process = _start(tripwire, "export", str(tmp_path), "--out", str(tmp_path / "package"))
+
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_what_is_cleaned_up_is_cleaned_up_at_every_signal(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    working = f"""
+import signal, sys
+from pathlib import Path
+import click
+from server.cli import app
+from server.cli.interruption import cleaned_up
+from exporter.staging import stage
+
+def work():
+    with cleaned_up(), stage(Path({str(tmp_path / "package")!r})):
+        signal.raise_signal({number})
+
+app.cli.commands["models"] = click.Command("models", callback=work)
+{MAIN}
+"""
+    process = _start(working, "models")
+
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out, err) == (code, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    ignoring = f"""
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+import click
+from server.cli import app
+from server.cli.interruption import cleaned_up
+
+def work():
+    with cleaned_up():
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+
+app.cli.commands["models"] = click.Command("models", callback=work)
+{MAIN}
+"""
+    process = _start(ignoring, "models")
+
+    _, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_loadtest_reports_what_it_has_when_it_is_interrupted(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    """The server itself interrupts the load test, at the 20th request."""
+    file = tmp_path / "new" / "run.json"
+    with scripted_server() as server:
+        started: list[int] = []
+
+        def answer(request, context):
+            started.append(1)
+            if len(started) == 20:
+                process.send_signal(number)
+                context.add_callback(done.set)
+                done.wait(30)
+            yield from stream_messages(["a"])
+
+        done = threading.Event()
+        server.answers["GenerateStream"] = answer
+        process = _start(
+            MAIN,
+            *("loadtest", "--model", "m", "--server", server.address, "--requests", "100000"),
+            *("--concurrency", "1", "--json", str(file)),
+        )
+        out, err = process.communicate(timeout=60)
+
+    assert process.returncode == code, err
+    report = json.loads(file.read_text())
+    assert report["interrupted"] is True
+    assert len(report["records"]) == report["summary"]["num_ok"] == 18  # without the warm-up
+    assert "interrupted: 18 of 100000 requests had ended" in " ".join(out.split())
+    assert "Traceback" not in err
