@@ -20,6 +20,7 @@
     ├── CapabilityNotSupported
     ├── RequestAborted
     ├── EngineFailure             a step failed: names the request, never a stack trace
+    │   └── ReplicasLost          one after the other with the request: not worth a retry
     ├── ConfigError               a setting has an impossible value
     ├── PackageError              an exported package is wrong, damaged or too new
     ├── CheckpointError           a checkpoint is wrong or incomplete
@@ -171,6 +172,12 @@ class EngineFailure(TokenweirError):
     """A step of the engine failed."""
 
     reason = "INTERNAL"
+
+
+class ReplicasLost(EngineFailure):
+    """Replica after replica was lost with the request, which may be what ends them."""
+
+    reason = "REPLICAS_LOST"
 
 
 class ConfigError(TokenweirError):

@@ -19,6 +19,7 @@ server sent none), `retry_after` (google.rpc.RetryInfo, seconds or None) and `vi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -104,6 +105,8 @@ class BrokenStream(Internal):
         super().__init__(message, code=grpc.StatusCode.DATA_LOSS, reason="BROKEN_STREAM")
 
 
+_SERVER_AHEAD = 0.05  # seconds by which a server may see a deadline pass before its client does
+
 _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingProxyType(
     {
         grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
@@ -120,11 +123,24 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingPr
 )
 
 
-def error_from_call(error: grpc.RpcError) -> TokenweirClientError:
-    """Return the typed exception for a failed call, with what its status details say."""
+def deadline_after(timeout: float | None) -> float | None:
+    """Return when a call that begins now expires, on the monotonic clock; None: never."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> TokenweirClientError:
+    """Return the typed exception for a failed call, with what its status details say.
+
+    `deadline` is that of `deadline_after`.
+    """
     code = error.code()
     message = error.details() or "the server gave no message"
     status = _rich_status(error)
+    if code is grpc.StatusCode.CANCELLED and deadline is not None and not status.details:
+        # The server's end of a deadline; gRPC says CANCELLED if it comes before one's own.
+        if time.monotonic() >= deadline - _SERVER_AHEAD:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            message = "the deadline passed before the answer was complete"
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()

@@ -32,8 +32,9 @@ class TextStream(Iterator[str]):
     Closing it before the end, or leaving its `with` block, cancels the call at the server.
     """
 
-    def __init__(self, call: _StreamCall) -> None:
+    def __init__(self, call: _StreamCall, deadline: float | None = None) -> None:
         self._call = call
+        self._deadline = deadline
         self._assembler = StreamAssembler()
         self._result: Generation | None = None
         self._closed = False
@@ -55,7 +56,7 @@ class TextStream(Iterator[str]):
             self._result = self._assembler.finish()
         except grpc.RpcError as error:
             self.close()
-            raise error_from_call(error) from error
+            raise error_from_call(error, self._deadline) from error
         except BrokenStream:
             self.close()
             raise
@@ -87,8 +88,10 @@ class AsyncTextStream(AsyncIterator[str]):
             generation_service_pb2.GenerateStreamRequest,
             generation_service_pb2.GenerateStreamResponse,
         ],
+        deadline: float | None = None,
     ) -> None:
         self._call = call
+        self._deadline = deadline
         self._read: asyncio.Task[object] | None = None  # in flight, or the last one
         self._assembler = StreamAssembler()
         self._result: Generation | None = None
@@ -112,7 +115,7 @@ class AsyncTextStream(AsyncIterator[str]):
                     return text
         except grpc.RpcError as error:
             self._cancel()
-            raise error_from_call(error) from error
+            raise error_from_call(error, self._deadline) from error
         except (asyncio.CancelledError, BrokenStream):
             self._cancel()
             raise

@@ -59,6 +59,7 @@ from server._client_errors import (
     ResourceExhausted,
     TokenweirClientError,
     Unavailable,
+    deadline_after,
     error_from_call,
 )
 from server._client_options import (
@@ -169,7 +170,8 @@ class Client:
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
-        return TextStream(self._generation.GenerateStream(request, timeout=timeout))
+        call = self._generation.GenerateStream(request, timeout=timeout)
+        return TextStream(call, deadline_after(timeout))
 
     def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -256,10 +258,12 @@ class Client:
         request: RequestT,
         options: CallOptions | None = None,
     ) -> ResponseT:
+        timeout = (options or {}).get("timeout", self._timeout)
+        deadline = deadline_after(timeout)
         try:
-            return method(request, timeout=(options or {}).get("timeout", self._timeout))
+            return method(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise error_from_call(error) from error
+            raise error_from_call(error, deadline) from error
 
 
 class AsyncClient:
@@ -289,7 +293,8 @@ class AsyncClient:
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
-        return AsyncTextStream(self._open().generation.GenerateStream(request, timeout=timeout))
+        call = self._open().generation.GenerateStream(request, timeout=timeout)
+        return AsyncTextStream(call, deadline_after(timeout))
 
     async def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -308,11 +313,12 @@ class AsyncClient:
         request = requests.stream_request(model, prompt, options)
         timeout = options.get("timeout", self._timeout)
         call = self._open().generation.GenerateStream(request, timeout=timeout)
+        deadline = deadline_after(timeout)
         try:
             async for message in call:
                 yield message
         except grpc.RpcError as error:
-            raise error_from_call(error) from error
+            raise error_from_call(error, deadline) from error
         finally:
             call.cancel()
 
@@ -402,10 +408,12 @@ class AsyncClient:
         request: RequestT,
         options: CallOptions | None = None,
     ) -> ResponseT:
+        timeout = (options or {}).get("timeout", self._timeout)
+        deadline = deadline_after(timeout)
         try:
-            return await method(request, timeout=(options or {}).get("timeout", self._timeout))
+            return await method(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise error_from_call(error) from error
+            raise error_from_call(error, deadline) from error
 
 
 class _AsyncStubs:

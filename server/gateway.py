@@ -25,6 +25,7 @@ from server.backend import Backend, WorkerLost
 from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.health import Health
+from server.last_moment import abort, in_time
 from server.pool import Attempts, CallFailed, Pool
 from server.request_ids import METHODS, request_id_in
 from server.status import DETAILS_KEY, CallStatus, call_status
@@ -40,6 +41,7 @@ _PACKAGE = "/tokenweir.v1."
 _GET_LOAD = f"{_PACKAGE}AdminService/GetLoad"
 _GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
 _RETRY_AFTER = 0.5  # seconds
+_DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 _UNARY = frozenset(path for path, method in METHODS.items() if not method.server_streaming)
 
@@ -129,7 +131,11 @@ class Gateway:
             request = b""  # until it is read
             try:
                 with self._wall.counted():
-                    async with self._reader.read(context) as request, self._running():
+                    async with (
+                        in_time(context, _DEADLINE_MARGIN),
+                        self._reader.read(context) as request,
+                        self._running(),
+                    ):
                         if method == _GET_LOAD:
                             return await self._get_load()
                         return await relay(method, request, context)
@@ -137,7 +143,7 @@ class Gateway:
                 status = failure.status
             except TokenweirError as error:
                 status = call_status(error, request_id_in(method, request))
-            await context.abort(status.code, status.message, status.trailing_metadata)
+            await abort(context, status)
 
         return behavior
 

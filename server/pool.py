@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 import grpc
 
-from engine.errors import Starting, TokenweirError
+from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.backend import Backend
 from server.background import in_background
 from server.request_ids import request_id_in
@@ -108,15 +108,17 @@ class Pool:
     async def choose(self, attempts: Attempts) -> Backend:
         """Return the worker with the least under way, waiting until there is one to ask.
 
-        Raises CallFailed when all are full, too many were lost, or none comes in time, and what
-        `refuse_waiting` was given.
+        Raises CallFailed when all are full or none comes in time, ReplicasLost when the call has
+        lost too many, and what `refuse_waiting` was given.
         """
         while True:
             if self._refusal is not None:
                 raise self._refusal
             serving = self.serving
             fresh = [backend for backend in serving if backend not in attempts.refused]
-            if attempts.losses >= _MAX_LOSSES or (serving and not fresh and _is_full(attempts)):
+            if attempts.losses >= _MAX_LOSSES:
+                raise ReplicasLost(_poisonous(attempts))
+            if serving and not fresh and _is_full(attempts):
                 raise CallFailed(_last_status(attempts))
             if fresh:
                 return min(fresh, key=lambda backend: (backend.outstanding, random.random()))
@@ -146,6 +148,13 @@ class Pool:
 
 def _is_full(attempts: Attempts) -> bool:
     return attempts.last is not None and attempts.last.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _poisonous(attempts: Attempts) -> str:
+    return (
+        f"{attempts.losses} replicas were lost one after the other while they had this request; "
+        "it goes to no other, for it may be what ends them"
+    )
 
 
 def _last_status(attempts: Attempts) -> CallStatus:

@@ -39,6 +39,7 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
     errors.CapabilityNotSupported: grpc.StatusCode.UNIMPLEMENTED,
     errors.RequestAborted: grpc.StatusCode.ABORTED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
+    errors.ReplicasLost: grpc.StatusCode.INTERNAL,
     errors.ConfigError: grpc.StatusCode.INTERNAL,
     errors.PackageError: grpc.StatusCode.INTERNAL,
     errors.CheckpointError: grpc.StatusCode.INTERNAL,

@@ -440,6 +440,30 @@ def test_wrong_request_is_not_tried_again(server, client):
     assert len(server.requests) == 1
 
 
+def test_a_deadline_that_the_server_sees_first_is_a_deadline(server):
+    def cancel(request, context):
+        time.sleep(0.29)
+        context.abort(grpc.StatusCode.CANCELLED, "")
+
+    server.answers["Generate"] = server.answers["GenerateStream"] = cancel
+
+    with Client(server.address, timeout=0.3) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.generate("m", "p")
+        with pytest.raises(DeadlineExceeded):
+            list(client.stream("m", "p"))
+
+
+def test_a_call_cancelled_long_before_its_deadline_is_cancelled(server, client):
+    def cancel(request, context):
+        context.abort(grpc.StatusCode.CANCELLED, "")
+
+    server.answers["Generate"] = cancel
+
+    with pytest.raises(Cancelled):
+        client.generate("m", "p")
+
+
 def test_one_attempt_means_no_retry(server):
     server.answers["Generate"] = lambda request, context: fail(
         context, grpc.StatusCode.UNAVAILABLE, "not now"

@@ -19,9 +19,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from engine.errors import EngineFailure, QueueFull
+from engine.errors import EngineFailure, QueueFull, ReplicaLost
+from server.client import AsyncClient, Internal
 from server.config import GatewayConfig
 from server.gateway import Gateway
+from server.status import call_status
 from tests.server.calls import (
     DOWN,
     UP,
@@ -404,8 +406,44 @@ async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
             await stubs.generation.Generate(generate("poison", request_id="mine"))
 
     lost = failure(caught.value)
-    assert (lost.reason, lost.metadata["request_id"]) == ("REPLICA_LOST", "mine")
+    assert (lost.code, lost.reason) == (grpc.StatusCode.INTERNAL, "REPLICAS_LOST")
+    assert lost.metadata["request_id"] == "mine"
+    assert (lost.retry_after, lost.pushback) == (None, None)
     assert calls["n"] == 3
+
+
+async def test_a_call_that_has_cost_three_workers_is_not_tried_again_by_the_client() -> None:
+    calls = Counter[str]()
+
+    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        calls["n"] += 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async with _scripted_worker(die) as address, AsyncExitStack() as stack:
+        gateway = Gateway(GatewayConfig(worker_wait=5))
+        stack.push_async_callback(gateway.close)
+        port = await gateway.start()
+        await gateway.sync([address])
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            with pytest.raises(Internal) as caught:
+                await client.generate("dates", "poison")
+
+    assert (caught.value.reason, caught.value.retry_after) == ("REPLICAS_LOST", None)
+    assert calls["n"] == 3
+
+
+async def test_a_worker_that_says_itself_that_it_lost_a_call_counts_as_lost() -> None:
+    calls = Counter[str]()
+
+    async def hang(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        calls["n"] += 1
+        status = call_status(ReplicaLost("the engine hangs", 0.1), "mine")
+        await context.abort(status.code, status.message, status.trailing_metadata)
+
+    async with _scripted_worker(hang) as address, running_gateway(address) as (_, stubs):
+        lost = await failure_of(stubs.generation.Generate(generate("poison")))
+
+    assert (lost.reason, calls["n"]) == ("REPLICAS_LOST", 3)
 
 
 # A worker in a process of its own, killed.

@@ -43,7 +43,8 @@ class GenerationServiceStub:
     UNAVAILABLE        DRAINING, REPLICA_LOST, STARTING
     UNIMPLEMENTED      CAPABILITY_NOT_SUPPORTED (see ModelInfo.capabilities)
     ABORTED            ABORTED_BY_OPERATOR
-    INTERNAL           INTERNAL (a request id, never a stack trace)
+    INTERNAL           INTERNAL (a request id, never a stack trace),
+    REPLICAS_LOST (one after the other with this request: do not retry)
     """
 
     def __init__(self, channel):
@@ -87,7 +88,8 @@ class GenerationServiceServicer:
     UNAVAILABLE        DRAINING, REPLICA_LOST, STARTING
     UNIMPLEMENTED      CAPABILITY_NOT_SUPPORTED (see ModelInfo.capabilities)
     ABORTED            ABORTED_BY_OPERATOR
-    INTERNAL           INTERNAL (a request id, never a stack trace)
+    INTERNAL           INTERNAL (a request id, never a stack trace),
+    REPLICAS_LOST (one after the other with this request: do not retry)
     """
 
     def Generate(self, request, context):
@@ -159,7 +161,8 @@ class GenerationService:
     UNAVAILABLE        DRAINING, REPLICA_LOST, STARTING
     UNIMPLEMENTED      CAPABILITY_NOT_SUPPORTED (see ModelInfo.capabilities)
     ABORTED            ABORTED_BY_OPERATOR
-    INTERNAL           INTERNAL (a request id, never a stack trace)
+    INTERNAL           INTERNAL (a request id, never a stack trace),
+    REPLICAS_LOST (one after the other with this request: do not retry)
     """
 
     @staticmethod

@@ -44,7 +44,8 @@ class GenerationServiceStub:
       UNAVAILABLE        DRAINING, REPLICA_LOST, STARTING
       UNIMPLEMENTED      CAPABILITY_NOT_SUPPORTED (see ModelInfo.capabilities)
       ABORTED            ABORTED_BY_OPERATOR
-      INTERNAL           INTERNAL (a request id, never a stack trace)
+      INTERNAL           INTERNAL (a request id, never a stack trace),
+                         REPLICAS_LOST (one after the other with this request: do not retry)
     """
 
     @_typing.overload
@@ -82,7 +83,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
       UNAVAILABLE        DRAINING, REPLICA_LOST, STARTING
       UNIMPLEMENTED      CAPABILITY_NOT_SUPPORTED (see ModelInfo.capabilities)
       ABORTED            ABORTED_BY_OPERATOR
-      INTERNAL           INTERNAL (a request id, never a stack trace)
+      INTERNAL           INTERNAL (a request id, never a stack trace),
+                         REPLICAS_LOST (one after the other with this request: do not retry)
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -116,7 +118,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
       UNAVAILABLE        DRAINING, REPLICA_LOST, STARTING
       UNIMPLEMENTED      CAPABILITY_NOT_SUPPORTED (see ModelInfo.capabilities)
       ABORTED            ABORTED_BY_OPERATOR
-      INTERNAL           INTERNAL (a request id, never a stack trace)
+      INTERNAL           INTERNAL (a request id, never a stack trace),
+                         REPLICAS_LOST (one after the other with this request: do not retry)
     """
 
     @_abc_1.abstractmethod
