@@ -25,6 +25,7 @@ from server.backend import Backend, WorkerLost
 from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.health import Health
+from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
 from server.pool import Attempts, CallFailed, Pool
 from server.request_ids import METHODS, request_id_in
@@ -72,8 +73,14 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen; return the port. Raises ConfigError if nobody can listen there."""
+        max_bytes = self._config.max_request_bytes
         self._server = aio.server(
-            options=server_options(self._config.max_request_bytes),
+            interceptors=(  # of health and reflection; what is relayed stays unparsed
+                StatusInterceptor(),
+                ParsingInterceptor(max_bytes),
+                StreamParsingInterceptor(),
+            ),
+            options=server_options(max_bytes),
         )
         self._server.add_generic_rpc_handlers((_AnyMethod(self._behavior),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -1,6 +1,7 @@
 """What every call to a worker passes through: status of errors, admission, parsing of its bytes.
 
-Outermost first: StatusInterceptor, AdmissionInterceptor, ParsingInterceptor, then the service.
+Outermost first: StatusInterceptor, AdmissionInterceptor, ParsingInterceptor, then the service. What
+has a stream of requests passes through StreamParsingInterceptor only.
 """
 
 from __future__ import annotations
@@ -153,17 +154,51 @@ class ParsingInterceptor(_WrappingInterceptor):
                 limit = f"more than {self._max_bytes:,}, the most that a request may have"
                 what = f"{len(data):,} bytes are {limit}; send less in a call"
                 raise InvalidRequest([FieldViolation("request", what)])
-            try:
-                request = parse(data)
-            except DecodeError as error:
-                raise MalformedMessage(
-                    [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
-                ) from error
+            request = _parsed(parse, data, method)
             if (request_id := client_request_id(request)) is not None:
                 _request_id.set(request_id)
             return await behavior(request, context)
 
         return _with_behavior(handler, around, takes_bytes=True)
+
+
+class StreamParsingInterceptor(aio.ServerInterceptor):
+    """Does the same for calls with a stream of requests, and answers their errors."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails],
+            Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None],
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.stream_stream is None or not handler.request_deserializer:
+            return handler
+        method, parse = handler_call_details.method, handler.request_deserializer
+        answer = cast(Callable[[Any, Context], AsyncIterator[Any]], handler.stream_stream)
+
+        async def behavior(messages: AsyncIterator[bytes], context: Context) -> None:
+            _request_id.set(made_request_id())
+            requests = (_parsed(parse, message, method) async for message in messages)
+            try:
+                async with in_time(context, _DEADLINE_MARGIN):
+                    async for response in answer(requests, context):
+                        await context.write(response)
+            except TokenweirError as error:
+                await _abort(context, method, error)
+
+        return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
+
+
+def _parsed(parse: Callable[[bytes], Any], data: bytes, method: str) -> Any:
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise MalformedMessage(
+            [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
+        ) from error
 
 
 def _failure(request_id: str) -> EngineFailure:

@@ -28,7 +28,12 @@ from server.call_wall import CallWall
 from server.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
 from server.config import WorkerConfig
 from server.health import Health
-from server.interceptors import AdmissionInterceptor, ParsingInterceptor, StatusInterceptor
+from server.interceptors import (
+    AdmissionInterceptor,
+    ParsingInterceptor,
+    StatusInterceptor,
+    StreamParsingInterceptor,
+)
 from server.service import AdminService, GenerationService, PredictionService, ServerFacts
 
 logger = logging.getLogger(__name__)
@@ -103,6 +108,7 @@ class Worker:
                 StatusInterceptor(),
                 self._admission,
                 ParsingInterceptor(max_bytes),
+                StreamParsingInterceptor(),
             ),
             options=server_options(max_bytes),
         )

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -16,7 +17,7 @@ from server import service
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway import Gateway
 from server.worker import Worker
-from tests.server.calls import Failure, Stubs, failure_of, generate, stream, stubs_for
+from tests.server.calls import Failure, Stubs, failure, failure_of, generate, stream, stubs_for
 from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
@@ -302,3 +303,37 @@ async def test_a_port_in_use_is_named_and_its_owner_goes_on() -> None:
         assert not second.started
         async with stubs_for(address) as stubs:
             assert await stubs.still_serves()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_malformed_message_to_health_is_refused_without_a_traceback(
+    method: str, stubs: Stubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = f"/grpc.health.v1.Health/{method}"
+
+    if method == "Check":
+        refused = await failure_of(stubs.channel.unary_unary(path)(b"\xff\xff"))
+    else:
+        refused = await failure_of(stubs.channel.unary_stream(path)(b"\xff\xff"))
+
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.reason == "MALFORMED_MESSAGE"
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
+
+
+async def test_malformed_message_to_reflection_is_refused_without_a_traceback(
+    stubs: Stubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    good = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+
+    call = stubs.channel.stream_stream(path)(iter([good, b"\xff\xff"]))
+    first = await call.read()
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call.read()
+
+    assert reflection_pb2.ServerReflectionResponse.FromString(first).list_services_response.service
+    refused = failure(caught.value)
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.reason == "MALFORMED_MESSAGE"
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
