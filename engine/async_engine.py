@@ -105,7 +105,9 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
+        warm_up: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`warm_up` runs the model before the first request; it returns if rows are bit-equal."""
         generation = package.manifest.generation
         assert generation is not None
         self._package = package
@@ -120,7 +122,10 @@ class AsyncEngine:
         self._keys = count()
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
-        self._state = "new"  # then "running", "draining", "stopped"; "failed": thread dead or stuck
+        # Then "warming", "running", "draining", "stopped"; "failed": the thread is dead or stuck.
+        self._state = "new"
+        self._warm_up = warm_up
+        self._is_invariant = False  # until the warm-up has shown it
         self._load = core.scheduler.load()  # replaced by the engine's thread
         self._num_submitted = 0
         self._num_discarded = 0  # tokens that streams have thrown away
@@ -143,9 +148,14 @@ class AsyncEngine:
         assert manifest.generation is not None
         found = {
             "alignment": manifest.generation.alignment,
-            "batch_invariant": manifest.certificate.batch_invariant,
+            "batch_invariant": manifest.certificate.batch_invariant and self._is_invariant,
         }
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the model has still to be tried out, before it takes requests."""
+        return self._state in ("new", "warming")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text; see Tokenizer."""
@@ -172,10 +182,17 @@ class AsyncEngine:
         )
 
     async def start(self) -> None:
-        """Begin to take requests, on the running event loop."""
+        """Try the model out, then begin to take requests, on the running event loop.
+
+        Raises PackageError if the model fails at any kind of call.
+        """
         if self._state != "new":
             raise RuntimeError(f"an engine starts once; this one is {self._state}")
         self._loop = asyncio.get_running_loop()
+        self._state = "warming"
+        self._is_invariant = await asyncio.to_thread(self._warm_up)
+        if self._state != "warming":  # stopped meanwhile
+            return
         self._state = "running"
         self._thread.start()
         self._watching = asyncio.create_task(self._fail_when_stuck())
@@ -333,7 +350,7 @@ class AsyncEngine:
             stream.take(FailedOutput(key, _lost()))
 
     def _refuse_if_closed(self) -> None:
-        if self._state == "new":
+        if self.is_warming:
             raise Starting("the model is still being loaded; try again", _RETRY_AFTER)
         if self._state == "failed":
             raise _lost()

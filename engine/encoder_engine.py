@@ -6,11 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import (
@@ -26,6 +22,7 @@ from engine.errors import (
 )
 from engine.item_encoder import EncodedItem, ItemEncoder
 from engine.metrics import DecayingRate
+from engine.one_pass_batch import Graph, split, stack
 from engine.package import Package
 from engine.prediction import ItemPrediction, Prediction, PredictionItem
 from engine.request import LoadSnapshot, Timing
@@ -39,13 +36,6 @@ _MAX_INLINE_CHARS = 4096  # longer texts, and images, are encoded off the event 
 _MAX_FAILURES_IN_A_ROW = 3  # of batches, before the engine says it is not healthy
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 _DRAIN_RETRY_AFTER = 1.0  # seconds
-
-
-class Graph(Protocol):
-    """The model: `model.onnx` in a session, or a stand-in."""
-
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return `logits` and `embedding` of a batch."""
 
 
 class EncoderEngine:
@@ -65,7 +55,9 @@ class EncoderEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
+        warm_up: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`warm_up` runs the model before the first request; it returns if rows are bit-equal."""
         self._package = package
         self._graph = graph
         self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
@@ -79,9 +71,12 @@ class EncoderEngine:
         self._throughput = DecayingRate()
         self._seconds_per_token = 0.0
         self._failures_in_a_row = 0
-        self._state = "new"  # then "running", "draining", "stopped"; "failed": the thread is stuck
+        # Then "warming", "running", "draining", "stopped"; "failed": the thread is stuck.
+        self._state = "new"
         self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
         self._watching: asyncio.Task[None] | None = None
+        self._warm_up = warm_up
+        self._is_invariant = False  # until the warm-up has shown it
         self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
 
     @property
@@ -93,8 +88,13 @@ class EncoderEngine:
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
         found = (self._package.manifest.task, "embed")
-        invariant = self._package.manifest.certificate.batch_invariant
-        return (*found, "batch_invariant") if invariant else found
+        certified = self._package.manifest.certificate.batch_invariant
+        return (*found, "batch_invariant") if certified and self._is_invariant else found
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the model has still to be tried out, before it takes requests."""
+        return self._state in ("new", "warming")
 
     @property
     def healthy(self) -> bool:
@@ -103,10 +103,15 @@ class EncoderEngine:
         return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
 
     async def start(self) -> None:
-        """Begin to take requests."""
+        """Try the model out, then begin to take requests; PackageError if it fails."""
         with self._changed:
             if self._state != "new":
                 raise RuntimeError(f"an engine starts once; this one is {self._state}")
+            self._state = "warming"
+        self._is_invariant = await asyncio.to_thread(self._warm_up)
+        with self._changed:
+            if self._state != "warming":  # stopped meanwhile
+                return
             self._state = "running"
         self._thread.start()
         self._watching = asyncio.create_task(self._fail_when_stuck())
@@ -202,7 +207,7 @@ class EncoderEngine:
             self._changed.notify()
 
     def _refuse_if_closed_or_full(self) -> None:
-        if self._state == "new":
+        if self.is_warming:
             raise Starting("the model is still being loaded; try again", _DRAIN_RETRY_AFTER)
         if self._state == "failed":
             raise _lost(None)
@@ -259,8 +264,9 @@ class EncoderEngine:
             job.started = started if job.started is None else job.started
             job.batch_sizes.append(len(rows))
         try:
+            items = [row.item for row in rows]
             with self._step_watch.step():
-                outputs = _split(self._graph.run(_stack(rows)), rows)
+                outputs = split(self._graph.run(stack(items)), items)
         except Exception:
             _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(rows)])
             self._fail_batch(rows)
@@ -326,37 +332,6 @@ def _is_small(items: Sequence[PredictionItem]) -> bool:
 
 def _jobs(rows: list[Row]) -> list[PredictionJob]:
     return list({row.job: None for row in rows})
-
-
-def _stack(rows: list[Row]) -> dict[str, NDArray[Any]]:
-    """Return the graph's inputs: rows of one length, so there is nothing to pad."""
-    values = np.stack([row.item.values for row in rows])
-    if values.dtype == np.float32:
-        return {"pixel_values": values}  # (B, channels, size, size)
-    lengths = np.full(len(rows), values.shape[1], dtype=np.int64)
-    return {"input_ids": values, "lengths": lengths}  # (B, S), (B,)
-
-
-def _split(outputs: Mapping[str, NDArray[Any]], rows: list[Row]) -> list[ItemPrediction | None]:
-    """Return what each row gave; None stands for a row with NaN or infinity."""
-    logits, embeddings = outputs["logits"], outputs["embedding"]
-    if len(logits) != len(rows) or len(embeddings) != len(rows):
-        raise ValueError(
-            f"logits {logits.shape} and embedding {embeddings.shape} of {len(rows)} rows"
-        )
-    return [_prediction(row, logits[b], embeddings[b]) for b, row in enumerate(rows)]
-
-
-def _prediction(row: Row, logits: NDArray[Any], embedding: NDArray[Any]) -> ItemPrediction | None:
-    if not (np.isfinite(logits).all() and np.isfinite(embedding).all()):
-        return None
-    return ItemPrediction(
-        # Copies, so that no row keeps its whole batch in memory.
-        logits=(logits[list(row.item.kept)] if row.item.kept else logits).copy(),
-        embedding=embedding.copy(),
-        input_tokens=row.item.length,
-        spans=row.item.spans,
-    )
 
 
 def _timing(job: PredictionJob, now: float) -> Timing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
     from engine.encoder_engine import EncoderEngine
     from engine.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | EncoderEngine:
@@ -39,9 +43,11 @@ def _load_generating(
 ) -> AsyncEngine:
     from engine.async_engine import AsyncEngine
     from engine.core import EngineCore
+    from engine.invariance import rows_are_bit_equal
     from engine.model_runner import SlotModelRunner
     from engine.sampler import Sampler
     from engine.scheduler import Scheduler
+    from engine.warm_up import warm_up
 
     tokenizer = _load_tokenizer(package, contract.vocab_size)
     encoder: Path | None = None
@@ -55,19 +61,44 @@ def _load_generating(
         num_threads=config.num_threads,
     )
     core = EngineCore(Scheduler(config, contract), runner, Sampler())
-    return AsyncEngine(package, core, tokenizer, config)
+
+    def warm() -> bool:
+        warm_up(runner, contract, package.path)
+        return _shown(package, lambda: rows_are_bit_equal(runner, contract))
+
+    return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
 
 
 def _load_one_pass(package: Package, config: EngineConfig) -> EncoderEngine:
     from engine.encoder_engine import EncoderEngine
     from engine.graph_contract import check_graphs, one_pass_shape
+    from engine.one_pass_warm_up import warm_up_one_pass
     from engine.session import create_session
 
     text = package.manifest.encoding
     tokenizer = _load_tokenizer(package, text.vocab_size) if text is not None else None
     session = create_session(package.file("model.onnx"), num_threads=config.num_threads)
     check_graphs((session, one_pass_shape(package.manifest)))
-    return EncoderEngine(package, session, tokenizer, config)
+
+    def warm() -> bool:
+        is_equal = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
+        return _shown(package, lambda: is_equal)
+
+    return EncoderEngine(package, session, tokenizer, config, warm_up=warm)
+
+
+def _shown(package: Package, are_bit_equal: Callable[[], bool]) -> bool:
+    """Return if the bits of a row depend on no other here; say so if the certificate is better."""
+    if not package.manifest.certificate.batch_invariant:
+        return False
+    if are_bit_equal():
+        return True
+    _log.warning(
+        "%s: rows are not bit-equal alone and among others on this machine with so many threads, "
+        "as they were where it was exported; batch_invariant is not offered",
+        package.path,
+    )
+    return False
 
 
 def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:

@@ -74,7 +74,7 @@ def provenance(
 ) -> common_pb2.Provenance:
     """Return what answered; with `may_vary` the caller asked for no more than best effort."""
     manifest = model.package.manifest
-    is_invariant = manifest.certificate.batch_invariant and not may_vary
+    is_invariant = "batch_invariant" in model.capabilities and not may_vary
     return common_pb2.Provenance(
         model=model.name,
         model_version=manifest.version,

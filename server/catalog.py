@@ -32,6 +32,10 @@ class Engine(Protocol):
         """What may be asked of this model."""
 
     @property
+    def is_warming(self) -> bool:
+        """Whether the model has still to be tried out, before it takes requests."""
+
+    @property
     def healthy(self) -> bool:
         """False once the engine cannot serve any more."""
 
@@ -39,7 +43,7 @@ class Engine(Protocol):
         """Return how busy the engine is now."""
 
     async def start(self) -> None:
-        """Begin to take requests."""
+        """Try the model out, then begin to take requests; PackageError if it fails."""
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""

@@ -315,7 +315,10 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         )
 
     def _state(self, name: str) -> tuple[admin_service_pb2.ModelState.ValueType, str]:
-        if not self._catalog.engines[name].healthy:
+        engine = self._catalog.engines[name]
+        if engine.is_warming:
+            return admin_service_pb2.MODEL_STATE_WARMING, ""
+        if not engine.healthy:
             return admin_service_pb2.MODEL_STATE_FAILED, "the engine reports itself unhealthy"
         if self._admission.draining:
             return admin_service_pb2.MODEL_STATE_DRAINING, ""

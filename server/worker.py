@@ -73,16 +73,18 @@ class Worker:
         return self._admission.live
 
     async def start(self) -> str:
-        """Start the engines and listen; return "host:port".
+        """Listen, start the engines, return "host:port" once they serve; until then they warm up.
 
-        Raises ConfigError if nobody can listen there; the engines are then not started.
+        Raises ConfigError if nobody can listen there, and the engines are then not started;
+        PackageError if a model fails when it is tried out.
         """
         self._server = self._make_server()
         self._add_services()
         port = listen(self._server, self._config.host, self._config.port)
-        await self._start_engines()
         self._publish_health()
         await self._server.start()
+        await self._start_engines()
+        self._publish_health()
         self._watching = in_background("watching the engines", self._watch_engines)
         address = address_of(self._config.host, port)
         logger.info("worker %s serves on %s", self.replica_id, address)
@@ -143,6 +145,7 @@ class Worker:
         except BaseException:
             for engine in started:
                 await engine.stop(0)
+            self._health.close()
             await self._server.stop(0)
             raise
 

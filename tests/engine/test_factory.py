@@ -170,8 +170,8 @@ def _text_package(directory: Path, graph: ModelProto | None = None, vocab: int =
     )
 
 
-def _generating_package(directory: Path, *, cross: bool) -> Path:
-    graphs = {"decoder.onnx": _alphabet_decoder(cross=cross)}
+def _generating_package(directory: Path, *, cross: bool, decoder: ModelProto | None = None) -> Path:
+    graphs = {"decoder.onnx": decoder or _alphabet_decoder(cross=cross)}
     if cross:
         graphs["encoder.onnx"] = _idle_encoder()
     return _write(
@@ -250,6 +250,89 @@ async def test_image_package_becomes_an_engine_that_predicts(tmp_path: Path) -> 
         await engine.stop()
 
     assert answer.items[0].logits.tolist() == [3]
+
+
+async def test_a_package_offers_batch_invariance_once_it_is_shown(tmp_path: Path) -> None:
+    packages = [
+        _generating_package(tmp_path / "text", cross=True),
+        _text_package(tmp_path / "classes"),
+    ]
+    for package in packages:
+        engine = load_engine(load_package(package), CONFIG)
+        before = engine.capabilities
+        assert engine.is_warming
+        await engine.start()
+        try:
+            assert not engine.is_warming
+            assert (*before, "batch_invariant") == engine.capabilities
+        finally:
+            await engine.stop()
+
+
+def _behind_sums(*nodes: NodeProto, **weights: Any) -> ModelProto:
+    """Return a text model whose logits `nodes` make from "sums"."""
+    model = _one_pass("input_ids", ["B", "S"], extra=[("lengths", INT64, ["B"])])
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["sums" if name == "logits" else name for name in names]
+    model.graph.node.extend(nodes)
+    added = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    model.graph.initializer.extend(added)
+    return model
+
+
+_SIX_POSITIONS = _behind_sums(
+    helper.make_node("Shape", ["input_ids"], ["length"], start=1, end=2),
+    helper.make_node("Sub", ["length", "one"], ["last"]),
+    helper.make_node("Gather", ["positions", "last"], ["position"]),
+    helper.make_node("Add", ["sums", "position"], ["logits"]),
+    positions=np.zeros((6, 1), np.float32),
+    one=np.array(1),
+)
+_NOT_FINITE = _behind_sums(
+    helper.make_node("Div", ["sums", "zero"], ["logits"]), zero=np.array(0, np.float32)
+)
+_ROWS_MIX = _behind_sums(
+    helper.make_node("ReduceMean", ["sums"], ["mean"]),
+    helper.make_node("Add", ["sums", "mean"], ["logits"]),
+)
+
+
+@pytest.mark.parametrize("graph", [_SIX_POSITIONS, _NOT_FINITE], ids=["length", "not finite"])
+async def test_one_pass_model_that_fails_is_refused_before_it_serves(
+    tmp_path: Path, graph: ModelProto
+) -> None:
+    engine = load_engine(load_package(_text_package(tmp_path / "p", graph)), CONFIG)
+
+    with pytest.raises(PackageError, match="a text of 8 tokens failed"):
+        await engine.start()
+
+
+async def test_one_pass_model_whose_rows_mix_does_not_offer_batch_invariance(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = load_engine(load_package(_text_package(tmp_path / "p", _ROWS_MIX)), CONFIG)
+    await engine.start()
+
+    assert engine.capabilities == ("classify", "embed")
+    assert "batch_invariant is not offered" in caplog.text
+    await engine.stop()
+
+
+async def test_generating_model_is_tried_out_before_it_serves(tmp_path: Path) -> None:
+    directory = tmp_path / "p"
+    directory.mkdir()
+    decoder = _alphabet_decoder(cross=False)
+    (table,) = (w for w in decoder.graph.initializer if w.name == "table")
+    broken = numpy_helper.to_array(table).copy()
+    broken[VOCAB - 1] = np.inf
+    table.CopyFrom(numpy_helper.from_array(broken, "table"))
+    package = _generating_package(directory, cross=False, decoder=decoder)
+
+    engine = load_engine(load_package(package), CONFIG)
+
+    with pytest.raises(PackageError, match="wanted failed: logits are not finite"):
+        await engine.start()
 
 
 def test_graph_with_other_inputs_than_the_contract_is_refused(tmp_path: Path) -> None:

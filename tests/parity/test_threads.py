@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 
+from engine.invariance import rows_are_bit_equal
 from exporter.models import TransformerConfig
 from tests.parity.bare import Bare, write_bare
 
@@ -46,6 +47,16 @@ def test_a_long_row_is_bit_equal_alone_and_among_others_with_more_threads_than_h
     together = [runner.decode([token] * 9)[0].copy() for token in range(5)]
 
     np.testing.assert_array_equal(alone, together)
+
+
+def test_the_proof_at_start_up_sees_rows_that_threads_divide(bare: Bare) -> None:
+    wrong = bare.contract.model_copy(update={"num_heads": NUM_THREADS})  # in fact there are two
+
+    sound = bare.load(num_slots=4, num_threads=NUM_THREADS)
+    divided = bare._replace(contract=wrong).load(num_slots=4, num_threads=NUM_THREADS)
+
+    assert rows_are_bit_equal(sound, bare.contract)
+    assert not rows_are_bit_equal(divided, wrong)
 
 
 def test_threads_that_a_decoder_does_not_use_are_told_once(

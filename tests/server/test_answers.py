@@ -99,18 +99,17 @@ def test_limits_of_options_are_told_where_the_model_has_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_shown", "may_vary", "expected"),
+    ("capabilities", "may_vary", "expected"),
     [
-        (True, False, common_pb2.DETERMINISM_BATCH_INVARIANT),
-        (True, True, common_pb2.DETERMINISM_BEST_EFFORT),
-        (False, False, common_pb2.DETERMINISM_BEST_EFFORT),
+        (("batch_invariant",), False, common_pb2.DETERMINISM_BATCH_INVARIANT),
+        (("batch_invariant",), True, common_pb2.DETERMINISM_BEST_EFFORT),
+        ((), False, common_pb2.DETERMINISM_BEST_EFFORT),  # certified, but not shown here
     ],
 )
 def test_an_answer_is_batch_invariant_where_that_was_shown_and_nobody_asked_for_less(
-    is_shown: bool, may_vary: bool, expected: int
+    capabilities: tuple[str, ...], may_vary: bool, expected: int
 ) -> None:
-    package = generation_package(batch_invariant=is_shown)
-    model = answers.ServedModel("m", package, (), "replica")
+    model = answers.ServedModel("m", generation_package(), capabilities, "replica")
 
     assert answers.provenance(model, may_vary=may_vary).determinism == expected
 

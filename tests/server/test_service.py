@@ -57,7 +57,8 @@ async def test_generate_answers_every_input_in_order(stubs: Stubs) -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens) == (4, 4)
 
 
-async def test_an_answer_says_what_gave_it(stubs: Stubs) -> None:
+async def test_an_answer_says_what_gave_it(engine: FakeGenerator, stubs: Stubs) -> None:
+    engine.capabilities = (*engine.capabilities, "batch_invariant")
     decoding = pb.Decoding(sampling=pb.Sampling(seed=42))
 
     response = await stubs.generation.Generate(generate("a", decoding=decoding))

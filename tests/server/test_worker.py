@@ -62,6 +62,39 @@ async def test_an_engine_that_reports_itself_unhealthy_turns_the_health_of_all_i
         ]
 
 
+async def test_a_worker_that_warms_up_says_so_and_serves_only_then(unused_tcp_port: int) -> None:
+    class Warming(FakeGenerator):
+        def __init__(self) -> None:
+            super().__init__()
+            self.warm = asyncio.Event()
+            self.healthy, self.is_warming = False, True
+
+        async def start(self) -> None:
+            await self.warm.wait()
+            self.healthy, self.is_warming = True, False
+
+    engine = Warming()
+    worker = Worker({"dates": engine}, WorkerConfig(port=unused_tcp_port))
+    starting = asyncio.create_task(worker.start())
+    async with stubs_for(f"127.0.0.1:{unused_tcp_port}") as stubs:
+        await asyncio.wait_for(stubs.channel.channel_ready(), 5)
+        asked = admin_service_pb2.ListModelsRequest()
+        before = (await stubs.admin.ListModels(asked)).models[0].state
+        health = [await stubs.health_of(name) for name in ("", "dates", SERVICES[1])]
+
+        assert before == admin_service_pb2.MODEL_STATE_WARMING
+        assert health == [DOWN] * 3
+        assert not starting.done()
+
+        engine.warm.set()
+        await asyncio.wait_for(starting, 5)
+        assert (await stubs.admin.ListModels(asked)).models[0].state == (
+            admin_service_pb2.MODEL_STATE_READY
+        )
+        assert await stubs.health_of("dates") == UP
+    await worker.drain(grace=0)
+
+
 async def test_reflection_describes_the_services() -> None:
     async with running_worker(FakeGenerator()) as (_, address), stubs_for(address) as stubs:
         reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
