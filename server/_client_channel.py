@@ -5,8 +5,11 @@ from __future__ import annotations
 import ipaddress
 import json
 
+from server.keepalive import keepalive_options
+
 _MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
 _MAX_ANSWER_BYTES = 16 * 2**20
+_PING_PAUSE, _PING_PATIENCE = 60.0, 20.0  # seconds
 
 
 def channel_options(address: str, max_attempts: int) -> list[tuple[str, str | int]]:
@@ -20,8 +23,7 @@ def channel_options(address: str, max_attempts: int) -> list[tuple[str, str | in
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.max_metadata_size", 64 * 2**10),  # details of an error travel in metadata
         # Only while a call runs: notices a peer that is gone without a word.
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        *keepalive_options(_PING_PAUSE, _PING_PATIENCE),
         # gRPC obeys http_proxy even for this machine, which no proxy can reach.
         ("grpc.enable_http_proxy", 0 if _is_loopback(address) else 1),
     ]

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from server.background import in_background
+from server.keepalive import keepalive_options
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.http2.max_pings_without_data", 0),
 )
 
 
@@ -47,7 +47,8 @@ class Backend:
         self.outstanding = 0  # calls of this gateway under way there
         self.serving = False  # as the worker itself reports
         self.models: frozenset[str] = frozenset()  # that are ready there
-        self.channel = aio.insecure_channel(address, options=_channel_options(silence))
+        options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
+        self.channel = aio.insecure_channel(address, options=options)
         self._silence = silence
         self._is_lost = False
         self._calls: set[aio.Call] = set()
@@ -145,17 +146,6 @@ class Backend:
             what = f"serves {', '.join(sorted(self.models))}" if self.serving else "does not serve"
             logger.info("worker %s %s", self.address, what)
             await self._changed()
-
-
-def _channel_options(silence: float) -> tuple[tuple[str, int], ...]:
-    """Return options with which a peer is lost that has answered nothing for 2 x `silence`."""
-    milliseconds = round(silence * 1000)
-    return (
-        *_CHANNEL_OPTIONS,
-        ("grpc.keepalive_time_ms", milliseconds),
-        # What gRPC waits for the answer to a ping; it ignores grpc.keepalive_timeout_ms.
-        ("grpc.http2.ping_timeout_ms", milliseconds),
-    )
 
 
 def _is_cancelled_itself() -> bool:

@@ -24,11 +24,12 @@ class WorkerConfig:
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
     health_period: float = 0.5  # seconds between two looks at the engines' health
+    client_silence: float = 20.0  # seconds; a client that leaves a ping unanswered so long is gone
 
     def __post_init__(self) -> None:
         _check_port(self.port)
         _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
-        _check_positive(self, "health_period")
+        _check_positive(self, "health_period", "client_silence")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
-    worker_silence: float = 4.0  # seconds: lets a ping or a question wait so long, and it is lost
+    worker_silence: float = 4.0  # seconds; a worker that leaves a ping unanswered so long is lost
+    client_silence: float = 20.0  # seconds; the same for clients, whose calls end then
     max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 4096
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
@@ -46,7 +48,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         _check_port(self.port)
         _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
-        _check_positive(self, "worker_wait", "worker_silence")
+        _check_positive(self, "worker_wait", "worker_silence", "client_silence")
 
 
 @dataclass(frozen=True)

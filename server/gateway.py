@@ -80,7 +80,7 @@ class Gateway:
                 ParsingInterceptor(max_bytes),
                 StreamParsingInterceptor(),
             ),
-            options=server_options(max_bytes),
+            options=server_options(max_bytes, self._config.client_silence),
         )
         self._server.add_generic_rpc_handlers((_AnyMethod(self._behavior),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -34,6 +34,7 @@ from server.interceptors import (
     StatusInterceptor,
     StreamParsingInterceptor,
 )
+from server.keepalive import keepalive_options
 from server.service import AdminService, GenerationService, PredictionService, ServerFacts
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Worker:
                 ParsingInterceptor(max_bytes),
                 StreamParsingInterceptor(),
             ),
-            options=server_options(max_bytes),
+            options=server_options(max_bytes, self._config.client_silence),
         )
 
     def _add_services(self) -> None:
@@ -179,14 +180,15 @@ def max_message_bytes(max_request_bytes: int) -> int:
     return 4 * max_request_bytes
 
 
-def server_options(max_request_bytes: int) -> tuple[tuple[str, int], ...]:
-    """Return the gRPC options of every server here."""
+def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC options of every server here; the two are settings of GatewayConfig."""
     return (
         ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
         ("grpc.max_receive_message_length", max_message_bytes(max_request_bytes)),
         # Gateways and clients notice by pings that a host is gone; by default that is abuse.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        *keepalive_options(client_silence, client_silence),
     )
 
 
