@@ -57,7 +57,7 @@ def _wrong_attention(manifest: Manifest) -> Iterator[str]:
         return
     if contract.cross_cache is not None and contract.cross_cache.dtype != "fp32":
         yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be fp32"
-    if contract.num_heads is not None and contract.num_heads % contract.cache.num_kv_heads:
+    if contract.num_heads % contract.cache.num_kv_heads:
         yield (
             f"generation.num_heads: {contract.num_heads} is no multiple of cache.num_kv_heads, "
             f"{contract.cache.num_kv_heads}"

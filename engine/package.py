@@ -79,12 +79,12 @@ class GenerationContract(_Model):
     """
 
     vocab_size: VocabSize
+    num_heads: NumHeads  # of the decoder's queries, a multiple of the cache's num_kv_heads
     cache: CacheShape  # of the decoder's self-attention; max_len is the longest sequence
     cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
     decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
     eos_token_ids: tuple[TokenId, ...]
     alignment: bool = False  # only with cross_cache
-    num_heads: NumHeads | None = None  # of queries, in the decoder; None: it is not told
 
 
 class EncodingContract(_Model):

@@ -18,7 +18,6 @@ def decoder_threads(contract: GenerationContract, num_threads: int = 0) -> int:
     No more than it has query heads. With more threads than heads and rows together, onnxruntime's
     attention divides the keys of a long row (head_dim 64: from 512 to 2,048 positions on, by the
     processor's L2 cache) among threads and adds up the parts: the sum then depends on how many
-    rows run and how long they are. A package that does not tell its query heads has at least as
-    many as key heads.
+    rows run and how long they are.
     """
-    return min(num_threads or num_cores(), contract.num_heads or contract.cache.num_kv_heads)
+    return min(num_threads or num_cores(), contract.num_heads)

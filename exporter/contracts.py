@@ -40,12 +40,12 @@ def generation_contract(
     eos = config.eos_token_id
     return GenerationContract(
         vocab_size=config.vocab_size,
+        num_heads=config.num_heads,
         cache=_cache_shape(config, config.max_target_len, kv_cache),
         cross_cache=_cache_shape(config, config.max_source_len) if has_source else None,
         decoder_start_token_id=config.bos_token_id if has_source else None,
         eos_token_ids=() if eos is None else (eos,),
         alignment=has_source,
-        num_heads=config.num_heads,
     )
 
 

@@ -141,6 +141,7 @@ def make_contract() -> Callable[..., GenerationContract]:
         is_decoder = max_source_len is None
         return GenerationContract(
             vocab_size=VOCAB_SIZE,
+            num_heads=1,
             cache=cache,
             cross_cache=None
             if is_decoder

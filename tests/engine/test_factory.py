@@ -181,6 +181,7 @@ def _generating_package(directory: Path, *, cross: bool, decoder: ModelProto | N
         task="generate",
         generation={
             "vocab_size": VOCAB,
+            "num_heads": 1,
             "cache": CACHE,
             "cross_cache": CACHE if cross else None,
             "decoder_start_token_id": START if cross else None,

@@ -55,6 +55,7 @@ class TinyModel:
     def contract(self) -> GenerationContract:
         return GenerationContract(
             vocab_size=VOCAB,
+            num_heads=HEADS,
             cache=SELF_CACHE,
             cross_cache=CROSS_CACHE if self.has_encoder else None,
             decoder_start_token_id=1 if self.has_encoder else None,

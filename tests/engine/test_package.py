@@ -42,6 +42,7 @@ def _manifest(files: dict[str, bytes]) -> dict[str, Any]:
         "weights": "fp32",
         "generation": {
             "vocab_size": 20,
+            "num_heads": 2,
             "cache": CACHE,
             "cross_cache": CACHE,
             "decoder_start_token_id": 1,

@@ -8,7 +8,7 @@ from engine.package import CacheShape, GenerationContract
 from engine.threads import decoder_threads, num_cores
 
 
-def contract(num_kv_heads: int, num_heads: int | None) -> GenerationContract:
+def contract(num_kv_heads: int, num_heads: int) -> GenerationContract:
     return GenerationContract(
         vocab_size=10,
         cache=CacheShape(num_layers=1, num_kv_heads=num_kv_heads, max_len=8, head_dim=8),
@@ -25,12 +25,11 @@ def contract(num_kv_heads: int, num_heads: int | None) -> GenerationContract:
         (12, 12, 2, 2),
         (12, 12, 16, 12),
         (3, 9, 16, 9),
-        (3, None, 16, 3),  # an older package: at least as many as key heads
         (1, 1, 0, 1),
         (1000, 1000, 0, num_cores()),
     ],
 )
 def test_a_decoder_gets_no_more_threads_than_it_has_heads(
-    num_kv_heads: int, num_heads: int | None, given: int, used: int
+    num_kv_heads: int, num_heads: int, given: int, used: int
 ) -> None:
     assert decoder_threads(contract(num_kv_heads, num_heads), given) == used

@@ -14,6 +14,7 @@ SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
 def contract(*, has_source: bool) -> GenerationContract:
     return GenerationContract(
         vocab_size=50,
+        num_heads=SHAPE.num_kv_heads,
         cache=SHAPE,
         cross_cache=SHAPE if has_source else None,
         decoder_start_token_id=1 if has_source else None,

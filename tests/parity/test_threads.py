@@ -26,7 +26,7 @@ CONFIG = TransformerConfig(
 )
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("int8", marks=pytest.mark.long)])
 def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bare:
     path = tmp_path_factory.mktemp("threads") / "graphs"
     return write_bare(CONFIG, path, kv_cache=request.param)

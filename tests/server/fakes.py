@@ -100,6 +100,7 @@ def generation_package(name: str = "dates", *, batch_invariant: bool = True) -> 
         weights="fp32",
         generation=GenerationContract(
             vocab_size=VOCAB_SIZE,
+            num_heads=1,
             cache=cache,
             cross_cache=cache.model_copy(update={"max_len": MAX_PROMPT}),
             decoder_start_token_id=0,
