@@ -46,6 +46,7 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICES = (GENERATION, PREDICTION, ADMIN)
 FEATURES = (HEALTH, reflection.SERVICE_NAME)
 
+_MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
 LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
 
 
@@ -183,6 +184,9 @@ def max_message_bytes(max_request_bytes: int) -> int:
 def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple[str, int], ...]:
     """Return the gRPC options of every server here; the two are settings of GatewayConfig."""
     return (
+        # gRPC cancels calls without a word where it believes that too many wait to be accepted.
+        ("grpc.server.max_pending_requests", _MAX_UNACCEPTED),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_UNACCEPTED),
         ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
         ("grpc.max_receive_message_length", max_message_bytes(max_request_bytes)),
         # Gateways and clients notice by pings that a host is gone; by default that is abuse.

@@ -184,6 +184,18 @@ async def test_calls_beyond_the_wall_are_refused_with_details_and_health_is_not(
         assert await stubs.still_serves()
 
 
+async def test_every_call_of_a_great_burst_is_refused_with_details() -> None:
+    async with running_gateway(config=GatewayConfig(max_concurrent_calls=1)) as (gateway, stubs):
+        held = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
+        await until(lambda: bool(gateway._calls))
+
+        calls = [failure_of(stubs.generation.Generate(generate("a"))) for _ in range(2_000)]
+        reasons = Counter(refused.reason for refused in await asyncio.gather(*calls))
+
+        assert reasons == {"QUEUE_FULL": 2_000}
+        held.cancel()
+
+
 async def test_requests_of_more_bytes_than_are_held_at_once_are_refused() -> None:
     engine = FakeGenerator()
     config = GatewayConfig(max_open_bytes=100)
