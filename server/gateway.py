@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import Draining, ReplicaLost, TokenweirError
@@ -28,6 +27,7 @@ from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
 from server.pool import Attempts, CallFailed, Pool
+from server.reflection import enable_reflection
 from server.request_ids import METHODS, request_id_in
 from server.status import DETAILS_KEY, CallStatus, call_status
 from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, max_message_bytes, server_options
@@ -84,8 +84,7 @@ class Gateway:
         )
         self._server.add_generic_rpc_handlers((_AnyMethod(self._behavior),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        enable_reflection((*SERVICES, HEALTH), self._server)
         port = listen(self._server, self._config.host, self._config.port)
         self._publish_health()
         await self._server.start()

@@ -12,7 +12,6 @@ from importlib import metadata
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from tokenweir.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
@@ -35,6 +34,7 @@ from server.interceptors import (
     StreamParsingInterceptor,
 )
 from server.keepalive import keepalive_options
+from server.reflection import REFLECTION, enable_reflection
 from server.service import AdminService, GenerationService, PredictionService, ServerFacts
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ PREDICTION = prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionServi
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICES = (GENERATION, PREDICTION, ADMIN)
-FEATURES = (HEALTH, reflection.SERVICE_NAME)
+FEATURES = (HEALTH, *REFLECTION)
 
 _MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
 LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
@@ -136,7 +136,7 @@ class Worker:
             AdminService(self._catalog, facts, self._admission), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+        enable_reflection((*SERVICES, HEALTH), server)
 
     async def _start_engines(self) -> None:
         started: list[Engine] = []

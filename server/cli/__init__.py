@@ -5,14 +5,17 @@ Modules here import nothing heavy at the top: `tokenweir --help` has to come at 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-
-from server.cli.interruption import leave_at_once
 
 
 def main() -> None:
     """Run the command line and exit; server/cli/exit_codes.py says with what."""
-    leave_at_once()  # before anything takes time: a Ctrl-C in an import would print where
+    # Before anything is imported that takes time: a Ctrl-C there would print a traceback.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: os._exit(128 + number))
     from server.cli.app import run
 
     sys.exit(run())

@@ -1,21 +1,12 @@
-"""What SIGINT, SIGTERM and SIGHUP do to a command: it ends at once, or cleans up first."""
+"""Work that a signal may not cut off; commands without any end at once (server.cli.main)."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def leave_at_once() -> None:
-    """Let the signals end this process with 128 + their number, and without a word."""
-    for number in _ENDING:
-        _handle(number, lambda number, frame: os._exit(128 + number))
 
 
 class Interruption:

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engine.errors import QueueFull
 from engine.request import Constraint, LogitControls
+from exporter.training.state import STATE_NAME, RunState
 from server.cli import app
 from server.cli.app import cli, run
 from server.config import WorkerConfig
@@ -474,3 +477,42 @@ async def test_loadtest_of_an_unknown_model_is_an_error(
         assert await _tokenweir(address, "loadtest", "--model", "nope") == 3
 
     assert "has no model 'nope'; it has: dates" in capsys.readouterr().err
+
+
+def _unfinished_run(task: str, directory: Path) -> None:
+    state = RunState(task=task, seed=3, fingerprint="x", steps=9, step=4)
+    directory.mkdir(parents=True)
+    save_file(
+        {"rng": torch.zeros(1)},
+        directory / STATE_NAME,
+        metadata={"training_state": state.model_dump_json()},
+    )
+
+
+def test_demo_leaves_an_unfinished_run_of_another_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _unfinished_run("text", tmp_path / "checkpoint")
+
+    assert run(["demo", "--out", str(tmp_path)]) == 3
+
+    assert "holds a run of text, which is not this demo's" in capsys.readouterr().err
+    assert (tmp_path / "checkpoint" / STATE_NAME).is_file()
+
+
+def test_demo_goes_on_with_its_own_unfinished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[bool] = []
+
+    def train(task: str, out: Path, *, resume: bool) -> None:
+        resumed.append(resume)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.training.trainer.train", train)
+    assert run(["demo", "--out", str(tmp_path)]) == 130
+    _unfinished_run("dates", tmp_path / "checkpoint")
+    assert run(["demo", "--out", str(tmp_path)]) == 130
+
+    assert resumed == [False, True]
+    assert (tmp_path / "checkpoint" / STATE_NAME).is_file()

@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -359,11 +359,16 @@ async def test_load_is_that_of_all_workers(cell: Cell) -> None:
     assert len({r.replica_id for r in load.replicas}) == 2
 
 
-async def test_reflection_describes_the_services(cell: Cell) -> None:
-    reflection = reflection_pb2_grpc.ServerReflectionStub(cell.stubs.channel)
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_the_services(version: str, cell: Cell) -> None:
+    reflect = cell.stubs.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
 
-    (answer,) = [answer async for answer in reflection.ServerReflectionInfo(iter(asked))]
+    (answer,) = [answer async for answer in reflect(iter(asked))]
 
     names = {service.name for service in answer.list_services_response.service}
     assert {"tokenweir.v1.GenerationService", "grpc.health.v1.Health"} <= names

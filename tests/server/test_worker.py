@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import aio
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import ConfigError, PackageError
@@ -95,23 +95,31 @@ async def test_a_worker_that_warms_up_says_so_and_serves_only_then(unused_tcp_po
     await worker.drain(grace=0)
 
 
-async def test_reflection_describes_the_services() -> None:
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_the_services_and_itself(version: str) -> None:
+    itself = f"grpc.reflection.{version}.ServerReflection"
     async with running_worker(FakeGenerator()) as (_, address), stubs_for(address) as stubs:
-        reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
+        reflect = stubs.channel.stream_stream(
+            f"/{itself}/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
         asked = [
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=itself),
             reflection_pb2.ServerReflectionRequest(list_services=""),
             reflection_pb2.ServerReflectionRequest(
                 file_containing_symbol="tokenweir.v1.GenerationService"
             ),
         ]
-        answers = [answer async for answer in reflection.ServerReflectionInfo(iter(asked))]
+        own, services, generation = [answer async for answer in reflect(iter(asked))]
 
-    names = {service.name for service in answers[0].list_services_response.service}
-    file = FileDescriptorProto.FromString(
-        answers[1].file_descriptor_response.file_descriptor_proto[0]
-    )
-    assert {*SERVICES, "grpc.health.v1.Health"} <= names
-    assert file.package == "tokenweir.v1"
+    names = {service.name for service in services.list_services_response.service}
+    packages = [
+        FileDescriptorProto.FromString(answer.file_descriptor_response.file_descriptor_proto[0])
+        for answer in (own, generation)
+    ]
+    assert {*SERVICES, "grpc.health.v1.Health", itself} <= names
+    assert [file.package for file in packages] == [f"grpc.reflection.{version}", "tokenweir.v1"]
 
 
 async def test_load_counts_the_calls_that_run_a_model() -> None:
