@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,10 @@ class ServeConfig:
         _check_at_least_one(self, "min_replicas", "max_replicas")
         _check_positive(self, "target_live_requests")
         _check_not_negative(self, "downscale_delay", "grace")
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise ConfigError(
+                f"name ({self.name!r}) may have letters, digits, '_', '.' and '-' only"
+            )
         if not self.packages:
             raise ConfigError("packages is empty; name at least one package to serve")
         if self.max_replicas < self.min_replicas:

@@ -1,11 +1,11 @@
 """Runs workers as Ray Serve replicas behind a gateway: the only file that knows Ray.
 
-    command's process                       Ray
-    serving() ── Gateway ◄── long poll ── Registry ◄── heartbeat ── WorkerReplica, one a process
-                    └───────────────── gRPC ─────────────────────────► Worker, its engines
+    command's process                                       Ray
+    serving() ── Roster, Registry ◄── heartbeat, log ── WorkerReplica, one a process
+                   └── Gateway ─────────── gRPC ─────────► Worker, its engines
 
 Ray Serve places, health-checks, restarts and scales the replicas. Requests never pass through
-Ray: every replica opens its own gRPC server and tells the registry where; the gateway follows it.
+Ray: every replica opens its own gRPC server and tells the roster where; the gateway follows it.
 """
 
 from __future__ import annotations
@@ -18,35 +18,39 @@ import math
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
+from typing import Any
 
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import load_engine
 from engine.package import load_package
+from server import end_with_parent
 from server.background import in_background
 from server.catalog import Engine
 from server.config import ServeConfig
 from server.gateway import Gateway
+from server.ray_thread import RayThread, watch
 from server.registry import HEARTBEAT, Registry, WorkerInfo
+from server.roster import Roster, RosterAddress
+from server.roster_link import LinkHandler, RosterLink
+from server.run_directory import RunDirectory, remove_what_dead_owners_left, run_directory
 from server.signals import cancelled_by_signals
 from server.worker import Worker, address_of
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
 UNHEALTHY_GRACE = 2.0  # seconds that running requests get of a replica that cannot serve any more
 UNHEALTHY_EXIT = 5.0  # seconds in which such a replica ends, whatever hangs in it
+SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
+CLAIM_PATIENCE = 5.0  # seconds
 NAMESPACE = "tokenweir"
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
 
 # Ray reads these when it is imported, so `import ray` stands inside the functions below.
 _LOCAL_RAY = {
@@ -54,6 +58,16 @@ _LOCAL_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints nothing; what matters is logged here
     "RAY_kill_worker_timeout_milliseconds": "500",  # then SIGKILL, which a stopped process needs
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",  # else agents look every 0.4 s
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # else who loses it dies amid the drain
+    # Nobody reads what Ray reports of itself, and nothing here waits for its rounds.
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_enable_timeline": "0",
+    "RAY_event_stats": "0",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_worker_niceness": "0",  # else workers give way to every other program
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: every server of Ray on 127.0.0.1
     "RAY_AUTH_MODE": "token",
@@ -64,12 +78,13 @@ class WorkerReplica:
     """A Ray Serve replica: engines, the worker that serves them, and its place in the registry."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, config: ServeConfig, registry: Any
+        self, config: ServeConfig, roster: RosterAddress
     ) -> None:
         host = _bind_serve_to_node()
+        self._link = RosterLink(roster)
+        _forward_log(self._link)
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
-        self._registry = registry
         self._worker = Worker(
             engines,
             dataclasses.replace(config.worker, host=host, port=0, limits=config.engine.limits),
@@ -80,14 +95,14 @@ class WorkerReplica:
             replica_id=self._worker.replica_id,
             actor=_actor_name(),
         )
-        self._heartbeats = in_background("sending heartbeats", self._send_heartbeats)
+        self._link.alive(self._info)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
         if not self._worker.healthy:
             raise EngineFailure(f"worker {self._info.address} or one of its engines is unhealthy")
-        if self._heartbeats.done():
+        if self._link.broken:
             raise EngineFailure(f"worker {self._info.address} no longer sends heartbeats")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -96,19 +111,13 @@ class WorkerReplica:
 
     async def __del__(self) -> None:
         """Leave: Ray Serve awaits this before it stops a replica."""
-        if not hasattr(self, "_heartbeats"):
+        if not hasattr(self, "_watching"):
             return  # never got as far as to serve
         self._watching.cancel()
-        grace = 0.0 if await self._leave() else self._grace
+        grace = 0.0 if await self._link.leave() else self._grace
         await asyncio.sleep(DEREGISTERED_PAUSE)
         await self._worker.drain(grace)
-
-    async def _leave(self) -> bool:
-        """Leave the registry; return whether all is over, and nobody is to be waited for."""
-        self._heartbeats.cancel()
-        with _registry_may_be_away():
-            return bool(await self._registry.drop.remote(self._info))
-        return False
+        await self._link.close()
 
     async def _end_when_unhealthy(self) -> None:
         """End the process at once: Ray Serve would ask three times, then allow the whole grace."""
@@ -117,16 +126,11 @@ class WorkerReplica:
         logger.error("%s cannot serve any more; its process ends", self._info)
         try:
             async with asyncio.timeout(UNHEALTHY_EXIT):
-                await self._leave()
+                await self._link.leave()
                 await self._worker.drain(min(self._grace, UNHEALTHY_GRACE))
+                await self._link.close()
         finally:
             os._exit(1)
-
-    async def _send_heartbeats(self) -> None:
-        while True:
-            with _registry_may_be_away():
-                await self._registry.put.remote(self._info)
-            await asyncio.sleep(HEARTBEAT)
 
 
 class LiveRequestsPolicy:
@@ -149,15 +153,15 @@ class LiveRequestsPolicy:
 class Service:
     """What `serving` has started."""
 
-    def __init__(self, address: str, gateway: Gateway, registry: Any) -> None:
+    def __init__(self, address: str, gateway: Gateway, registry: Registry, ray: RayThread) -> None:
         self.address = address
         self._gateway = gateway
         self._registry = registry
+        self._ray = ray
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers that are alive now."""
-        workers: tuple[WorkerInfo, ...] = (await self._registry.changed.remote(-1))[1]
-        return workers
+        return self._registry.workers
 
     @property
     def num_serving(self) -> int:
@@ -169,11 +173,16 @@ class Service:
         while self.num_serving < count:
             await asyncio.sleep(0.05)
 
+    async def wait_until_lost(self) -> None:
+        """Raise RayLost as soon as Ray is gone: without it no worker is replaced."""
+        await self._ray.wait_until_lost()
+
 
 def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; call `announce` once requests are answered.
+    """Serve until a signal ends it, then drain; call `announce` once requests are answered.
 
-    Raises ConfigError or PackageError before Ray is started, EngineFailure if no worker starts.
+    Raises ConfigError or PackageError before Ray is started, EngineFailure if no worker starts,
+    RayLost if Ray is gone or hangs: what is left of it in this process keeps the interpreter.
     """
     asyncio.run(_serve_until_signal(config, announce))
 
@@ -183,7 +192,7 @@ async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service],
         try:
             async with serving(config) as service:
                 announce(service)
-                await asyncio.Event().wait()
+                await service.wait_until_lost()
         except asyncio.CancelledError:
             if not seen:
                 raise
@@ -196,24 +205,40 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         load_package(path)
     check_port_is_free(config.host, config.port)
     async with contextlib.AsyncExitStack() as stack:
-        thread = stack.enter_context(_RayThread())
-        directory = stack.enter_context(_short_temporary_directory())
-        stack.push_async_callback(thread.run, _stop_ray)
-        await thread.run(_start_ray, config, directory)
-        _reinstall_signal_handler()
-        registry = await thread.run(_make_registry, config)
+        ray = await stack.enter_async_context(_running_ray(config))
+        registry = Registry()
+        roster = Roster(registry)
+        roster_address = await roster.start(await ray.run(_node_address))
+        stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
-        gateway = Gateway(config.gateway, partial(_kill_hung, thread, workers))
+        gateway = Gateway(config.gateway, partial(_kill_hung, ray, workers))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)  # after the workers have had their last words
-        stack.push_async_callback(thread.run, _undeploy, config, registry)
-        await thread.run(_deploy, config, registry)
+        stack.push_async_callback(ray.finish, _undeploy, config)
+        stack.callback(roster.end)
+        await ray.run(_deploy, config, roster_address)
         follow = partial(_follow, registry, gateway, workers)
         stack.push_async_callback(_cancel, in_background("following the registry", follow))
-        service = Service(address_of(config.host, port), gateway, registry)
-        await _wait_until_served(config, service, thread)
+        service = Service(address_of(config.host, port), gateway, registry, ray)
+        await _wait_until_served(config, service, ray, roster)
         stack.push_async_callback(gateway.drain, config.grace)
         yield service
+
+
+@contextlib.asynccontextmanager
+async def _running_ray(config: ServeConfig) -> AsyncIterator[RayThread]:
+    """Start Ray, or join a cluster; notice its loss; leave nothing behind."""
+    remove_what_dead_owners_left()
+    with RayThread() as ray, run_directory() as directory:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(ray.finish, _stop_ray)
+            await ray.run(_start_ray, config, directory)
+            _reinstall_signal_handler()
+            claim = await ray.run(_claim_name, config.name) if _joins_cluster() else None
+            stack.callback(lambda: claim)  # held until then
+            watching = partial(watch, await ray.run(_servers), ray.lose)
+            stack.push_async_callback(_cancel, in_background("watching Ray", watching))
+            yield ray
 
 
 def check_port_is_free(host: str, port: int) -> None:
@@ -249,48 +274,10 @@ def _load_engines(config: ServeConfig) -> Mapping[str, Engine]:
     }
 
 
-class _RayThread:
-    """Makes Ray's blocking calls, one after the other, in a thread that lives as long as Ray.
-
-    In the main thread ray.init would replace the handler of SIGTERM. In several threads Ray could
-    be shut down while another call is in it, and its processes die with the thread that started
-    them.
-    """
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ray")
-
-    async def run(self, function: Callable[[Unpack[Arguments]], T], *args: *Arguments) -> T:
-        """Call the function; if cancelled, wait for its end before raising."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            future.exception()  # seen: the cancellation says more
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._executor.shutdown()
-
-
-@contextlib.contextmanager
-def _short_temporary_directory() -> Iterator[str]:
-    """Make a directory for Ray: its default one grows for ever, and Unix sockets want it short."""
-    directory = tempfile.mkdtemp(prefix="tokenweir-", dir="/tmp" if Path("/tmp").is_dir() else None)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _start_ray(config: ServeConfig, directory: str) -> None:
+def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
     """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
     local: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):
+    if not _joins_cluster():
         for name, value in _LOCAL_RAY.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -300,11 +287,42 @@ def _start_ray(config: ServeConfig, directory: str) -> None:
             "object_store_memory": 80 << 20,  # the smallest that Ray takes; nothing goes there
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            "_temp_dir": directory,
+            "_temp_dir": str(directory.for_ray),
         }
     import ray
 
-    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local)
+    with directory.marked_environment(), _adapted_processes():
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local)
+
+
+@contextlib.contextmanager
+def _adapted_processes() -> Iterator[None]:
+    """Have ray.init start no process that nobody asks here, and none that stays when all is killed.
+
+    Not started are the autoscaler of nodes, the log monitor and the dashboard. The raylet's agents
+    end with it: by themselves they stay for ever. Where a cluster is joined nothing is started.
+    """
+    from ray._private import parameter, services
+
+    before = parameter.RayParams, services.start_api_server, services.start_ray_process
+    make_parameters, _, start = before
+
+    def start_adapted(command: list[str], *args: Any, **options: Any) -> Any:
+        return start([_ended_with_raylet(word) for word in command], *args, **options)
+
+    parameter.RayParams = partial(make_parameters, no_monitor=True, include_log_monitor=False)
+    services.start_api_server = lambda *_, **__: ("", None)
+    services.start_ray_process = start_adapted
+    try:
+        yield
+    finally:
+        parameter.RayParams, services.start_api_server, services.start_ray_process = before
+
+
+def _ended_with_raylet(option: str) -> str:
+    """Return an option of the raylet; if it is the command of an agent, one that ends with it."""
+    launcher = subprocess.list2cmdline([sys.executable, "-I", end_with_parent.__file__])
+    return re.sub(r"^--\w+_agent_command=", lambda found: f"{found[0]}{launcher} ", option)
 
 
 def _reinstall_signal_handler() -> None:
@@ -319,16 +337,55 @@ def _stop_ray() -> None:
     ray.shutdown()
 
 
-def _make_registry(config: ServeConfig) -> Any:
+def _joins_cluster() -> bool:
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+class _Claim:
+    """Holds the name of a service on a cluster; Ray ends it with the command that made it."""
+
+
+def _claim_name(name: str) -> Any:
+    """Return what holds the name as long as it is held itself.
+
+    Raises ConfigError if another command has the name; one that was killed has it for a moment.
+    """
     import ray
 
-    actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(Registry)
-    return actor.options(
-        name=f"{config.name}-registry", get_if_exists=True, lifetime="detached"
-    ).remote()
+    deadline = time.monotonic() + CLAIM_PATIENCE
+    while True:
+        try:
+            return ray.remote(num_cpus=0)(_Claim).options(name=name).remote()
+        except ValueError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"a service named {name!r} runs on this Ray cluster already; "
+                    "choose another name with --name"
+                ) from error
+        time.sleep(0.5)
 
 
-def _deploy(config: ServeConfig, registry: Any) -> None:
+def _node_address() -> str:
+    """Return the IP address of this host in the cluster."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _servers() -> dict[str, tuple[str, int]]:
+    """Return host and port of the servers of Ray that this process cannot do without."""
+    import ray
+
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return {
+        "gcs_server": (host.strip("[]"), int(port)),
+        "raylet": (node["NodeManagerAddress"], node["NodeManagerPort"]),
+    }
+
+
+def _deploy(config: ServeConfig, roster: RosterAddress) -> None:
     """Tell Ray Serve what to run; return before it runs."""
     from ray import serve
 
@@ -346,7 +403,7 @@ def _deploy(config: ServeConfig, registry: Any) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled")
     serve.run_many(
-        [serve.RunTarget(deployment.bind(config, registry), name=config.name, route_prefix=None)],
+        [serve.RunTarget(deployment.bind(config, roster), name=config.name, route_prefix=None)],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
@@ -373,25 +430,46 @@ def _scaling(config: ServeConfig) -> dict[str, Any]:
     }
 
 
-def _undeploy(config: ServeConfig, registry: Any) -> None:
-    """Take everything away that `_deploy` and `_make_registry` have made; replicas drain."""
+def _undeploy(config: ServeConfig) -> None:
+    """Take everything away that `_deploy` has made; replicas drain."""
     import ray
     from ray import serve
 
     with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-        ray.get(registry.end.remote(), timeout=5)
-    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
         serve.delete(config.name)
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.kill(registry)
 
 
-async def _wait_until_served(config: ServeConfig, service: Service, thread: _RayThread) -> None:
+async def _wait_until_served(
+    config: ServeConfig, service: Service, ray: RayThread, roster: Roster
+) -> None:
+    started, told = time.monotonic(), 0
     while service.num_serving < config.min_replicas:
-        problem = await thread.run(_deployment_problem, config.name)
+        problem = await ray.run(_deployment_problem, config.name)
         if problem:
             raise EngineFailure(f"the workers do not start: {problem}")
-        await asyncio.sleep(0.1)
+        if time.monotonic() - started > SHORTAGE_AFTER + told * SHORTAGE_PERIOD:
+            told += 1
+            missing = config.min_replicas - roster.num_workers
+            if shortage := await ray.run(_shortage, missing, num_threads(config)):
+                logger.warning(shortage)
+        await asyncio.sleep(0.2)
+
+
+def _shortage(num_workers: int, num_cores: int) -> str | None:
+    """Return what a cluster lacks for so many workers that have no process; None if nothing.
+
+    A Ray of our own has as many cores as it is asked for.
+    """
+    import ray
+
+    free = ray.available_resources().get("CPU", 0)
+    if not _joins_cluster() or not num_workers or free >= num_workers * num_cores:
+        return None
+    return (
+        f"waiting for cores: {num_workers} more workers want {num_cores} each, and of the "
+        f"{ray.cluster_resources().get('CPU', 0):g} of the Ray cluster {free:g} are free; "
+        "ask for fewer with --replicas or --threads, or let the cluster grow"
+    )
 
 
 def _deployment_problem(name: str) -> str | None:
@@ -407,29 +485,25 @@ def _deployment_problem(name: str) -> str | None:
     return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else "Ray Serve gives no reason"
 
 
-async def _follow(registry: Any, gateway: Gateway, seen: dict[str, WorkerInfo]) -> None:
+async def _follow(registry: Registry, gateway: Gateway, seen: dict[str, WorkerInfo]) -> None:
     """Keep the gateway's workers equal to the registry's; note all by address in `seen`."""
-    version = -1
-    known: set[WorkerInfo] = set()
+    known: tuple[WorkerInfo, ...] = ()
     while True:
-        with _registry_may_be_away():
-            version, workers = await registry.changed.remote(version)
-            seen.update((worker.address, worker) for worker in workers)
-            await gateway.sync([worker.address for worker in workers])
-            for worker in set(workers) - known:
-                logger.info("joined: %s", worker)
-            for worker in known - set(workers):
-                logger.info("left: %s", worker)
-            known = set(workers)
-            continue
-        await asyncio.sleep(0.2)
+        workers = await registry.changed(known)
+        seen.update((worker.address, worker) for worker in workers)
+        await gateway.sync([worker.address for worker in workers])
+        for worker in set(workers) - set(known):
+            logger.info("joined: %s", worker)
+        for worker in set(known) - set(workers):
+            logger.info("left: %s", worker)
+        known = workers
 
 
-async def _kill_hung(thread: _RayThread, seen: dict[str, WorkerInfo], address: str) -> None:
+async def _kill_hung(ray: RayThread, seen: dict[str, WorkerInfo], address: str) -> None:
     """Have Ray kill a worker that hangs: it does not stop when it is asked to."""
     worker = seen.pop(address)
     logger.info("killed: %s", worker)
-    await thread.run(_kill_actor, worker.actor)
+    await ray.run(_kill_actor, worker.actor)
 
 
 def _kill_actor(name: str) -> None:
@@ -445,18 +519,15 @@ def _actor_name() -> str:
     return str(ray.get_runtime_context().get_actor_name())
 
 
-@contextlib.contextmanager
-def _registry_may_be_away() -> Iterator[None]:
-    """Ignore that the registry restarts: entries outlive TIME_TO_LIVE seconds of silence."""
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):
-        yield
-
-
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+def _forward_log(link: RosterLink) -> None:
+    """Tell the command the log of this process: nobody reads the files of a worker."""
+    logging.getLogger().addHandler(LinkHandler(link))
+    logging.getLogger("server").setLevel(logging.INFO)
 
 
 def _bind_serve_to_node() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,8 +35,6 @@ from server.interceptors import (
 from server.keepalive import keepalive_options
 from server.reflection import REFLECTION, enable_reflection
 from server.service import AdminService, GenerationService, PredictionService, ServerFacts
-
-logger = logging.getLogger(__name__)
 
 GENERATION = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 PREDICTION = prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"].full_name
@@ -88,9 +85,7 @@ class Worker:
         await self._start_engines()
         self._publish_health()
         self._watching = in_background("watching the engines", self._watch_engines)
-        address = address_of(self._config.host, port)
-        logger.info("worker %s serves on %s", self.replica_id, address)
-        return address
+        return address_of(self._config.host, port)
 
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""

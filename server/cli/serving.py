@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from server.cli.exit_codes import FAILED
 from server.cli.interruption import cleaned_up
 from server.cli.options import examples, existing_directory
 
@@ -79,6 +81,12 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="What runs at SIGTERM or Ctrl-C may take this long to end.",
 )
+@click.option(
+    "--name",
+    default="tokenweir",
+    show_default=True,
+    help="Name of the service; two on one Ray cluster need two.",
+)
 def serve(
     packages: tuple[Path, ...],
     named: tuple[str, ...],
@@ -92,6 +100,7 @@ def serve(
     max_num_seqs: int,
     max_step_seconds: float,
     grace: float,
+    name: str,
 ) -> None:
     """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
 
@@ -104,6 +113,7 @@ def serve(
     from engine.config import EngineConfig
     from server.config import ServeConfig
     from server.deployment import serve_models
+    from server.ray_thread import RayLost
 
     config = ServeConfig(
         packages=models,
@@ -113,6 +123,7 @@ def serve(
         max_replicas=high,
         target_live_requests=target_live_requests,
         grace=grace,
+        name=name,
         engine=EngineConfig(
             num_threads=threads, max_num_seqs=max_num_seqs, max_step_seconds=max_step_seconds
         ),
@@ -120,7 +131,11 @@ def serve(
     log_to_stderr()
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
     with cleaned_up():
-        serve_models(config, lambda service: announce(service, models))
+        try:
+            serve_models(config, lambda service: announce(service, models))
+        except RayLost as error:
+            click.echo(f"error: {error}; start the command again", err=True)
+            os._exit(FAILED)  # what is left of Ray in this process would keep it for ever
     click.echo("stopped", err=True)
 
 

@@ -16,7 +16,13 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
 from engine.request import RequestLimits
 from server.config import ServeConfig, WorkerConfig
-from server.deployment import LiveRequestsPolicy, check_port_is_free, num_threads, serve_models
+from server.deployment import (
+    LiveRequestsPolicy,
+    _ended_with_raylet,
+    check_port_is_free,
+    num_threads,
+    serve_models,
+)
 
 CONFIG = ServeConfig(packages={"model": Path("nowhere")})
 
@@ -77,6 +83,12 @@ def test_setting_that_would_be_overwritten_is_refused(worker: WorkerConfig, mess
         dataclasses.replace(CONFIG, worker=worker)
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "a\n"])
+def test_name_that_ray_could_not_use_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="may have letters"):
+        dataclasses.replace(CONFIG, name=name)
+
+
 def test_replicas_share_the_cores() -> None:
     cores = len(os.sched_getaffinity(0))
 
@@ -106,6 +118,16 @@ def test_policy_keeps_to_the_minimum_before_any_metric() -> None:
     )
 
     assert LiveRequestsPolicy(target=8)(context) == (2, {})
+
+
+def test_agents_of_ray_are_started_to_end_with_it() -> None:
+    agent, other = "--dashboard_agent_command=python agent.py --x=1", "--python_worker_command=a b"
+
+    adapted = _ended_with_raylet(agent)
+
+    assert adapted.startswith(f"--dashboard_agent_command={sys.executable} -I /")
+    assert adapted.endswith("/end_with_parent.py python agent.py --x=1")
+    assert _ended_with_raylet(other) == other
 
 
 def test_a_worker_can_be_imported_without_torch_and_without_ray() -> None:

@@ -1,0 +1,174 @@
+"""What workers tell the command that serves them: that they live, and their log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from server.registry import Registry, WorkerInfo
+from server.roster import Roster, RosterAddress
+from server.roster_link import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LinkHandler, RosterLink
+from tests.conftest import FakeClock
+
+WORKER = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
+
+
+@contextlib.asynccontextmanager
+async def _listening(registry: Registry) -> AsyncIterator[tuple[Roster, RosterAddress]]:
+    roster = Roster(registry)
+    try:
+        yield roster, await roster.start("127.0.0.1")
+    finally:
+        await roster.close()
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_worker_is_known_while_it_is_connected() -> None:
+    registry = Registry()
+    async with _listening(registry) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        joined = await asyncio.wait_for(registry.changed(()), 10)
+        await link.close()
+        left = await asyncio.wait_for(registry.changed(joined), 2)
+
+    assert (joined, left) == ((WORKER,), ())
+
+
+async def test_worker_that_leaves_is_forgotten_while_it_is_still_connected() -> None:
+    registry = Registry()
+    async with _listening(registry) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        await asyncio.wait_for(registry.changed(()), 10)
+        over = await link.leave()
+        left, broken = registry.workers, link.broken
+        await link.close()
+
+    assert (over, left, broken) == (False, (), False)
+
+
+async def test_worker_that_leaves_at_the_end_is_told_that_all_is_over() -> None:
+    async with _listening(Registry()) as (roster, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        roster.end()
+        over = await link.leave()
+        await link.close()
+
+    assert over
+
+
+async def test_worker_that_stands_still_is_forgotten_though_it_is_connected() -> None:
+    registry = Registry(time_to_live=0.1)
+    async with _listening(registry) as (_, address):
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(_hello(address.token) + _alive())
+        await asyncio.wait_for(registry.changed(()), 10)
+
+        left = await asyncio.wait_for(registry.changed((WORKER,)), 10)
+        writer.close()
+
+    assert left == ()
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"[\n", b"{}\n", b"7\n", b'{"token": "no", "pid": 1}\n', b"x" * 2_000_000]
+)
+async def test_who_does_not_know_the_token_is_not_heard(first: bytes) -> None:
+    registry = Registry()
+    async with _listening(registry) as (_, address):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(first + _alive())
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+    assert registry.workers == ()
+
+
+async def test_log_of_a_worker_is_told_with_its_name_and_whole_tracebacks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with _listening(Registry()) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        try:
+            raise ValueError("a\nb")
+        except ValueError:
+            record = _record(logging.ERROR, "request %s failed", "r-7", exc_info=True)
+        LinkHandler(link).emit(record)
+        await _until(lambda: caplog.records)
+        await link.close()
+
+    (told,) = caplog.records
+    assert told.levelno == logging.ERROR
+    text = told.getMessage()
+    assert text.startswith("worker 127.0.0.1:1: request r-7 failed\nTraceback (most recent")
+    assert text.endswith("ValueError: a\nb")
+
+
+async def test_link_connects_again_and_tells_what_waited(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry()
+    async with _listening(registry) as (_, address):
+        link = RosterLink(RosterAddress(address.host, 1, address.token))  # nobody is there
+        link.alive(WORKER)
+        link.log(logging.ERROR, "told late")
+        await asyncio.sleep(0.1)
+        link._roster = address
+        await asyncio.wait_for(registry.changed(()), 10)
+        await _until(lambda: caplog.records)
+        await link.close()
+
+    assert caplog.messages == ["worker 127.0.0.1:1: told late"]
+
+
+def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> None:
+    link = _FakeLink()
+    handler = LinkHandler(link, clock)  # type: ignore[arg-type]
+    for _ in range(RECORDS_AT_ONCE + 5000):
+        handler.emit(_record(logging.INFO, "refused"))
+    handler.emit(_record(logging.ERROR, "failed"))
+    clock.now += 1.01 / RECORDS_PER_SECOND
+    handler.emit(_record(logging.INFO, "refused again"))
+
+    assert link.told == [
+        *["refused"] * RECORDS_AT_ONCE,
+        "failed",
+        "(5,000 lines like the next are left out)",
+        "refused again",
+    ]
+
+
+class _FakeLink:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def log(self, level: int, text: str) -> None:
+        self.told.append(text)
+
+
+def _record(level: int, text: str, *args: object, exc_info: bool = False) -> logging.LogRecord:
+    info = sys.exc_info() if exc_info else None
+    return logging.LogRecord("server", level, __file__, 1, text, args, info)
+
+
+def _hello(token: str) -> bytes:
+    return json.dumps({"token": token, "pid": 1}).encode() + b"\n"
+
+
+def _alive() -> bytes:
+    worker = {"address": WORKER.address, "pid": WORKER.pid, "replica_id": WORKER.replica_id}
+    return json.dumps({"alive": worker}).encode() + b"\n"

@@ -1,0 +1,110 @@
+"""The directory of a run: whose it is, and what becomes of it when its owner is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.run_directory import remove_what_dead_owners_left, run_directory
+
+# An owner with a child that does not end with it, as Ray's agents do not.
+_OWNER = """
+import subprocess, sys
+from pathlib import Path
+from server.run_directory import run_directory
+with run_directory(Path(sys.argv[1])) as directory:
+    with directory.marked_environment():
+        child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+    print(directory.path, child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_directory_is_its_users_alone_and_goes_at_the_end(tmp_path: Path) -> None:
+    with run_directory(tmp_path) as directory:
+        mode = stat.S_IMODE(directory.path.stat().st_mode)
+        inside = directory.for_ray.is_relative_to(directory.path)
+
+    assert (mode, inside) == (0o700, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_of_sockets_are_short_enough() -> None:
+    socket = "session_2026-11-22_00-02-04_123456_12345678/sockets/plasma_store.1"
+
+    with run_directory() as directory:
+        assert len(str(directory.for_ray / socket)) <= 107
+
+
+def test_what_a_killed_owner_left_is_ended_and_removed(tmp_path: Path) -> None:
+    owner, path, child = _start_owner(tmp_path)
+    stranger = subprocess.Popen(["sleep", "600"], cwd=path)
+
+    try:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.communicate()
+        removed = remove_what_dead_owners_left(tmp_path)
+
+        assert removed == [path]
+        assert not path.exists()
+        assert _has_ended(child)
+        assert stranger.poll() is None, "a process that is not of the run was ended"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_what_a_living_owner_has_is_left_alone(tmp_path: Path) -> None:
+    owner, path, child = _start_owner(tmp_path)
+
+    removed = remove_what_dead_owners_left(tmp_path)
+
+    assert (removed, path.is_dir(), _has_ended(child)) == ([], True, False)
+    owner.communicate("")
+    assert (path.exists(), _has_ended(child)) == (False, True)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o701])
+def test_directory_that_others_can_enter_is_left_alone(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "tokenweir-x"
+    path.mkdir()
+    path.chmod(mode)
+    (path / "owner").touch()
+
+    assert remove_what_dead_owners_left(tmp_path) == []
+    assert path.is_dir()
+
+
+def test_directory_of_somebody_elses_making_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tokenweir-x").mkdir(0o700)
+
+    assert remove_what_dead_owners_left(tmp_path) == []
+
+
+def _start_owner(parent: Path) -> tuple[subprocess.Popen[str], Path, int]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    path, child = owner.stdout.readline().split()
+    return owner, Path(path), int(child)
+
+
+def _has_ended(pid: int) -> bool:
+    """Has a process ended? Wait for it: the kernel may be a moment behind the signal."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    os.close(descriptor)
+    return state in "ZX"

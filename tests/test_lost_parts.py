@@ -1,0 +1,192 @@
+"""What becomes of `tokenweir serve` when a part of it is killed: it ends, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from exporter.checkpoint import save_checkpoint
+from exporter.export import export_package
+from exporter.models import TransformerConfig, build_model
+from server.run_directory import MARK
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+GRACE = 3
+CONFIG = TransformerConfig(
+    family="gpt",
+    num_decoder_layers=1,
+    max_target_len=16,
+    d_model=16,
+    num_heads=2,
+    d_ff=16,
+    vocab_size=16,
+    eos_token_id=2,
+)
+
+
+@dataclass
+class Server:
+    """A running `tokenweir serve`."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def wait_until(self, what: str, seconds: float = 90) -> re.Match[str]:
+        """Return where a line of the log matches."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := re.search(what, self.log.read_text(), re.MULTILINE):
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"no {what!r}:\n{self.log.read_text()}")
+
+    def parts(self) -> dict[int, str]:
+        """Return the processes of its Ray: their command lines by process id."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (process / "environ").read_bytes()
+                if f"{MARK}=".encode() in environment:
+                    command = (process / "cmdline").read_bytes()
+                    found[int(process.name)] = command.decode(errors="replace")
+            except OSError:  # it has just ended
+                continue
+        return found
+
+    def kill_part(self, program: str) -> None:
+        (pid,) = [pid for pid, command in self.parts().items() if f"/{program}\0" in command]
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    vocabulary = {f"w{i}": i for i in range(16)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    save_checkpoint(directory / "checkpoint", "continue", build_model(CONFIG), tokenizer)
+    export_package(directory / "checkpoint", directory / "package")
+    return directory / "package"
+
+
+@pytest.fixture
+def start(package: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server and return it at once; it is killed after the test."""
+    servers: list[Server] = []
+
+    def start_server(*options: str, **environment: str) -> Server:
+        log = tmp_path / f"log{len(servers)}"
+        command = [sys.executable, "-c", "from server.cli import main; main()", "serve"]
+        options = (*options, "--port", "0", "--threads", "1", "--grace", str(GRACE))
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*command, str(package), *options],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **environment},
+            )
+        servers.append(Server(process, log))
+        return servers[-1]
+
+    yield start_server
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+
+
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_loss_of_a_server_of_ray_ends_the_command(start: Callable[..., Server], part: str) -> None:
+    server = start()
+    server.wait_until("^serving ")
+
+    server.kill_part(part)
+    server.wait_until(f"Ray's {part} at .* is gone", seconds=5)
+
+    assert server.process.wait(GRACE + 30) == 1
+    assert re.search(f"^error: Ray's {part} at .* is gone", server.log.read_text(), re.MULTILINE)
+    assert "Traceback" not in server.log.read_text()
+    assert server.parts() == {}
+
+
+def test_sigterm_ends_a_command_whose_ray_stands_still(start: Callable[..., Server]) -> None:
+    server = start()
+    server.wait_until("^serving ")
+    (raylet,) = [pid for pid, command in server.parts().items() if "/raylet\0" in command]
+
+    os.kill(raylet, signal.SIGSTOP)
+    server.process.terminate()
+
+    assert server.process.wait(GRACE + 60) == 1
+    assert server.parts() == {}
+
+
+def test_killed_server_leaves_nothing_to_the_next(start: Callable[..., Server]) -> None:
+    first = start()
+    first.wait_until("^serving ")
+    before = set(first.parts())
+    first.process.kill()
+    first.process.wait()
+
+    second = start()
+    second.wait_until(r"removed \S*/tokenweir-\S+, which a killed server had left")
+    left = before & set(second.parts())
+    second.wait_until("^serving ")
+    second.process.send_signal(signal.SIGHUP)
+
+    assert left == set()
+    assert second.process.wait(GRACE + 30) == 0
+    assert second.parts() == {}
+
+
+def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
+    start: Callable[..., Server],
+) -> None:
+    from server.client import Client, TokenweirClientError
+
+    server = start()
+    address = server.wait_until(r"^serving .* on (\S+);")[1]
+
+    with Client(address) as client, pytest.raises(TokenweirClientError):
+        client.generate("package", "w3", max_new_tokens=1000, request_id="mine-7")
+
+    told = server.wait_until("^.*mine-7.*$", seconds=10)[0]
+    assert re.search(r"worker 127\.0\.0\.1:\d+: .*GenerationService.* INVALID_ARGUMENT", told)
+
+
+def test_services_of_one_cluster_have_names_of_their_own(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    ray = Path(sys.executable).with_name("ray")
+    head = ["start", "--head", "--port=0", "--num-cpus=2", "--include-dashboard=false"]
+    head += ["--node-ip-address=127.0.0.1", "--temp-dir", f"/tmp/{tmp_path.name[-8:]}"]
+    started = subprocess.run([ray, *head], capture_output=True, text=True, check=True)
+    found = re.search(r"--address='(\S+)'", started.stdout)
+    assert found, started.stdout
+    try:
+        first = start("--name", "one", RAY_ADDRESS=found[1])
+        first.wait_until("^serving ")
+
+        twin = start("--name", "one", RAY_ADDRESS=found[1])
+        assert twin.process.wait(60) == 3
+        assert "a service named 'one' runs on this Ray cluster already" in twin.log.read_text()
+
+        second = start("--name", "two", RAY_ADDRESS=found[1])
+        second.wait_until("^serving ")
+        third = start("--name", "three", RAY_ADDRESS=found[1])
+        third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=30)
+    finally:
+        subprocess.run([ray, "stop", "--force"], capture_output=True)
