@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from loadtest.machine import Machine
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import AtEqualP99, Point, at_equal_p99, throughput_within
 from loadtest.studies.growth import Model, measure_steps
+from loadtest.studies.idle import ProcessUse, compare, read_tree, total
 from loadtest.studies.loading import (
     UnderLoad,
     load_once,
@@ -210,3 +212,31 @@ def test_memory_under_load_is_the_most_of_all_rounds_and_bursts_are_compared_wit
     assert found["allowed_bytes"] == 1.2 * 100 + 450 + 150e6
     assert found["first_to_second_burst"] == 1.5
     assert len(found["rounds"]) == 3
+
+
+def test_processes_that_lived_all_the_time_are_compared_the_busiest_first() -> None:
+    before = {1: ProcessUse("a", 1.0, 100), 2: ProcessUse("b", 5.0, 100), 3: ProcessUse("c", 0, 1)}
+    after = {1: ProcessUse("a", 2.0, 160), 2: ProcessUse("b", 9.0, 90), 4: ProcessUse("d", 7, 1)}
+
+    busiest, other = compare(before, after, seconds=10)
+    both = total([busiest, other])
+
+    assert (busiest.name, busiest.cores, busiest.growth) == ("b", 0.4, -10)
+    assert (other.name, other.cores, other.growth) == ("a", 0.1, 60)
+    assert (both.name, both.cores, both.memory, both.growth) == ("2 processes", 0.5, 250, 50)
+
+
+def test_tree_has_a_process_and_all_below_it() -> None:
+    child = subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
+    try:
+        while len(tree := read_tree(child.pid)) < 2:
+            os.sched_yield()
+        whole = read_tree(os.getpid())
+    finally:
+        for pid in sorted(tree, reverse=True):
+            os.kill(pid, 15)
+        child.wait()
+
+    assert {use.name for use in tree.values()} <= {"sh", "sleep"}
+    assert tree.keys() < whole.keys()
+    assert whole[os.getpid()].processor_seconds > 0 and whole[os.getpid()].memory > 1e6
