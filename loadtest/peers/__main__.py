@@ -6,12 +6,12 @@ import os
 import shlex
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from engine.machine import machine_name
+from loadtest.origin import code_commit, now
 from loadtest.peers.comparison import Plan, compare, start_process
 from loadtest.peers.results import Results, disagreements, summarize, write
 from loadtest.peers.works import WORKS
@@ -59,11 +59,12 @@ def main(
         seed=seed,
         engines=engines,
     )
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    started_at = now()
     comparison = compare(plan, start_process(directory / "workers.log"), click.echo)
     results = Results(
         work=work,
         command=shlex.join(["python", "-m", "loadtest.peers", *sys.argv[1:]]),
+        commit=code_commit(),
         started_at=started_at,
         machine=machine_name(),
         num_threads=plan.num_threads,

@@ -38,6 +38,7 @@ class Results:
 
     work: Work
     command: str
+    commit: str  # of our code
     started_at: str
     machine: str
     num_threads: int
@@ -90,7 +91,8 @@ def to_markdown(results: Results) -> str:
         "\n".join(f"- DISAGREES: {text}" for text in results.disagreements),
         "\n".join(f"- without {name}: {why}" for name, why in comparison.missing.items()),
         f"- machine: {results.machine}, {results.num_threads} threads\n"
-        f"- started: {results.started_at}\n- command: `{results.command}`\n- versions: "
+        f"- started: {results.started_at}\n- commit: {results.commit}\n"
+        f"- command: `{results.command}`\n- versions: "
         + ", ".join(f"{name} {number}" for name, number in sorted(comparison.versions.items())),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

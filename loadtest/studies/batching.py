@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.machine import machine_name
 from engine.package import GenerationContract, Manifest, load_package
+from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure
 from loadtest.report import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
@@ -145,6 +146,8 @@ def _describe(manifest: Manifest, work: TraceWork, slots: int) -> dict[str, obje
         "model": manifest.name,
         "weights": manifest.weights,
         "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "written_at": now(),
         "machine": machine_name(),
         "trace": asdict(work),
         "slots": slots,

@@ -24,6 +24,7 @@ from engine.machine import machine_name
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract, load_package
 from loadtest.machine import Machine, measure_machine
+from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure
 from loadtest.report import write_document
 
@@ -133,6 +134,8 @@ def _write(out: Path, name: str, machine: Machine, model: Model, steps: Sequence
     content = {
         "model": name,
         "command": shlex.join(["python", "-m", "loadtest.studies.growth", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "written_at": now(),
         "machine": {"name": machine_name(), **asdict(machine)},
         "weights": asdict(model),
         "steps": [{**asdict(step), "median": step.median} for step in steps],

@@ -33,6 +33,7 @@ from engine.benchmark import (
 from engine.errors import ConfigError
 from engine.machine import machine_name
 from engine.package import GenerationContract, Package, load_package
+from loadtest.origin import code_commit, now
 from loadtest.report import write_document
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
@@ -172,6 +173,8 @@ def main(
     weights = weight_bytes(loaded)
     content = {
         "command": shlex.join(["python", "-m", "loadtest.studies.loading", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "written_at": now(),
         "machine": machine_name(),
         **summary_of_loads(weights, [load_once(package) for _ in range(rounds)]),
     }

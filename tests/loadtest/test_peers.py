@@ -213,6 +213,7 @@ def results_of(comparison: Comparison) -> Results:
     return Results(
         work=plan().work,
         command="python -m loadtest.peers",
+        commit="c0ffee",
         started_at="now",
         machine="a machine",
         num_threads=2,
