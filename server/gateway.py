@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -240,7 +239,7 @@ class Gateway:
         return merged.SerializeToString()
 
     def _attempts(self, method: str, request: bytes) -> Attempts:
-        return Attempts(method, request, give_up=time.monotonic() + self._config.worker_wait)
+        return Attempts(method, request, wait=self._config.worker_wait)
 
 
 class _AnyMethod(grpc.GenericRpcHandler):

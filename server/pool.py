@@ -31,10 +31,13 @@ class Attempts:
 
     method: str
     request: bytes
-    give_up: float  # on the monotonic clock
+    wait: float  # seconds that it waits for a worker that takes it, anew for every one it loses
     refused: set[Backend] = field(default_factory=set)
     losses: int = 0
     last: CallStatus | None = None
+
+    def __post_init__(self) -> None:
+        self.give_up = time.monotonic() + self.wait
 
     @cached_property
     def request_id(self) -> str:
@@ -44,7 +47,9 @@ class Attempts:
     def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
         """Remember that a worker did not take the call."""
         self.refused.add(backend)
-        self.losses += lost
+        if lost:
+            self.losses += 1
+            self.give_up = time.monotonic() + self.wait
         self.last = status
 
 

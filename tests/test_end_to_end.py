@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,12 +116,23 @@ def packages(
 @pytest.fixture(scope="module")
 def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The one server of this file; the last test stops it."""
-    log = tmp_path_factory.mktemp("server") / "log"
+    with _serve(packages, tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@contextmanager
+def _serve(packages: dict[str, Path], directory: Path, **environment: str) -> Iterator[Server]:
+    """Run `tokenweir serve` with two replicas, and a log in `directory`."""
+    log = directory / "log"
     command = [Path(sys.executable).with_name("tokenweir"), "serve", *packages.values()]
     options = ["--replicas", "2", "--port", "0", "--max-num-seqs", str(SLOTS), "--grace", "60"]
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, *options], stdout=file, stderr=subprocess.STDOUT, text=True
+            [*command, *options],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
         )
     try:
         yield Server(process, _wait_for_address(process, log), log)
@@ -221,39 +232,6 @@ async def test_killed_replica_loses_nothing_that_had_not_started_and_is_replaced
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.long
-async def test_stopped_replica_loses_nothing_that_had_not_started_and_is_replaced(
-    server: Server, eager: Callable[[str, str, int], str]
-) -> None:
-    before = server.pids()
-    asked = [(CONTINUE, f"w{10 + i % 8}", 160) for i in range(64)]
-    admitted: asyncio.Queue[str] = asyncio.Queue()
-
-    async with aio.insecure_channel(server.address) as channel:
-        streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
-        victim = await admitted.get()
-        os.kill(before[victim], signal.SIGSTOP)
-        stopped = time.monotonic()
-        async with asyncio.timeout(30):
-            outcomes = await asyncio.gather(*streams)
-        ended_after = time.monotonic() - stopped
-        while len(server.pids()) < len(before) + 1:
-            assert time.monotonic() < stopped + 30, server.log.read_text()
-            await asyncio.sleep(0.05)
-        replaced_after = time.monotonic() - stopped
-
-    lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
-    assert lost, "the replica was stopped too late"
-    assert {(o.replica, o.code) for o in lost} == {(victim, grpc.StatusCode.UNAVAILABLE)}
-    assert len(lost) <= SLOTS, "more streams were lost than can have started"
-    for request, outcome in zip(asked, outcomes, strict=True):
-        whole = eager(*request)
-        assert whole == outcome.text if outcome not in lost else whole.startswith(outcome.text)
-    assert ended_after < 15
-    assert replaced_after < 20
-    assert not _is_alive(before[victim])
-
-
 async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
     server: Server, eager: Callable[[str, str, int], str]
 ) -> None:
@@ -317,25 +295,67 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
         assert (await client.generate(CONTINUE, "w3", max_new_tokens=3)).usage.output_tokens == 3
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
-async def test_replica_in_one_step_for_too_long_is_replaced(packages: dict[str, Path]) -> None:
-    # No step can be made to hang from outside, so any step is too long.
-    engine = EngineConfig(num_threads=1, max_step_seconds=1e-4)
-    config = ServeConfig(packages={CONTINUE: packages[CONTINUE]}, port=0, engine=engine)
-    async with serving(config) as service:
-        (first,) = await service.workers()
-        async with AsyncClient(service.address, timeout=20, max_attempts=1) as client:
-            asked = [client.generate(CONTINUE, "w3", max_new_tokens=180) for _ in range(32)]
-            hung = time.monotonic()
-            outcomes = asyncio.gather(*asked, return_exceptions=True)
-            while not (new := set(await service.workers()) - {first}):
-                assert time.monotonic() < hung + 20
-                await asyncio.sleep(0.05)
-            await outcomes
+# Python imports it in every process: steps hang in those whose number is the name of a file.
+HANGING_STEPS = """
+import os, pathlib, sys, threading, time
 
-    assert first.pid not in {worker.pid for worker in new}
-    assert not _is_alive(first.pid)
+def patch():
+    while not hasattr(sys.modules.get("engine.core"), "EngineCore"):
+        time.sleep(0.01)
+    core, hangs = sys.modules["engine.core"].EngineCore, pathlib.Path(__file__).with_name("hangs")
+    step = core.step
+    def perhaps_hang(self):
+        while (hangs / str(os.getpid())).exists():
+            time.sleep(0.05)
+        return step(self)
+    core.step = perhaps_hang
+
+threading.Thread(target=patch, daemon=True).start()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["process stopped", "step never returns"])
+async def test_hung_replica_loses_nothing_that_had_not_started_and_is_replaced(
+    way: str,
+    packages: dict[str, Path],
+    eager: Callable[[str, str, int], str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hangs").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(HANGING_STEPS)
+    python_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    asked = [(CONTINUE, f"w{10 + i % 8}", 160) for i in range(64)]
+    admitted: asyncio.Queue[str] = asyncio.Queue()
+
+    with _serve(packages, tmp_path, PYTHONPATH=python_path) as server:
+        before = server.pids()
+        async with aio.insecure_channel(server.address) as channel:
+            streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
+            victim = await admitted.get()
+            if way == "process stopped":
+                os.kill(before[victim], signal.SIGSTOP)
+            else:
+                (tmp_path / "hangs" / str(before[victim])).touch()
+            hung = time.monotonic()
+            async with asyncio.timeout(30):
+                outcomes = await asyncio.gather(*streams)
+            ended_after = time.monotonic() - hung
+            while len(server.pids()) < len(before) + 1:
+                assert time.monotonic() < hung + 30, server.log.read_text()
+                await asyncio.sleep(0.05)
+            replaced_after = time.monotonic() - hung
+
+    lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
+    assert lost, "the replica hung too late"
+    assert {(o.replica, o.code) for o in lost} == {(victim, grpc.StatusCode.UNAVAILABLE)}
+    assert len(lost) <= SLOTS, "more streams were lost than can have started"
+    for request, outcome in zip(asked, outcomes, strict=True):
+        whole = eager(*request)
+        assert whole == outcome.text if outcome not in lost else whole.startswith(outcome.text)
+    assert ended_after < 15
+    assert replaced_after < 20
+    assert not _is_alive(before[victim])
 
 
 @pytest.mark.long

@@ -517,6 +517,25 @@ async def test_a_stream_that_was_not_started_moves_to_another_worker_unseen() ->
     assert len(survivor.requests) == 1
 
 
+async def test_time_at_a_worker_that_was_lost_is_not_time_of_waiting_for_one() -> None:
+    config = GatewayConfig(worker_wait=1)
+    async with (
+        worker_process() as doomed,
+        running_worker(FakeGenerator()) as (_, address),
+        running_gateway(doomed.address, config=config) as (gateway, stubs),
+    ):
+        call = asyncio.ensure_future(stubs.generation.Generate(generate("WAIT then go")))
+        assert await doomed.next_prompt() == "WAIT then go"
+        await asyncio.sleep(1.1 * config.worker_wait)
+
+        doomed.kill()
+        await until(lambda: gateway.num_serving == 0)
+        await asyncio.sleep(0.1)
+        await gateway.sync([address])
+
+        assert (await call).results[0].sequences[0].text == "WAIT then go "
+
+
 async def test_a_worker_that_comes_back_is_used_again() -> None:
     async with running_gateway() as (gateway, stubs):
         async with running_worker(FakeGenerator()) as (_, first):
