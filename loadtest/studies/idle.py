@@ -25,6 +25,7 @@ from loadtest.report import write_document
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
 _START_TIMEOUT = 180.0  # seconds
+_NUM_PARTS = 10  # of the time, between which memory is read
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ def total(processes: list[IdleProcess]) -> IdleProcess:
         memory=sum(process.memory for process in processes),
         growth=sum(process.growth for process in processes),
     )
+
+
+def _memory_of(pid: int, seen: list[dict[int, ProcessUse]]) -> list[int]:
+    return [uses[pid].memory for uses in seen if pid in uses]
 
 
 def read_tree(root: int) -> dict[int, ProcessUse]:
@@ -152,10 +157,12 @@ def main(package: Path, replicas: int, settle: float, seconds: float, out: Path)
     """Serve PACKAGE, ask nothing, and write OUT.json."""
     with _served(package, replicas) as pid:
         time.sleep(settle)
-        started, before = time.monotonic(), read_tree(pid)
-        time.sleep(seconds)
-        elapsed, after = time.monotonic() - started, read_tree(pid)
-    processes = compare(before, after, elapsed)
+        started, seen = time.monotonic(), [read_tree(pid)]
+        for _ in range(_NUM_PARTS):
+            time.sleep(seconds / _NUM_PARTS)
+            seen.append(read_tree(pid))
+        elapsed = time.monotonic() - started
+    processes = compare(seen[0], seen[-1], elapsed)
     content = {
         "command": shlex.join(["python", "-m", "loadtest.studies.idle", *sys.argv[1:]]),
         "commit": code_commit(),
@@ -164,6 +171,10 @@ def main(package: Path, replicas: int, settle: float, seconds: float, out: Path)
         "seconds": elapsed,
         "total": asdict(total(processes)),
         "processes": [asdict(process) for process in processes],
+        # What grows until a level is reached is no leak.
+        "memory_over_time": {
+            f"{use.name} {pid}": _memory_of(pid, seen) for pid, use in seen[0].items()
+        },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     write_document(content, out.with_suffix(".json"))

@@ -13,7 +13,7 @@ from server.cli.interruption import cleaned_up
 from server.cli.making import export_with_progress, print_report
 from server.cli.measuring import num_failed, report_load_test
 from server.cli.options import any_path, examples
-from server.cli.serving import announce, log_to_stderr
+from server.cli.serving import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def demo(out: Path, keep_serving: bool) -> int:
     if not (keep_serving and package.is_dir()):
         _make_package(out, package)
     if keep_serving:
-        _serve_until_interrupted(package)
+        serve_until_ended(_config(package, port=50051))
         return 0
     import asyncio
 
@@ -83,14 +83,6 @@ def _is_interrupted(checkpoint: Path) -> bool:
             NOT_USABLE,
         )
     return not state.finished
-
-
-def _serve_until_interrupted(package: Path) -> None:
-    from server.deployment import serve_models
-
-    log_to_stderr()
-    with cleaned_up():
-        serve_models(_config(package, port=50051), lambda service: announce(service, [MODEL]))
 
 
 async def _show(package: Path, out: Path) -> int:

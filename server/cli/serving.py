@@ -15,6 +15,7 @@ from server.cli.interruption import cleaned_up
 from server.cli.options import examples, existing_directory
 
 if TYPE_CHECKING:
+    from server.config import ServeConfig
     from server.deployment import Service
 
 
@@ -112,8 +113,6 @@ def serve(
     models = collect_models(packages, named)
     from engine.config import EngineConfig
     from server.config import ServeConfig
-    from server.deployment import serve_models
-    from server.ray_thread import RayLost
 
     config = ServeConfig(
         packages=models,
@@ -128,18 +127,26 @@ def serve(
             num_threads=threads, max_num_seqs=max_num_seqs, max_step_seconds=max_step_seconds
         ),
     )
-    log_to_stderr()
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
-    with cleaned_up():
-        try:
-            serve_models(config, lambda service: announce(service, models))
-        except RayLost as error:
-            click.echo(f"error: {error}; start the command again", err=True)
-            os._exit(FAILED)  # what is left of Ray in this process would keep it for ever
+    serve_until_ended(config)
     click.echo("stopped", err=True)
 
 
-def log_to_stderr() -> None:
+def serve_until_ended(config: ServeConfig) -> None:
+    """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
+    from server.deployment import serve_models
+    from server.ray_thread import RayLost
+
+    _log_to_stderr()
+    with cleaned_up():
+        try:
+            serve_models(config, lambda service: announce(service, config.packages))
+        except RayLost as error:
+            click.echo(f"error: {error}; start the command again", err=True)
+            os._exit(FAILED)  # what is left of Ray in this process would keep it for ever
+
+
+def _log_to_stderr() -> None:
     """Let the server say on the standard error who joins and who leaves."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.ERROR)
     logging.getLogger("server").setLevel(logging.INFO)
