@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loadtest import origin
 
-RESULTS = Path(__file__).parents[2] / "loadtest" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "loadtest" / "results"
+WORKS = {  # how the README calls them
+    "GPT-2 124M shape": "gpt2",
+    "SmolLM2 135M shape": "smollm2",
+    "Marian base shape": "marian",
+    "Marian base shape, beam 4": "marian-beam",
+    "the same shape, beam 4": "marian-beam",
+    "the same, beam 4": "marian-beam",
+}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +44,63 @@ def test_a_kept_table_says_so_too(path: Path) -> None:
 
     if path.name != "README.md":
         assert all(f"\n- {name}: " in text for name in ("machine", "started", "commit", "command"))
+
+
+def _rows(header: str) -> Iterator[list[str]]:
+    """Yield the cells of a table of the README, an empty first cell as that of the row above."""
+    lines = (ROOT / "README.md").read_text().partition(header)[2].splitlines()[2:]
+    above: list[str] = []
+    for line in itertools.takewhile(lambda line: line.startswith("|"), lines):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        above = [cells[0] or above[0], *cells[1:]]
+        yield above
+
+
+def _results(name: str) -> dict[tuple[str, int], dict[str, Any]]:
+    lines = json.loads((RESULTS / name).read_text())["lines"]
+    return {(line["engine"], line["concurrency"]): line for line in lines}
+
+
+def _work(text: str, above: str) -> str:
+    found = [name for name in WORKS if text.startswith(name)]
+    return WORKS[max(found, key=len)] if found else above
+
+
+def _engine(text: str) -> str:
+    return text.replace("`", "").replace("torch, static", "torch eager, static")
+
+
+def _cell(ratio: float) -> str:
+    return f"{ratio:.2f}" if f"{ratio:.2f}" >= "1.00" else f"**{ratio:.2f}**"
+
+
+def test_the_readme_has_the_ratios_of_the_results_and_marks_every_loss() -> None:
+    work, num_checked = "", 0
+    for text, against, *cells in _rows("| work | against | AMD, 1 at once | 8 | 32 |"):
+        work = _work(text, work)
+        for folder, values in ((".", cells[:3]), ("intel", cells[3:])):
+            for concurrency, value in zip((1, 8, 32), values, strict=True):
+                if value:
+                    found = _results(f"{folder}/{work}/{work}.json")
+                    ratio = found[_engine(against), concurrency]["ratio"]
+                    assert value == _cell(ratio), (text, against, folder, concurrency)
+                    num_checked += 1
+    assert num_checked == 75
+
+
+def test_the_readme_has_the_ratios_of_decoding_and_of_prompts_alone() -> None:
+    work, num_checked = "", 0
+    for part, text, against, *values in _rows("| part | work | against | 1 at once | 8 | 32 |"):
+        work = _work(text, work)
+        found = _results(f"{work}/{work}.json")
+        for concurrency, value in zip((1, 8, 32), values, strict=True):
+            peer = found[_engine(against), concurrency]
+            ours = found[peer["against"], concurrency]
+            prompts = ours["prefill_tokens_per_second"] / peer["prefill_tokens_per_second"]
+            ratio = peer["decode_ratio"] if part == "decode" else prompts
+            assert value == _cell(ratio), (part, text, against, concurrency)
+            num_checked += 1
+    assert num_checked == 21
 
 
 def test_code_outside_of_a_repository_has_no_commit(
