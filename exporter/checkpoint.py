@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from engine.errors import CheckpointError
+from exporter.listing import listed
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
 
@@ -126,7 +127,7 @@ def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: Path) -> None:
-    """Copy `weights` into `model`; CheckpointError names everything that does not fit at once."""
+    """Copy `weights` into `model`; CheckpointError names what does not fit, of every kind."""
     aliases = _aliases(model)
     state = model.state_dict(keep_vars=True)
     given = {aliases.get(name, name) for name in weights}
@@ -138,7 +139,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, sourc
         if name in weights and weights[name].shape != wanted.shape
     ]
     problems = [
-        f"{what}: {', '.join(names)}"
+        f"{what}: {listed(names)}"
         for what, names in [
             ("missing weights", missing),
             ("unexpected weights", extra),

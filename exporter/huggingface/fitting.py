@@ -11,12 +11,13 @@ from engine.errors import CheckpointError
 from exporter.checkpoint import CONFIG_NAME, unique_weights
 from exporter.huggingface.conversion import Conversion
 from exporter.huggingface.stored import StoredWeights
+from exporter.listing import listed
 
 
 def fit_weights(
     stored: StoredWeights, conversion: Conversion, model: nn.Module, source: Path
 ) -> dict[str, Tensor]:
-    """Return our weights; CheckpointError names everything that does not fit at once."""
+    """Return our weights; CheckpointError names what does not fit, of every kind at once."""
     problems: dict[str, list[str]] = {}
     found: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -38,11 +39,11 @@ def fit_weights(
     if extra:
         problems["unexpected weights"] = extra
     if problems:
-        listed = "; ".join(
-            f"{what}: {', '.join(dict.fromkeys(names))}" for what, names in problems.items()
+        what_is_wrong = "; ".join(
+            f"{what}: {listed(dict.fromkeys(names))}" for what, names in problems.items()
         )
         raise CheckpointError(
-            f"{source} does not fit its {CONFIG_NAME}: {listed}; "
+            f"{source} does not fit its {CONFIG_NAME}: {what_is_wrong}; "
             "give the weights that were saved with this configuration"
         )
     return found

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from engine.errors import CheckpointError
 from exporter.huggingface.conversion import SpecialTokens
+from exporter.listing import listed, shortened
 
 # A model that was trained to write them would need requests that ask for them; these values change
 # nothing. Length limits are not here (requests set them), nor is forced_eos_token_id: it replaces
@@ -51,7 +52,7 @@ class GenerationOptions(BaseModel):
         eos = self._eos()
         if len(eos) > 1:
             raise CheckpointError(
-                f"eos_token_id is {eos}; supported: one id. Keep one of them in "
+                f"eos_token_id is {shortened(eos)}; supported: one id. Keep one of them in "
                 "generation_config.json and give the others as stop tokens in requests"
             )
         return SpecialTokens(
@@ -64,11 +65,13 @@ class GenerationOptions(BaseModel):
         """Say which options are not taken over, because requests decide or the engine has none."""
         given: dict[str, Any] = self.model_extra or {}
         found = [
-            f"{name} {given[name]}"
+            f"{name} {shortened(given[name])}"
             for name, neutral in _NEUTRAL.items()
             if given.get(name) not in (None, neutral)
         ]
-        found += [f"bad_words_ids {word}" for word in self.bad_words_ids or [] if len(word) > 1]
+        words = [word for word in self.bad_words_ids or [] if len(word) > 1]
+        if words:
+            found.append(f"bad_words_ids {listed(words)}")
         return [f"generation option {option} is not taken over" for option in found]
 
     def _eos(self) -> list[int]:

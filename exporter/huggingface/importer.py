@@ -28,6 +28,7 @@ from exporter.huggingface.llama import convert_llama
 from exporter.huggingface.marian import convert_marian
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizer import read_tokenizer
+from exporter.listing import listed, shortened
 from exporter.models import TransformerConfig, build_model
 
 GENERATION_NAME = "generation_config.json"
@@ -103,7 +104,7 @@ def _converter(raw: dict[str, Any], source: Path) -> tuple[str, Converter]:
     model_type = str(raw.get("model_type"))
     if model_type not in CONVERTERS:
         raise CheckpointError(
-            f"{source / CONFIG_NAME}: model_type is {model_type}; "
+            f"{source / CONFIG_NAME}: model_type is {listed([model_type])}; "
             f"supported: {', '.join(CONVERTERS)}"
         )
     return model_type, CONVERTERS[model_type]
@@ -143,7 +144,9 @@ def _problems(error: ValidationError) -> str:
     for found in error.errors():
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "literal_error":
-            problems.append(f"{name} is {found['input']!r}; supported: {found['ctx']['expected']}")
+            problems.append(
+                f"{name} is {shortened(found['input'])}; supported: {found['ctx']['expected']}"
+            )
         elif found["type"] == "none_required":
             problems.append(f"{name} is not supported; save the model without it")
         elif found["type"] == "missing":
@@ -151,8 +154,8 @@ def _problems(error: ValidationError) -> str:
         elif found["type"] == "value_error":
             problems.append(found["msg"].removeprefix("Value error, "))
         else:
-            problems.append(f"{name} is {found['input']!r}: {found['msg']}")
-    return "; ".join(problems)
+            problems.append(f"{name} is {shortened(found['input'])}: {found['msg']}")
+    return listed(problems, "; ")
 
 
 def _check_special_tokens(
@@ -172,7 +175,7 @@ def _check_special_tokens(
     ]
     if outside:
         raise CheckpointError(
-            f"{source}: {', '.join(outside)} is not in the vocabulary, whose ids are 0 to "
+            f"{source}: {listed(outside)} is not in the vocabulary, whose ids are 0 to "
             f"{config.vocab_size - 1}; correct it in {GENERATION_NAME} or {CONFIG_NAME}"
         )
 

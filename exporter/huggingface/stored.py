@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
+from exporter.listing import listed
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -71,11 +72,11 @@ def _weight_files(directory: Path) -> list[Path]:
         raise CheckpointError(f"{index} is no index of weights; save the model again") from error
     outside = [name for name in names if Path(name).name != name]
     if outside:
-        raise CheckpointError(f"{index} names files out of its directory: {', '.join(outside)}")
+        raise CheckpointError(f"{index} names files out of its directory: {listed(outside)}")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory} lacks {', '.join(missing)}, which {INDEX_NAME} names; copy them too"
+            f"{directory} lacks {listed(missing)}, which {INDEX_NAME} names; copy them too"
         )
     return [directory / name for name in names]
 

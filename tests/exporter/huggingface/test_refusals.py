@@ -137,6 +137,46 @@ def test_impossible_special_tokens_are_named(
     assert message in refusal(source)
 
 
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        (
+            "generation_config.json",
+            {"suppress_tokens": list(range(300_000))},
+            "suppress_tokens 68, and 299,931 more is not in the vocabulary",
+        ),
+        ("generation_config.json", {"suppress_tokens": ["a"] * 10_000}, "and 9,968 more"),
+        ("generation_config.json", {"eos_token_id": list(range(300_000))}, "supported: one id"),
+        ("config.json", {"activation_function": ["tanh"] * 300_000}, "activation_function is"),
+        ("config.json", {"model_type": "x" * 300_000}, "supported: gpt2"),
+    ],
+)
+def test_a_message_stays_short_whatever_a_file_holds(
+    file: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    edit_json(source / file, **options)
+
+    found = refusal(source)
+
+    assert message in found
+    assert len(found) < 10_000
+
+
+def test_thousands_of_wrong_weights_are_counted(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    path = source / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights |= {f"score.{i}": torch.zeros(1) for i in range(3_000)}
+    safetensors.torch.save_file(weights, path)
+
+    message = refusal(source)
+
+    assert "unexpected weights: score.0, " in message and "and 2,968 more" in message
+
+
 def test_all_weights_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_gpt2(source)
