@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import CannotMeet
-from engine.metrics import DecayingLeast
+from engine.metrics import DecayingLeast, DrainMeter
 from engine.package import GenerationContract
 from engine.sequence import Request, TokenRequest
 
 _LEAST_WINDOW = 600.0  # seconds: a time of high load must not pass for what the machine can do
 _RETRY_MARGIN = 1.1  # who is told to come back should not have to do so twice
 _LEAST_RETRY = 0.1  # seconds
-_NUM_TURNOVERS = 4.0  # of all slots, that the drain of the queue is measured over
 _LEAST_DRAINED = 8  # slots, below which that is no measurement
 
 
@@ -80,7 +79,7 @@ class CompletionEstimates:
         self._least_decode = DecayingLeast(_LEAST_WINDOW)  # seconds a step
         self._least_read = DecayingLeast(_LEAST_WINDOW)  # seconds a source or prompt token
         self._last_decode = 0.0
-        self._drain = _DrainMeter(num_slots)
+        self._drain = DrainMeter(max(num_slots, _LEAST_DRAINED))
 
     def took_step(self, seconds: float, now: float, *, num_decoding: int, num_read: int) -> None:
         """Measure a step of so many decoding sequences and source or prompt tokens."""
@@ -120,35 +119,6 @@ class CompletionEstimates:
         """Return how long a request takes beside the others, of whose steps it waits for one."""
         num_steps = math.ceil(num_read / self._chunk_size) + num_new
         return num_read * (self._least_read.value or 0.0) + num_steps * self._last_decode
-
-
-class _DrainMeter:
-    """Slots given to waiting requests, a second of the time in which somebody waits.
-
-    Old ones are forgotten by what came after them, not by time: as many count as fill all slots a
-    few times, however long that takes. Time without a queue tells nothing of how fast it drains.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self._least_count = max(num_slots, _LEAST_DRAINED)
-        self._count = 0.0
-        self._seconds = 0.0
-        self._waiting_since: float | None = None
-
-    @property
-    def rate(self) -> float | None:
-        """Slots a second; None until all were given once, or so many."""
-        if self._count < self._least_count or self._seconds <= 0:
-            return None
-        return self._count / self._seconds
-
-    def advance(self, now: float, num_admitted: int, is_waiting: bool) -> None:
-        if self._waiting_since is not None:
-            self._seconds += now - self._waiting_since
-            kept = math.exp(-num_admitted / (_NUM_TURNOVERS * self._least_count))
-            self._count = self._count * kept + num_admitted
-            self._seconds *= kept
-        self._waiting_since = now if is_waiting else None
 
 
 def _least_share(num_slots: int) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+_NUM_TURNOVERS = 4.0  # of its least count, that a drain is measured over
+
 
 class DecayingRate:
     """Events per second, an event counting less the longer ago it was.
@@ -48,3 +50,33 @@ class DecayingLeast:
         else:
             self.value += (value - self.value) * (1 - math.exp((self._when - now) / self._window))
         self._when = now
+
+
+class DrainMeter:
+    """What was given to those that wait, a second of the time in which somebody waits.
+
+    Old gifts are forgotten by what came after them, not by time: a few times `least_count` of them
+    count, however long that takes. Time without a queue tells nothing of how fast it drains.
+    """
+
+    def __init__(self, least_count: int) -> None:
+        self._least_count = least_count
+        self._count = 0.0
+        self._seconds = 0.0
+        self._waiting_since: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Gifts a second; None until `least_count` were given."""
+        if self._count < self._least_count or self._seconds <= 0:
+            return None
+        return self._count / self._seconds
+
+    def advance(self, now: float, num_given: int, is_waiting: bool) -> None:
+        """Note how many were given since the last time, and if somebody still waits."""
+        if self._waiting_since is not None:
+            self._seconds += now - self._waiting_since
+            kept = math.exp(-num_given / (_NUM_TURNOVERS * self._least_count))
+            self._count = self._count * kept + num_given
+            self._seconds *= kept
+        self._waiting_since = now if is_waiting else None

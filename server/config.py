@@ -42,6 +42,7 @@ class GatewayConfig:
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
     worker_silence: float = 4.0  # seconds; a worker that leaves a ping unanswered so long is lost
     client_silence: float = 20.0  # seconds; the same for clients, whose calls end then
+    max_calls_per_worker: int = 32  # handed over at once; more wait at the gateway, in fair order
     max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 4096
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
@@ -49,6 +50,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         _check_port(self.port)
         _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
+        _check_at_least_one(self, "max_calls_per_worker")
         _check_positive(self, "worker_wait", "worker_silence", "client_silence")
 
 
@@ -90,7 +92,11 @@ class ServeConfig:
     def gateway(self) -> GatewayConfig:
         """The settings of the gateway; it takes what its workers take."""
         return GatewayConfig(
-            host=self.host, port=self.port, max_request_bytes=self.worker.max_request_bytes
+            host=self.host,
+            port=self.port,
+            max_request_bytes=self.worker.max_request_bytes,
+            # A full batch, and so many that another replica is seen to be needed.
+            max_calls_per_worker=max(self.engine.max_num_seqs, int(self.target_live_requests) + 1),
         )
 
     def _check_worker(self) -> None:

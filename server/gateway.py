@@ -19,15 +19,19 @@ from grpc_health.v1 import health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import Draining, ReplicaLost, TokenweirError
+from server.admission import Admission
 from server.backend import Backend, WorkerLost
+from server.background import in_background
 from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
+from server.pace import Pace
 from server.pool import Attempts, CallFailed, Pool
 from server.reflection import enable_reflection
 from server.request_ids import METHODS, request_id_in
+from server.share import share_of
 from server.status import DETAILS_KEY, CallStatus, call_status
 from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, max_message_bytes, server_options
 
@@ -38,7 +42,8 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 logger = logging.getLogger(__name__)
 
 _PACKAGE = "/tokenweir.v1."
-_GET_LOAD = f"{_PACKAGE}AdminService/GetLoad"
+_ADMIN = f"{_PACKAGE}AdminService/"
+_GET_LOAD = f"{_ADMIN}GetLoad"
 _GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
 _RETRY_AFTER = 0.5  # seconds
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
@@ -64,6 +69,8 @@ class Gateway:
             max_bytes=config.max_open_bytes,
             max_message_bytes=max_message_bytes(config.max_request_bytes),
         )
+        self._admission = Admission()
+        self._pace = Pace(config.max_calls_per_worker, self._set_places)
         self._calls: set[asyncio.Task[Any]] = set()
         self._upstream_calls: set[aio.Call] = set()
         self._draining = False
@@ -87,6 +94,7 @@ class Gateway:
         port = listen(self._server, self._config.host, self._config.port)
         self._publish_health()
         await self._server.start()
+        self._pacing = in_background("pace", self._pace.watch)
         return port
 
     async def sync(self, workers: Sequence[str]) -> None:
@@ -113,6 +121,8 @@ class Gateway:
         """End everything; an open server or channel would keep the interpreter from exiting."""
         await self.drain(0)
         self._closing = True
+        self._pacing.cancel()
+        self._admission.refuse_waiting(_draining())
         await self._pool.refuse_waiting(_draining())
         for call in tuple(self._upstream_calls):
             call.cancel()
@@ -122,12 +132,16 @@ class Gateway:
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
+        self._set_places()
         ready = {name for backend in serving for name in backend.models}
         self._models |= ready
         for name in ("", *SERVICES):
             self._health.publish(name, serving=bool(serving))
         for name in self._models:
             self._health.publish(name, serving=name in ready)
+
+    def _set_places(self) -> None:
+        self._admission.set_places(self.num_serving * self._pace.value or None)
 
     def _behavior(self, method: str) -> Behavior:
         relay = self._relay_unary if method in _UNARY else self._relay_stream
@@ -143,7 +157,11 @@ class Gateway:
                     ):
                         if method == _GET_LOAD:
                             return await self._get_load()
-                        return await relay(method, request, context)
+                        if method.startswith(_ADMIN):
+                            return await relay(method, request, context)
+                        share = share_of(method, request)
+                        async with self._admission.turn(share, context.time_remaining()):
+                            return await relay(method, request, context)
             except CallFailed as failure:
                 status = failure.status
             except TokenweirError as error:

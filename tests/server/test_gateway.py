@@ -35,7 +35,7 @@ from tests.server.calls import (
     stubs_for,
     until,
 )
-from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
+from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.server.processes import worker_process
 
 
@@ -215,6 +215,32 @@ async def test_requests_of_more_bytes_than_are_held_at_once_are_refused() -> Non
         engine.release.set()
         assert len([message async for message in call]) == 3
         assert await stubs.still_serves()
+
+
+async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
+    engine = FakeGenerator()
+    engine.capabilities += OPTIONS
+    engine.admit.clear()
+    config = GatewayConfig(max_calls_per_worker=1)
+    async with (
+        running_worker(engine) as (_, address),
+        running_gateway(address, config=config) as (gateway, stubs),
+    ):
+        await until(lambda: gateway.num_serving == 1)
+
+        async def ask(tenant: str, number: int) -> None:
+            scheduling = pb.Scheduling(tenant=tenant)
+            await stubs.generation.Generate(generate(f"{tenant} {number}", scheduling=scheduling))
+
+        calls = [asyncio.create_task(ask("flood", i)) for i in range(20)]
+        await until(lambda: len(gateway._calls) == 20)
+        calls.append(asyncio.create_task(ask("other", 0)))
+        await until(lambda: len(gateway._calls) == 21)
+        assert [request.tenant for request in engine.requests] == ["flood"]
+        engine.admit.set()
+        await asyncio.gather(*calls)
+
+    assert [request.tenant for request in engine.requests[:3]] == ["flood", "other", "flood"]
 
 
 async def test_a_call_without_a_message_is_refused(cell: Cell) -> None:

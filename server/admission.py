@@ -1,0 +1,132 @@
+"""Which calls the gateway hands to its workers at once, which wait for it, which it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from engine.errors import CannotMeet, ExpiredInQueue, TokenweirError
+from engine.metrics import DrainMeter
+from server.fair_queue import FairQueue, Waiting
+from server.share import Share
+
+_LEAST_RETRY = 0.1  # seconds
+_LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
+_OWN_TIME_SHARE = 1 / 32  # of one call in the mean of how long calls take
+_MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
+
+
+class Admission:
+    """Hands out so many places at once, in fair order; a call without one waits here.
+
+    Workers and the gateway itself serve in order of arrival: a call that stands behind hundreds
+    there cannot overtake them. So only as many as keep the workers busy are handed over, and the
+    others wait where the order is fair. A call that would come too late is refused at once, for
+    work on it would be lost, and the time of others with it.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._places: int | None = None  # None: as many as there are calls
+        self._num_under_way = 0
+        self._queue = FairQueue()
+        self._drain = DrainMeter(_LEAST_DRAINED)
+        self._own_time = 0.0  # seconds that calls take from their turn, mean of late
+        self._refusal: TokenweirError | None = None
+
+    def set_places(self, places: int | None) -> None:
+        """Let so many calls be under way at once; None: all of them."""
+        self._places = places
+        self._hand_out()
+
+    def refuse_waiting(self, error: TokenweirError) -> None:
+        """End every call that waits, or will."""
+        self._refusal = error
+        self.set_places(None)
+
+    @asynccontextmanager
+    async def turn(self, share: Share, time_left: float | None) -> AsyncIterator[None]:
+        """Wait until it is a call's turn, and keep its place to the end.
+
+        Raises CannotMeet if it would end after its deadline, ExpiredInQueue if that passes here,
+        and what `refuse_waiting` was given.
+        """
+        deadline = None if time_left is None else self._clock() + time_left
+        await self._wait(share, deadline)
+        started = self._clock()
+        try:
+            yield
+            self._own_time += (self._clock() - started - self._own_time) * _OWN_TIME_SHARE
+        finally:
+            self._leave(share.tenant)
+
+    async def _wait(self, share: Share, deadline: float | None) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._has_room and not self._queue:
+            self._num_under_way += 1
+            self._queue.begin(share.tenant)
+            return
+        self._refuse_if_too_late(share, deadline)
+        waiting = Waiting(share.tenant, share.priority)
+        self._queue.add(waiting)
+        self._hand_out()
+        try:
+            await self._turn_of(waiting, deadline)
+        except BaseException:
+            if waiting.turn.is_set():
+                self._leave(waiting.tenant)
+            else:
+                self._queue.remove(waiting)
+                self._hand_out()
+            raise
+
+    async def _turn_of(self, waiting: Waiting, deadline: float | None) -> None:
+        seconds = None if deadline is None else max(0.0, deadline - self._clock() - _MARGIN)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting.turn.wait()
+        except TimeoutError:
+            what = f"its deadline passed at the gateway, where {len(self._queue)} calls wait"
+            raise ExpiredInQueue(what) from None
+        if self._refusal is not None:
+            raise self._refusal
+        if deadline is not None and self._clock() + self._own_time > deadline:
+            raise self._cannot_meet(0.0, deadline - self._clock())
+
+    def _refuse_if_too_late(self, share: Share, deadline: float | None) -> None:
+        rate = self._drain.rate
+        if deadline is None or rate is None:
+            return
+        wait = (self._queue.num_before(share.tenant, share.priority) + 1) / rate
+        time_left = deadline - self._clock()
+        if wait + self._own_time > time_left:
+            raise self._cannot_meet(wait, time_left)
+
+    def _cannot_meet(self, wait: float, time_left: float) -> CannotMeet:
+        retry_after = max(_LEAST_RETRY, wait + self._own_time - time_left)
+        return CannotMeet(
+            f"{len(self._queue)} calls wait at the gateway: this one would wait about "
+            f"{wait:.3f} s and take {self._own_time:.3f} s, but its deadline is in "
+            f"{time_left:.3f} s; retry in {retry_after:.1f} s, or allow more time",
+            retry_after,
+        )
+
+    @property
+    def _has_room(self) -> bool:
+        return self._places is None or self._num_under_way < self._places
+
+    def _hand_out(self) -> None:
+        num_given = 0
+        while self._has_room and (waiting := self._queue.take()) is not None:
+            self._num_under_way += 1
+            num_given += 1
+            waiting.turn.set()
+        self._drain.advance(self._clock(), num_given, bool(self._queue))
+
+    def _leave(self, tenant: str) -> None:
+        self._num_under_way -= 1
+        self._queue.done(tenant)
+        self._hand_out()

@@ -1,0 +1,194 @@
+"""Who waits at the gateway, who goes on, and who is refused because it would come too late."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from engine.errors import CannotMeet, Draining, ExpiredInQueue
+from server.admission import Admission
+from server.share import Share
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Calls:
+    """Calls that have asked for their turn, by name."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.running: list[str] = []
+        self.failed: dict[str, BaseException] = {}
+        self._admission = admission
+        self._ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, name: str, time_left: float | None = None, priority: int = 0) -> None:
+        self._ends[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._run(name, time_left, priority))
+        await _settle()
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await _settle()
+
+    async def _run(self, name: str, time_left: float | None, priority: int) -> None:
+        try:
+            async with self._admission.turn(Share(name[0], priority), time_left):
+                self.running.append(name)
+                await self._ends[name].wait()
+                self.running.remove(name)
+        except Exception as error:
+            self.failed[name] = error
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_of_another_tenant_is_next_behind_a_flood() -> None:
+    admission = Admission()
+    admission.set_places(2)
+    calls = Calls(admission)
+    for i in range(300):
+        await calls.ask(f"flood {i}")
+    await calls.ask("other")
+    assert calls.running == ["flood 0", "flood 1"]
+
+    await calls.end("flood 1")
+    assert calls.running == ["flood 0", "other"]
+    await calls.end("other")
+
+    assert calls.running == ["flood 0", "flood 2"]
+
+
+async def test_more_places_are_given_at_once_and_fewer_as_calls_end() -> None:
+    admission = Admission()
+    admission.set_places(1)
+    calls = Calls(admission)
+    for name in "abcd":
+        await calls.ask(name)
+
+    admission.set_places(3)
+    await _settle()
+    assert calls.running == ["a", "b", "c"]
+    admission.set_places(1)
+    await calls.end("a")
+    await calls.end("b")
+    assert calls.running == ["c"]
+    await calls.end("c")
+
+    assert calls.running == ["d"]
+
+
+async def test_a_call_that_is_cancelled_leaves_its_place_or_its_turn() -> None:
+    admission = Admission()
+    admission.set_places(1)
+    calls = Calls(admission)
+    for name in "abc":
+        await calls.ask(name)
+
+    calls.tasks["b"].cancel()
+    calls.tasks["a"].cancel()
+    await _settle()
+
+    assert calls.running[-1] == "c"
+
+
+async def test_a_turn_that_comes_while_the_call_is_cancelled_goes_to_the_next() -> None:
+    admission = Admission()
+    admission.set_places(1)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(admission.turn(Share("a"), None))
+        calls = Calls(admission)
+        await calls.ask("b")
+        await calls.ask("c")
+        calls.tasks["b"].cancel()
+
+    await _settle()
+    assert calls.running == ["c"]
+
+
+async def _measured(clock: Clock) -> tuple[Admission, Calls]:
+    """Return an admission that has seen ten calls a second, of 0.1 s each, one at a time."""
+    admission = Admission(clock=clock)
+    admission.set_places(1)
+    calls = Calls(admission)
+    for i in range(101):
+        await calls.ask(f"a{i}")
+    for i in range(100):
+        clock.now += 0.1
+        await calls.end(f"a{i}")
+    return admission, calls
+
+
+async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
+    clock = Clock()
+    _, calls = await _measured(clock)
+    for i in range(4):
+        await calls.ask(f"w{i}")  # 0.5 s until the next one's turn, 0.1 s for itself
+
+    await calls.ask("w late", time_left=0.5)
+    await calls.ask("w in time", time_left=0.7)
+
+    refused = calls.failed["w late"]
+    assert isinstance(refused, CannotMeet)
+    assert refused.retry_after == pytest.approx(0.1, abs=0.02)
+    assert "w in time" not in calls.failed
+
+
+async def test_without_a_queue_no_deadline_is_judged() -> None:
+    admission, calls = await _measured(Clock())
+    await calls.end("a100")
+
+    await calls.ask("short", time_left=0.001)
+
+    assert calls.running == ["short"]
+
+
+async def test_a_call_whose_time_has_run_out_when_its_turn_comes_goes_no_further() -> None:
+    clock = Clock()
+    _, calls = await _measured(clock)
+    await calls.ask("b", time_left=0.3)
+    await calls.ask("c")
+
+    clock.now += 0.25
+    await calls.end("a100")
+
+    assert isinstance(calls.failed["b"], CannotMeet)
+    assert calls.running == ["c"]
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_told() -> None:
+    admission = Admission()
+    admission.set_places(1)
+    calls = Calls(admission)
+    await calls.ask("a")
+
+    await calls.ask("b", time_left=0.0)
+    await asyncio.wait([calls.tasks["b"]])
+
+    assert isinstance(calls.failed["b"], ExpiredInQueue)
+
+
+async def test_at_the_end_all_that_wait_are_refused() -> None:
+    admission = Admission()
+    admission.set_places(1)
+    calls = Calls(admission)
+    for name in "abc":
+        await calls.ask(name)
+
+    admission.refuse_waiting(Draining("the end", 0.5))
+    await calls.ask("d")
+
+    assert {name: type(error) for name, error in calls.failed.items()} == dict.fromkeys(
+        "bcd", Draining
+    )
