@@ -321,10 +321,11 @@ async def test_malformed_message_to_health_is_refused_without_a_traceback(
     assert [r for r in caplog.records if r.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_malformed_message_to_reflection_is_refused_without_a_traceback(
-    stubs: Stubs, caplog: pytest.LogCaptureFixture
+    version: str, stubs: Stubs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     good = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
 
     call = stubs.channel.stream_stream(path)(iter([good, b"\xff\xff"]))

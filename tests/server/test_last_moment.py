@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from server.last_moment import abort, in_time
 from server.status import call_status
 from tests.server.calls import Stubs, failure, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
+from tests.server.processes import worker_process
 from tests.server.test_gateway import running_gateway
 
 GONE = cast(Any, aio.InternalError)("Failed grpc_call_start_batch")
@@ -124,3 +126,20 @@ async def test_streams_that_expire_in_mid_write_leave_no_traceback(
 
     assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+async def test_every_call_of_a_burst_that_expires_ends_as_expired() -> None:
+    async def expire(call: Awaitable[object]) -> grpc.StatusCode:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call
+        code: grpc.StatusCode = caught.value.code()
+        return code
+
+    async with worker_process() as worker, stubs_for(worker.address) as stubs:
+        calls = [
+            expire(stubs.generation.Generate(generate("HOLD"), timeout=0.02 + i / 5_000))
+            for i in range(2_000)
+        ]
+        codes = Counter(await asyncio.gather(*calls))
+
+    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED: 2_000}
