@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,6 +16,8 @@ from loadtest.metrics import Distribution, LoadSummary, OwnLoad
 from loadtest.runner import LoadReport
 from loadtest.workload import LoadTestError
 
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
+_LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # with borders; five digits
 _REPORT: TypeAdapter[LoadReport] = TypeAdapter(LoadReport)
 
 
@@ -25,7 +27,8 @@ def print_table(report: LoadReport, console: Console | None = None) -> None:
     title = f"Load test of {report.config.model}: {report.config.load}"
     console.print(title, style="bold", markup=False, highlight=False)
     console.print(_totals_table(report))
-    console.print(_latency_table(report.summary))
+    for table in _latency_tables(report.summary, console.width):
+        console.print(table)
     if report.summary.errors:
         console.print(_error_table(report))
     for note in notes(report):
@@ -119,33 +122,40 @@ def _own(own: OwnLoad) -> str:
     return f"{own.processor_share:.0%} of a core{late}"
 
 
-def _latency_table(summary: LoadSummary) -> Table:
-    table = Table(
-        title="Latency in milliseconds, from when a request was due",
-        title_justify="left",
-        caption="of the requests answered" if summary.num_ok else "no request was answered",
-        caption_justify="left",
-    )
-    table.add_column("", style="bold", no_wrap=True)
-    for column in ("mean", "p50", "p90", "p95", "p99", "max", "count"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, latency in (
-        ("first token (TTFT)", summary.time_to_first_token),
-        ("inter-token (ITL)", summary.inter_token_latency),
-        ("per token (TPOT)", summary.time_per_output_token),
-        ("end to end", summary.end_to_end),
-        ("server queue", summary.server_queue),
-        ("server TTFT", summary.server_first_token),
-        ("client delay", summary.send_delay),
-    ):
-        if latency is not None:
-            table.add_row(name, *_cells(latency))
-    return table
+def _latency_tables(summary: LoadSummary, width: int) -> Iterator[Table]:
+    """Yield the latencies, as many columns beside each other as fit into the width."""
+    named = {
+        "first token (TTFT)": summary.time_to_first_token,
+        "inter-token (ITL)": summary.inter_token_latency,
+        "per token (TPOT)": summary.time_per_output_token,
+        "end to end": summary.end_to_end,
+        "server queue": summary.server_queue,
+        "server TTFT": summary.server_first_token,
+        "client delay": summary.send_delay,
+    }
+    found = {name: _cells(latency) for name, latency in named.items() if latency is not None}
+    num_columns = max(1, (width - _LABEL_WIDTH) // _VALUE_WIDTH)
+    for start in range(0, len(_STATISTICS), num_columns):
+        columns = _STATISTICS[start : start + num_columns]
+        table = Table(
+            title="Latency in milliseconds, from when a request was due",
+            title_justify="left",
+            caption="of the requests answered" if summary.num_ok else "no request was answered",
+            caption_justify="left",
+        )
+        table.add_column("", style="bold")
+        for column in columns:
+            table.add_column(column, justify="right", overflow="fold")
+        for name, cells in found.items():
+            table.add_row(name, *(cells[column] for column in columns))
+        yield table
 
 
-def _cells(latency: Distribution) -> list[str]:
-    seconds = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.max)
-    return [*(_milliseconds(value) for value in seconds), str(latency.count)]
+def _cells(latency: Distribution) -> dict[str, str]:
+    seconds = {name: getattr(latency, name) for name in _STATISTICS if name != "count"}
+    return {name: _milliseconds(value) for name, value in seconds.items()} | {
+        "count": str(latency.count)
+    }
 
 
 def _milliseconds(seconds: float) -> str:

@@ -76,8 +76,8 @@ ONE_PASS = report_of(
 )
 
 
-def table_text(report: LoadReport) -> str:
-    console = Console(file=io.StringIO(), width=80)
+def table_text(report: LoadReport, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
     print_table(report, console)
     return console.file.getvalue()
 
@@ -94,13 +94,17 @@ def test_table_has_throughput_latencies_and_errors():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_latencies_of_a_minute_fit_into_eighty_columns():
+@pytest.mark.parametrize(("width", "num_tables"), [(80, 1), (60, 2), (40, 4)])
+def test_latencies_of_a_minute_fit_into_a_narrow_terminal(width: int, num_tables: int):
     slow = replace(good(0), finished=59.25, token_times=(0.5, 12.5, 59.25))
 
-    text = table_text(report_of(slow, slow))
+    text = table_text(report_of(slow, slow), width)
 
     assert "59250" in text
     assert "…" not in text
+    assert text.count("end to end") == num_tables
+    assert all(name in text for name in ("mean", "p50", "p90", "p95", "p99", "max", "count"))
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_table_says_so_when_every_request_failed():
