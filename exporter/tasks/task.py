@@ -23,6 +23,7 @@ class Recipe:
     batch_tokens: int  # positions in a batch, padding included; images: how many
     peak_learning_rate: float  # reached at the end of warm-up
     warmup_steps: int
+    learning_rate_floor: float = 0.0  # the least share of the peak, as in max(0.1, .); 0: none
     label_smoothing: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it

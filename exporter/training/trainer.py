@@ -126,7 +126,9 @@ class Run:
         self._out = out
         self._state = state
         recipe = task.recipe
-        self._schedule = InverseSquareRootSchedule(recipe.peak_learning_rate, recipe.warmup_steps)
+        self._schedule = InverseSquareRootSchedule(
+            recipe.peak_learning_rate, recipe.warmup_steps, recipe.learning_rate_floor
+        )
         self._model = build_model(task.config)
         self._optimizer = torch.optim.AdamW(
             _parameter_groups(self._model, recipe.weight_decay),

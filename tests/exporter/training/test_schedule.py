@@ -29,7 +29,20 @@ def test_it_is_the_formula_of_the_paper(step: int) -> None:
     assert schedule.learning_rate(step) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("peak", "warmup"), [(0.0, 10), (-1.0, 10), (0.1, 0)])
-def test_impossible_values_are_refused(peak: float, warmup: int) -> None:
+@pytest.mark.parametrize("step", [1, 9, 10, 11, 100, 9_999, 10_001, 10**6])
+def test_with_a_floor_it_is_never_below_that_share_of_the_peak(step: int) -> None:
+    schedule = InverseSquareRootSchedule(peak=0.002, warmup_steps=100, floor=0.1)
+
+    expected = 0.002 * max(0.1, min(step / 100, (100 / step) ** 0.5))
+
+    assert schedule.learning_rate(step) == pytest.approx(expected)
+    assert schedule.learning_rate(step) >= 0.0002
+
+
+@pytest.mark.parametrize(
+    ("peak", "warmup", "floor"),
+    [(0.0, 10, 0.0), (-1.0, 10, 0.0), (0.1, 0, 0.0), (0.1, 10, -0.1), (0.1, 10, 1.1)],
+)
+def test_impossible_values_are_refused(peak: float, warmup: int, floor: float) -> None:
     with pytest.raises(ConfigError, match="must be"):
-        InverseSquareRootSchedule(peak, warmup)
+        InverseSquareRootSchedule(peak, warmup, floor)
