@@ -65,8 +65,10 @@ def widen_heads(decoder: Decoder) -> None:
             _widen_rows(attention.q_proj, attention.num_heads, width)
             for projection in (attention.k_proj, attention.v_proj):
                 _widen_rows(projection, attention.num_kv_heads, width)
-            _widen_columns(attention.out_proj, attention.num_heads, width)
-            attention.key_dim = attention.value_dim = width
+            attention.key_dim = width
+            if attention.out_proj is not None:  # else the output is cut to the width of values
+                _widen_columns(attention.out_proj, attention.num_heads, width)
+                attention.value_dim = width
 
 
 def _widen_rows(projection: nn.Linear, num_heads: int, width: int) -> None:

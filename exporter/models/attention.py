@@ -102,6 +102,7 @@ class MultiHeadAttention(nn.Module):
     W_Q, W_K: [d_model, h * d_k]; W_V: [d_model, h * d_v]; W_O: [h * d_v, d_model].
     With `num_kv_heads` below `num_heads` (Ainslie et al. 2023) W_K and W_V have only so many heads,
     each for as many neighbouring query heads. With `rotary` queries and keys are turned.
+    Without `output` there is no W_O: the heads' values, d_model of them, are the output.
     `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
     """
 
@@ -114,6 +115,7 @@ class MultiHeadAttention(nn.Module):
         key_dim: int | None = None,
         value_dim: int | None = None,
         bias: bool = True,
+        output: bool = True,
         rotary: RotaryPositions | None = None,
         score: Score = "dot",
         normalizer: Normalizer = "softmax",
@@ -132,7 +134,9 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.key_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.value_dim, bias=bias)
-        self.out_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.out_proj = (
+            nn.Linear(num_heads * self.value_dim, d_model, bias=bias) if output else None
+        )
         self.score_weight = (
             nn.Parameter(torch.empty(num_heads, self.key_dim)) if score == "additive" else None
         )
@@ -153,6 +157,7 @@ class MultiHeadAttention(nn.Module):
             key_dim=config.key_dim,
             value_dim=config.value_dim,
             bias=config.attention_bias,
+            output=config.attention_output,
             score=config.attention_score,
             normalizer=config.attention_normalizer,
             attention_dropout=config.attention_dropout,
@@ -162,6 +167,8 @@ class MultiHeadAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new weights: Xavier for the projections, zero biases."""
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if projection is None:
+                continue
             nn.init.xavier_uniform_(projection.weight)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
@@ -290,7 +297,7 @@ class MultiHeadAttention(nn.Module):
         return q, k, v  # each with h heads
 
     def _project_output(self, heads: Tensor) -> Tensor:
-        output: Tensor = self.dropout(self.out_proj(heads))
+        output: Tensor = self.dropout(heads if self.out_proj is None else self.out_proj(heads))
         return output
 
 

@@ -73,6 +73,7 @@ class TransformerConfig(BaseModel):
     key_dim: PositiveInt | None = None  # of a head's keys and queries; None: d_model / num_heads
     value_dim: PositiveInt | None = None  # of a head's values; None: d_model / num_heads
     attention_bias: bool = True
+    attention_output: bool = True  # W_O; False: the values of a single head are the output
     attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
     attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
 
@@ -86,6 +87,7 @@ class TransformerConfig(BaseModel):
     final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
     dropout: Probability = 0.1  # of sub-layer outputs and embeddings
     attention_dropout: Probability = 0.0  # of attention weights
+    feed_forward_dropout: Probability = 0.0  # of the inner layer, behind its activation
 
     # Vocabulary and positions
     vocab_size: Annotated[int, Field(ge=0)] = 0  # 0: vit
@@ -168,6 +170,12 @@ def _attention_problems(c: TransformerConfig) -> list[str]:
         c.attention_score != "dot" or c.attention_normalizer != "softmax"
     ):
         found.append("additive scores and the relu normaliser are for encoder-only families")
+    if not c.attention_output and (c.num_heads != 1 or c.head_value_dim != c.d_model):
+        found.append(
+            "attention without an output projection needs one head with values as wide as the "
+            f"model, got num_heads {c.num_heads}, value_dim {c.head_value_dim} and d_model "
+            f"{c.d_model}"
+        )
     if c.num_heads % c.kv_heads:
         found.append(
             f"num_heads ({c.num_heads}) must be a multiple of num_kv_heads ({c.num_kv_heads})"

@@ -60,11 +60,13 @@ class PositionwiseFeedForward(nn.Module):
         self.up_proj = make_linear(config.d_model, config.d_ff, bias=bias)
         self.activation = ACTIVATIONS[config.activation]()
         self.down_proj = make_linear(config.d_ff, config.d_model, bias=bias)
+        self.inner_dropout = nn.Dropout(config.feed_forward_dropout)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (B, S, d_model) to (B, S, d_model)."""
-        output: Tensor = self.dropout(self.down_proj(self._inner(hidden)))
+        inner = self.inner_dropout(self._inner(hidden))  # (B, S, d_ff)
+        output: Tensor = self.dropout(self.down_proj(inner))
         return output
 
     def _inner(self, hidden: Tensor) -> Tensor:

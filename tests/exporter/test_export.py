@@ -59,6 +59,27 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
             "scale_embeddings": True,
         },
     ),
+    # One head as wide as the model, and as no cache is: 20 is no multiple of 8.
+    ("gpt", {"d_model": 20, "num_heads": 1, "attention_output": False}),
+    (
+        "encoder-decoder",
+        {
+            "d_model": 20,
+            "num_heads": 1,
+            "value_dim": None,
+            "attention_output": False,
+            "feed_forward_dropout": 0.1,
+        },
+    ),
+    (
+        "labeller",
+        {
+            "num_heads": 1,
+            "attention_score": "dot",
+            "attention_normalizer": "softmax",
+            "attention_output": False,
+        },
+    ),
     ("gpt", LLAMA),
     ("gpt", {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True}),
     (

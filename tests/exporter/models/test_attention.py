@@ -139,6 +139,23 @@ def test_attention_equals_loops(score, normalizer, key_dim, value_dim, randomize
         torch.testing.assert_close(output[b], expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_single_head_without_output_projection_equals_torch(padded, randomize):
+    attention = randomize(MultiHeadAttention(D, 1, key_dim=5, output=False))
+    query, source = torch.randn(B, T, D), torch.randn(B, S, D)
+    mask = padding_mask(KEY_MASK) if padded else None
+
+    output = attention(query, source, source, mask)
+    explicit = attention.with_probabilities(query, source, source, mask)
+
+    q, k, v = attention.q_proj(query), attention.k_proj(source), attention.v_proj(source)
+    expected = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask[:, 0])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(explicit.output, expected)
+    assert "out_proj.weight" not in attention.state_dict()
+
+
 def test_key_and_value_widths_are_those_of_the_paper():
     attention = MultiHeadAttention(D, H, key_dim=5, value_dim=3)
 

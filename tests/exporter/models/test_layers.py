@@ -6,7 +6,13 @@ from torch import Tensor, nn
 
 from exporter.models import TransformerConfig
 from exporter.models.attention import MultiHeadAttention, padding_mask
-from exporter.models.layers import Decoder, DecoderLayer, Encoder, EncoderLayer
+from exporter.models.layers import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    PositionwiseFeedForward,
+)
 
 B, T, S, D = 2, 6, 7, 16
 MASK = torch.arange(S) < torch.tensor([S, 3])[:, None]  # (B, S), True = real
@@ -68,6 +74,36 @@ def assert_close_where_real(output: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(output[MASK], expected[MASK], rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("gated", [False, True])
+def test_feed_forward_drops_out_its_inner_layer_in_training_only(gated, randomize):
+    config = make_config(feed_forward_dropout=0.5, dropout=0.0, gated_feed_forward=gated)
+    layer = randomize(PositionwiseFeedForward(config))
+    x = torch.randn(B, S, D)
+    inner = layer.activation(layer.gate_proj(x) if gated else layer.up_proj(x))
+    inner = inner * layer.up_proj(x) if gated else inner
+
+    evaluated = layer(x)
+    torch.manual_seed(3)
+    trained = layer.train()(x)
+
+    torch.manual_seed(3)
+    torch.testing.assert_close(trained, layer.down_proj(nn.functional.dropout(inner, 0.5)))
+    torch.testing.assert_close(evaluated, layer.down_proj(inner))
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"num_heads": 2}, "num_heads 2, value_dim 8 and d_model 16"),
+        ({"num_heads": 1, "value_dim": 8}, "num_heads 1, value_dim 8 and d_model 16"),
+    ],
+)
+def test_attention_without_output_projection_is_one_head_as_wide_as_the_model(options, got):
+    with pytest.raises(ValueError, match=got):
+        make_config(attention_output=False, **options)
+
+
 @pytest.mark.parametrize(("norm_position", "activation"), LAYER_VARIANTS)
 def test_encoder_layer_equals_torch(norm_position, activation, randomize):
     config = make_config(norm_position=norm_position, activation=activation)
@@ -106,6 +142,7 @@ def test_dropout_stands_on_every_sublayer_output_and_nowhere_else():
         "self_attention.dropout": 0.25,
         "cross_attention.attention_dropout": 0.5,
         "cross_attention.dropout": 0.25,
+        "feed_forward.inner_dropout": 0.0,
         "feed_forward.dropout": 0.25,
     }
 
