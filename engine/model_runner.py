@@ -98,6 +98,10 @@ class SlotModelRunner:
         encoder = create_session(encoder_path, num_threads=num_threads) if encoder_path else None
         return cls(contract, decoder, encoder, num_slots=num_slots)
 
+    def beside(self, *, num_slots: int) -> SlotModelRunner:
+        """Return a runner on the same graphs with a cache of its own."""
+        return SlotModelRunner(self._contract, self._decoder, self._encoder, num_slots=num_slots)
+
     def reset(self) -> None:
         """Start with an empty cache; what the old one held is gone with it."""
         self.cache = SlotCache(self.num_slots, self._contract.cache, self._contract.cross_cache)

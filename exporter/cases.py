@@ -15,17 +15,25 @@ ALL_LENGTHS_UP_TO = 64
 NUM_LENGTHS = 15  # of a model with a higher limit
 
 BATCH_SIZES = (2, 5, 8)  # and 1: every case alone
+# Of the likeliest tokens, as many as a step may be asked for: engine/step_plan.py rounds up to a
+# power of two, engine/top_logits.py ends at MAX_COLUMNS.
+NUM_TOPS = (256, 1, 16, 2, 128, 4, 64, 8, 32)
 
 Tokens = tuple[int, ...]
 Progress = Callable[[int, int], None]  # done, in all
 Covered = dict[str, list[int] | int]  # as in engine.package.Certificate
 
 MAX_PER_LENGTH = 8  # prompts or texts
+MAX_STEPS = 32  # tokens behind a prompt
+
 # Parameters of the model times tokens of all its cases: a model that generates is tried with 4, 2
-# or 1 prompts of each length where this is exceeded. A case is computed up to nine times, once of
-# them in float64. GPT-2 (124M, 1024 positions) comes to 5e11 with one prompt of each length, and to
-# about a minute on two idle cores; a model of the tasks is far below with 8.
-MAX_ARITHMETIC = 1e12
+# or 1 prompts of each length where this is exceeded. A case's prompt is computed three times, once
+# of them in float64. GPT-2 (124M, 1024 positions) comes to 2.1e12 with four prompts of each length.
+MAX_ARITHMETIC = 2.5e12
+# Parameters times cases times steps: a step reads all weights, for every case alone and for the
+# groups that it is in. Where this is exceeded a case has fewer steps, but never below MIN_STEPS.
+MAX_STEPPING = 8e10
+MIN_STEPS = 4
 
 
 def affordable_prompts(num_parameters: int, num_tokens: Callable[[int], int]) -> int:
@@ -34,6 +42,14 @@ def affordable_prompts(num_parameters: int, num_tokens: Callable[[int], int]) ->
     while prompts > 1 and num_parameters * num_tokens(prompts) > MAX_ARITHMETIC:
         prompts //= 2
     return prompts
+
+
+def affordable_steps(num_parameters: int, num_cases: int) -> int:
+    """Return how many tokens a case may generate."""
+    steps = MAX_STEPS
+    while steps > MIN_STEPS and num_parameters * num_cases * steps > MAX_STEPPING:
+        steps //= 2
+    return steps
 
 
 def prefill_chunk(limit: int) -> int:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import StepLogits
 from engine.errors import CertificateError
+from engine.top_logits import step_logits
 
 Floats = NDArray[np.float32]
 
@@ -76,6 +79,18 @@ class Comparison:
         self.tokens_equal = self.tokens_compared
         self.tokens_undecided += int((~decided).sum())
 
+    def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
+        """Compare all that tokens are chosen from: logits, and the likeliest tokens of each row.
+
+        Those must be the graph's own largest logits to the bit, with their log-probabilities in the
+        eager model's distribution, within twice the tolerance: a logit's, and that of the total.
+        """
+        self.logits(exported.logits, eager, place)
+        _check_top(exported, place)
+        theirs = np.take_along_axis(_log_softmax(eager), exported.top_ids, axis=1)
+        allowed = 2 * TOLERANCE * _growth(eager)
+        _check_logprobs(exported, theirs, allowed, "the eager model's distribution", place)
+
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare embeddings [N, D]: each value within the tolerance."""
         diff, allowed = _differences(exported, eager), TOLERANCE * _growth(eager)
@@ -102,17 +117,44 @@ class Comparison:
         self.max_abs_alignment_diff = max(self.max_abs_alignment_diff or 0.0, float(diff.max()))
         return diff
 
-    def bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> None:
-        """Compare rows [N, ...] computed in a batch with the same rows computed alone."""
+    def step_bits(
+        self, batched: StepLogits, alone: StepLogits, place: Callable[[int], str]
+    ) -> bool:
+        """Compare all that a step gives in a batch with what it gives alone; return if it is equal.
+
+        Alone as many of the likeliest tokens were asked for as in the batch, or more. Where the
+        batch was not asked for attention to the source, it is NaN.
+        """
+        k = batched.top_ids.shape[1]
+        equal = self.bits(batched.logits, alone.logits, place)
+        for name in ("top_ids", "top_logits", "top_logprobs"):
+            ours, solo = getattr(batched, name), getattr(alone, name)[:, :k]
+            equal &= self.bits(ours, solo, _named(place, name))
+        if batched.alignment is not None and alone.alignment is not None:
+            (asked,) = (~np.isnan(batched.alignment[:, 0])).nonzero()
+            ours, solo = batched.alignment[asked], alone.alignment[asked]
+            if len(asked):
+                of_row = _named(lambda i: place(int(asked[i])), "alignment")
+                equal &= self.bits(ours, solo, of_row)
+        return equal
+
+    def bits(
+        self, batched: NDArray[np.generic], alone: NDArray[np.generic], place: Callable[[int], str]
+    ) -> bool:
+        """Compare rows [N, ...] computed in a batch with the same rows computed alone.
+
+        Return whether they are equal.
+        """
         differs = (batched != alone).reshape(len(alone), -1).any(axis=1)
         if differs.any():
             i = int(differs.argmax())
             with np.errstate(invalid="ignore"):
-                diff = np.abs(batched[i] - alone[i]).max()
+                diff = np.abs(batched[i].astype("f8") - alone[i]).max()
             raise CertificateError(
                 f"{place(i)}: the row differs by {diff:.3g} from the same row computed alone; "
                 "it must not depend on its neighbours, nor on what its memory held before"
             )
+        return True
 
 
 class LossyComparison(Comparison):
@@ -150,6 +192,11 @@ class LossyComparison(Comparison):
         self.tokens_equal += int((decided & equal).sum())
         self.tokens_undecided += int((~decided).sum())
 
+    def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
+        """Compare logits; the likeliest tokens must be those of the graph's own logits."""
+        self.logits(exported.logits, eager, place)
+        _check_top(exported, place)
+
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Refuse embeddings [N, D] that are no numbers."""
         _refuse_no_number(exported, place)
@@ -159,19 +206,67 @@ class LossyComparison(Comparison):
         _refuse_no_number(exported, place)
         self._alignment_differences(exported, eager)
 
-    def bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> None:
+    def bits(
+        self, batched: NDArray[np.generic], alone: NDArray[np.generic], place: Callable[[int], str]
+    ) -> bool:
         """Compare rows [N, ...] computed in a batch with the same rows computed alone."""
         _refuse_no_number(batched.reshape(len(batched), -1), place)
-        self.batch_invariant &= bool((batched == alone).all())
+        equal = bool((batched == alone).all())
+        self.batch_invariant &= equal
+        return equal
 
 
-def _refuse_no_number(exported: Floats, place: Callable[[int], str]) -> None:
+def _refuse_no_number(exported: NDArray[Any], place: Callable[[int], str]) -> None:
     bad = ~np.isfinite(exported).all(axis=-1)
     if bad.any():
         raise CertificateError(
             f"{place(int(bad.argmax()))}: the exported model gives what is no finite number; "
             "export with --weights fp32"
         )
+
+
+def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
+    """Refuse likeliest tokens that are not those of the same row's logits, the lower id first."""
+    expected = step_logits(exported.logits, exported.top_ids.shape[1])
+    for name in ("top_ids", "top_logits"):
+        found, wanted = getattr(exported, name), getattr(expected, name)
+        if (found != wanted).any():
+            i, rank = np.argwhere(found != wanted)[0]
+            raise CertificateError(
+                f"{place(int(i))}: {name} {rank + 1} of {found.shape[1]} is {found[i, rank]}, by "
+                f"the graph's own logits it is {wanted[i, rank]}"
+            )
+    own = np.take_along_axis(_log_softmax(exported.logits), exported.top_ids, axis=1)
+    allowed = TOLERANCE * _growth(exported.logits)
+    _check_logprobs(exported, own, allowed, "the graph's own logits", place)
+
+
+def _check_logprobs(
+    exported: StepLogits,
+    expected: NDArray[np.float64],
+    allowed: Floats,
+    whose: str,
+    place: Callable[[int], str],
+) -> None:
+    diff = np.where(expected > NEVER, np.abs(exported.top_logprobs - expected), 0)
+    bad = ~(diff < allowed[:, None])
+    if bad.any():
+        i, rank = np.argwhere(bad)[0]
+        raise CertificateError(
+            f"{place(int(i))}: top_logprobs {rank + 1} of {bad.shape[1]} is "
+            f"{exported.top_logprobs[i, rank]:.6g}, by {whose} it is {expected[i, rank]:.6g}"
+        )
+
+
+def _log_softmax(logits: Floats) -> NDArray[np.float64]:
+    exact = logits.astype(np.float64)
+    exact -= exact.max(axis=-1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    return exact
+
+
+def _named(place: Callable[[int], str], name: str) -> Callable[[int], str]:
+    return lambda i: f"{place(i)}, {name}"
 
 
 def _differences(exported: Floats, eager: Floats) -> Floats:

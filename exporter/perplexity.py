@@ -19,8 +19,10 @@ from engine.errors import CertificateError
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
 from exporter.cases import Tokens
-from exporter.certify_generation import WHOLE, Case, eager_logits, generate
 from exporter.comparison import Floats, exported_graphs
+from exporter.eager import eager_logits
+from exporter.generation_cases import Case
+from exporter.replay import Asked, generate
 
 PIECE = 128  # tokens; nothing before a piece is seen
 MAX_TOKENS = 2048
@@ -61,7 +63,8 @@ def measure_perplexity(
         runner.reset()
         cases, tokens = zip(*pieces[first : first + BATCH_SIZE], strict=True)
         with exported_graphs():
-            exported += _negative_log_likelihood(generate(runner, cases, WHOLE, tokens), tokens)
+            found = [seen.logits for seen in generate(runner, cases, Asked(), tokens)]
+        exported += _negative_log_likelihood(found, tokens)
         for case, given in zip(cases, tokens, strict=True):
             eager += _negative_log_likelihood(eager_logits(model, [case], [given]), [given])
     num_tokens = sum(case.num_tokens for case, _ in pieces)

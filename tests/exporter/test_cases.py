@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.package import CacheShape, GenerationContract
-from exporter.cases import affordable_prompts, prefill_chunk
-from exporter.certify_generation import make_cases
+from exporter.cases import affordable_prompts, affordable_steps, prefill_chunk
+from exporter.generation_cases import make_cases
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
 
@@ -22,9 +22,23 @@ def contract(*, has_source: bool) -> GenerationContract:
     )
 
 
-@pytest.mark.parametrize(("num_parameters", "expected"), [(10**6, 8), (10**8, 2), (10**10, 1)])
+@pytest.mark.parametrize(("num_parameters", "expected"), [(10**6, 8), (10**8, 4), (10**10, 1)])
 def test_a_large_model_is_tried_with_fewer_prompts(num_parameters: int, expected: int) -> None:
     assert affordable_prompts(num_parameters, lambda per_length: 4000 * per_length) == expected
+
+
+def test_a_large_model_has_fewer_steps_rather_than_fewer_cases() -> None:
+    found = [affordable_steps(10**n, num_cases=60) for n in (6, 8, 9)]
+
+    assert found == [32, 8, 4]
+
+
+def test_every_second_case_wants_the_logits_of_its_prompt_as_far_as_memory_allows() -> None:
+    cases = make_cases(contract(has_source=False), [], 2)
+
+    assert [case.num_prompt_logits for case in cases[:6]] == [1, 1, 1, 2, 1, 3]
+    large = contract(has_source=False).model_copy(update={"vocab_size": 2**16})
+    assert max(case.num_prompt_logits for case in make_cases(large, [], 2)) == 128
 
 
 @pytest.mark.parametrize("per_length", [8, 1])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.batch import StepLogits
 from engine.errors import CertificateError
+from engine.top_logits import step_logits
 from exporter.comparison import Comparison, LossyComparison, exported_graphs
 
 LOGITS = np.array([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], np.float32)
@@ -159,3 +161,52 @@ def test_embeddings_are_held_to_the_tolerance() -> None:
 def test_a_graph_that_does_not_run_gets_no_certificate() -> None:
     with pytest.raises(CertificateError, match="cannot be run: out of bounds"), exported_graphs():
         raise RuntimeError("out of bounds\nand more")
+
+
+def test_a_step_as_the_graph_should_give_it_is_equal_for_any_number_of_tokens() -> None:
+    tied = np.array([[1.0, 3.0, 3.0, -1e30]], np.float32)
+
+    for k in (1, 2, 4):
+        for comparison in (Comparison(), LossyComparison()):
+            comparison.step(step_logits(tied, k), tied, place)
+
+
+@pytest.mark.parametrize("kind", [Comparison, LossyComparison])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"top_ids": [[2, 1], [0, 1]]}, r"row 0: top_ids 1 of 2 is 2, by .* logits it is 1"),
+        ({"top_logits": [[3, 2], [5, 4.5]]}, r"row 1: top_logits 2 of 2 is 4.5, .* it is 4"),
+        ({"top_logprobs": [[3, 2], [5, 4]]}, r"row 0: top_logprobs 1 of 2 is 3, .* it is -0.4"),
+    ],
+)
+def test_likeliest_tokens_that_do_not_follow_from_the_logits_are_refused(
+    kind: type[Comparison], wrong: dict[str, list[list[float]]], message: str
+) -> None:
+    step = step_logits(LOGITS, 2)
+    arrays = {name: np.array(v, getattr(step, name).dtype) for name, v in wrong.items()}
+
+    with pytest.raises(CertificateError, match=message):
+        kind().step(step._replace(**arrays), LOGITS, place)
+
+
+def test_equal_logits_are_given_with_the_lower_id_first() -> None:
+    tied = np.array([[1.0, 3.0, 3.0]], np.float32)
+    other = step_logits(tied, 1)._replace(top_ids=np.array([[2]]))
+
+    with pytest.raises(CertificateError, match="top_ids 1 of 1 is 2"):
+        Comparison().step(other, tied, place)
+
+
+def test_a_step_in_a_batch_is_compared_in_all_that_it_was_asked_for() -> None:
+    alone = step_logits(LOGITS, 3)._replace(alignment=np.array([[0.5], [1.0]], np.float32))
+    batched = step_logits(LOGITS, 2)._replace(alignment=np.array([[np.nan], [1.0]], np.float32))
+
+    assert Comparison().step_bits(batched, alone, place)
+    for name in ("top_ids", "top_logits", "top_logprobs", "alignment"):
+        array = getattr(batched, name).copy()
+        array[1, 0] += 1
+        other: StepLogits = batched._replace(**{name: array})
+        with pytest.raises(CertificateError, match=f"row 1, {name}: the row differs by 1 "):
+            Comparison().step_bits(other, alone, place)
+        assert not LossyComparison().step_bits(other, alone, place)
