@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,7 @@ from server.share import Share
 
 _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
-_OWN_TIME_SHARE = 1 / 32  # of one call in the mean of how long calls take
+_NUM_OWN_TIMES = 64  # calls of late, of which one in ten was as fast as one is given credit for
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
 
@@ -33,7 +34,7 @@ class Admission:
         self._num_under_way = 0
         self._queue = FairQueue()
         self._drain = DrainMeter(_LEAST_DRAINED)
-        self._own_time = 0.0  # seconds that calls take from their turn, mean of late
+        self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
         self._refusal: TokenweirError | None = None
 
     def set_places(self, places: int | None) -> None:
@@ -58,7 +59,7 @@ class Admission:
         started = self._clock()
         try:
             yield
-            self._own_time += (self._clock() - started - self._own_time) * _OWN_TIME_SHARE
+            self._own_times.append(self._clock() - started)
         finally:
             self._leave(share.tenant)
 
@@ -113,6 +114,12 @@ class Admission:
             f"{time_left:.3f} s; retry in {retry_after:.1f} s, or allow more time",
             retry_after,
         )
+
+    @property
+    def _own_time(self) -> float:
+        """Seconds that a call may be hoped to take from its turn: how much it asks is not known."""
+        times = sorted(self._own_times)
+        return times[len(times) // 10] if times else 0.0
 
     @property
     def _has_room(self) -> bool:

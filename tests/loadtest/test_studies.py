@@ -15,6 +15,7 @@ from engine.benchmark import BenchmarkWork, EngineBench, generation_contract
 from engine.config import EngineConfig
 from engine.package import GenerationContract
 from loadtest.machine import Machine
+from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import AtEqualP99, Point, at_equal_p99, throughput_within
 from loadtest.studies.growth import Model, measure_steps
@@ -25,6 +26,7 @@ from loadtest.studies.loading import (
     measure_load,
     summary_under_load,
 )
+from loadtest.studies.overload import Fairness, Goodput, prompts
 
 WORK = TraceWork(
     num_requests=2000,
@@ -240,3 +242,23 @@ def test_tree_has_a_process_and_all_below_it() -> None:
     assert {use.name for use in tree.values()} <= {"sh", "sleep"}
     assert tree.keys() < whole.keys()
     assert whole[os.getpid()].processor_seconds > 0 and whole[os.getpid()].memory > 1e6
+
+
+def test_prompts_of_the_study_of_overload_never_repeat() -> None:
+    first, other = prompts(1), prompts(2)
+
+    assert len(set(first)) == len(first)
+    assert set(first) == set(other)
+    assert first != other
+
+
+def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
+    idle, flooded = distribution([0.01] * 9), distribution([0.03] * 9)
+    assert idle is not None
+    assert flooded is not None
+
+    fairness = Fairness(idle, flooded, num_flooding=300)
+    goodput = Goodput(capacity=100.0, offered=400.0, timeout=1.0, answered=80.0, errors={})
+
+    assert (round(fairness.ratio_p50, 6), round(fairness.ratio_p99, 6)) == (3.0, 3.0)
+    assert goodput.share == 0.8

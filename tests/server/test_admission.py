@@ -145,6 +145,21 @@ async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
     assert "w in time" not in calls.failed
 
 
+async def test_calls_that_take_long_do_not_keep_a_short_one_out() -> None:
+    clock = Clock()
+    _, calls = await _measured(clock)
+    for i in range(100, 120):
+        await calls.ask(f"a{i + 1}")
+        clock.now += 5.0
+        await calls.end(f"a{i}")
+    await calls.ask("short", time_left=30.0)
+
+    clock.now += 29.8
+    await calls.end("a120")
+
+    assert calls.running == ["short"]
+
+
 async def test_without_a_queue_no_deadline_is_judged() -> None:
     admission, calls = await _measured(Clock())
     await calls.end("a100")

@@ -1,0 +1,206 @@
+"""The study of overload: one tenant beside another's flood, and answers in time at too high a rate.
+
+`python -m loadtest.studies.overload dates --out loadtest/results/overload-dates` asks a server that
+runs, as `tokenweir serve packages/dates --replicas 2` starts it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from engine.machine import machine_name
+from loadtest.metrics import Distribution
+from loadtest.origin import code_commit, now
+from loadtest.report import write_document
+from loadtest.runner import LoadReport, run
+from loadtest.workload import LoadConfig
+
+_MONTHS = (
+    "january february march april may june july august september october november december"
+).split()
+_FLOOD = """
+import sys
+from loadtest.studies.overload import flood
+flood(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+"""
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """Latencies of a tenant that sends one request after the other."""
+
+    idle: Distribution  # nobody else is there
+    flooded: Distribution  # another tenant keeps `num_flooding` streams going
+    num_flooding: int
+
+    @property
+    def ratio_p50(self) -> float:
+        return self.flooded.p50 / self.idle.p50
+
+    @property
+    def ratio_p99(self) -> float:
+        return self.flooded.p99 / self.idle.p99
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Requests a second that were answered before their deadline, of an open loop."""
+
+    capacity: float  # requests a second of a closed loop
+    offered: float  # requests a second
+    timeout: float  # seconds
+    answered: float
+    errors: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        return self.answered / self.capacity
+
+
+def prompts(seed: int) -> tuple[str, ...]:
+    """Return dates in an order of their own: no cached source is met again."""
+    dates = [
+        f"{day} {month} {year}"
+        for day, month, year in itertools.product(range(1, 29), _MONTHS, range(1950, 2050))
+    ]
+    random.Random(seed).shuffle(dates)
+    return tuple(dates)
+
+
+def flood(address: str, model: str, concurrency: int) -> None:
+    """Keep so many streams of one tenant going, until the process ends."""
+    run(
+        LoadConfig(
+            address,
+            model,
+            prompts(1),
+            num_requests=10**6,
+            concurrency=concurrency,
+            options={"tenant": "flood"},
+        )
+    )
+
+
+def measure_fairness(address: str, model: str, num_flooding: int, num_requests: int) -> Fairness:
+    """Measure a tenant alone, then beside a flood from a process of its own."""
+    _one_by_one(address, model, num_requests, seed=2)  # warms the server up
+    idle = _one_by_one(address, model, num_requests, seed=3)
+    with _flooding(address, model, num_flooding):
+        _one_by_one(address, model, max(1, num_requests // 4), seed=4)  # until the flood is there
+        flooded = _one_by_one(address, model, num_requests, seed=5)
+    return Fairness(idle, flooded, num_flooding)
+
+
+def measure_goodput(
+    address: str, model: str, *, times: float, timeout: float, concurrency: int, seconds: float
+) -> Goodput:
+    """Measure what a closed loop reaches, then offer so many times as much."""
+    closed = run(LoadConfig(address, model, prompts(6), num_requests=1500, concurrency=concurrency))
+    capacity = closed.summary.requests_per_second
+    offered = times * capacity
+    count = int(offered * seconds)
+    report = run(
+        LoadConfig(address, model, prompts(7), num_requests=count, rate=offered, timeout=timeout)
+    )
+    return Goodput(
+        capacity=capacity,
+        offered=offered,
+        timeout=timeout,
+        answered=_answered_in_time(report, timeout) / seconds,
+        errors=dict(report.summary.errors),
+    )
+
+
+def _answered_in_time(report: LoadReport, timeout: float) -> int:
+    return sum(record.ok and record.end_to_end <= timeout for record in report.records)
+
+
+def _one_by_one(address: str, model: str, num_requests: int, seed: int) -> Distribution:
+    config = LoadConfig(
+        address,
+        model,
+        prompts(seed),
+        num_requests=num_requests,
+        concurrency=1,
+        options={"tenant": "other"},
+    )
+    latency = run(config).summary.end_to_end
+    if latency is None:
+        raise click.ClickException(f"no request of {num_requests} was answered by {address}")
+    return latency
+
+
+@contextmanager
+def _flooding(address: str, model: str, concurrency: int) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", _FLOOD, address, model, str(concurrency)])
+    try:
+        yield
+        if process.poll() is not None:
+            raise click.ClickException("the flood has ended before the measurement")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@click.command()
+@click.argument("model")
+@click.option("--address", default="127.0.0.1:50051", show_default=True)
+@click.option("--flood", "num_flooding", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
+@click.option("--times", type=float, default=4.0, show_default=True, help="Of the capacity.")
+@click.option("--timeout", type=float, default=1.0, show_default=True, help="Seconds.")
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--seconds", type=float, default=6.0, show_default=True, help="Of the overload.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
+def main(
+    model: str,
+    address: str,
+    num_flooding: int,
+    requests: int,
+    times: float,
+    timeout: float,
+    concurrency: int,
+    seconds: float,
+    out: Path,
+) -> None:
+    """Ask the server for MODEL, which takes dates, and write OUT.json."""
+    fairness = measure_fairness(address, model, num_flooding, requests)
+    click.echo(
+        f"beside {num_flooding} streams of another tenant: p50 {fairness.ratio_p50:.1f} times, "
+        f"p99 {fairness.ratio_p99:.1f} times that of an idle server"
+    )
+    goodput = measure_goodput(
+        address, model, times=times, timeout=timeout, concurrency=concurrency, seconds=seconds
+    )
+    click.echo(
+        f"offered {goodput.offered:.0f}/s: {goodput.answered:.0f}/s answered within {timeout:g} s, "
+        f"{goodput.share:.2f} of the {goodput.capacity:.0f}/s of a closed loop"
+    )
+    content = {
+        "command": shlex.join(["python", "-m", "loadtest.studies.overload", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "machine": machine_name(),
+        "date": now(),
+        "fairness": {
+            **asdict(fairness),
+            "ratio_p50": fairness.ratio_p50,
+            "ratio_p99": fairness.ratio_p99,
+        },
+        "goodput": {**asdict(goodput), "share": goodput.share},
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_document(content, out.with_suffix(".json"))
+
+
+if __name__ == "__main__":
+    main()
