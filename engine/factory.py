@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.errors import PackageError
 from engine.package import GenerationContract, Package
 
 if TYPE_CHECKING:
@@ -104,10 +103,4 @@ def _shown(package: Package, are_bit_equal: Callable[[], bool]) -> bool:
 def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:
     from engine.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(package.file("tokenizer.json"))
-    if tokenizer.vocab_size > vocab_size:
-        raise PackageError(
-            f"{package.path}: tokenizer.json makes ids up to {tokenizer.vocab_size - 1}, but the "
-            f"model knows 0 to {vocab_size - 1} only; export the model with its own tokenizer"
-        )
-    return tokenizer
+    return Tokenizer(package.file("tokenizer.json"), vocab_size)

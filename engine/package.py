@@ -17,7 +17,7 @@ from engine.errors import PackageError
 from engine.json_file import parse_object
 from engine.manifest_checks import find_contradictions
 from engine.package_files import FileEntry, Stamp, check_file, open_plain, read_stamp
-from engine.wording import joined, listed, problems_of, shortened
+from engine.wording import listed, problems_of, shortened
 
 FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
@@ -149,7 +149,7 @@ class Certificate(_Model):
 class Manifest(_Model):
     """`manifest.json`."""
 
-    format_version: PositiveInt
+    format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)]
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     version: Annotated[str, Field(pattern=NAME_PATTERN)] = "1"
     architecture: Architecture
@@ -293,7 +293,7 @@ def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
         raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
     problems = find_contradictions(manifest)
     if problems:
-        raise _invalid(path, joined(problems))
+        raise _invalid(path, listed(problems, "; "))
     return manifest
 
 

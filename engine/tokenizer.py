@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Protocol
-
-import tokenizers
 
 from engine.errors import PackageError
 from engine.stop_strings import StopMatcher
+from engine.tokenizer_file import read_tokenizer_file
 
 
 @dataclass(frozen=True)
@@ -32,34 +29,33 @@ class Tokenizer:
     """The tokenizer of a package: `tokenizer.json` of the `tokenizers` library.
 
     Texts are never cut short or padded, whatever the file says: a request that is too long is to
-    be refused, not changed. Raises PackageError if the file cannot be read.
+    be refused, not changed. Raises PackageError if the file cannot be read, or has ids that are not
+    below `vocab_size`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], vocab_size: int | None = None) -> None:
         try:
-            raw = Path(path).read_bytes()
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
-        except Exception as error:  # the library raises Exception itself
+            found = read_tokenizer_file(path, vocab_size)
+        except (ValueError, OSError) as error:
             raise PackageError(
-                f"{path} is no tokenizer: {error}; give a tokenizer.json of the tokenizers "
-                "library, or export the model again"
+                f"{path} is no tokenizer of this model: {error}; give the tokenizer.json that it "
+                "was trained with, or export the model again"
             ) from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        self.vocab_size = max(ids, default=-1) + 1  # ids may have gaps
+        self._tokenizer = found.tokenizer
+        self.vocab_size = found.vocab_size
         self._special_ids = frozenset(
             token_id
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
-        decoder = json.loads(raw).get("decoder") or {}
-        self.is_byte_level = decoder.get("type") == "ByteLevel"
+        decoder = found.decoder
+        kind = decoder.type if decoder else None
+        self.is_byte_level = kind == "ByteLevel"
         self._has_byte_fallback = "ByteFallback" in {
-            decoder.get("type"),
-            *(part.get("type") for part in decoder.get("decoders", ())),
+            kind,
+            *(part.type for part in (decoder.decoders if decoder else ())),
         }
-        self._ends_words = decoder.get("type") == "BPEDecoder"  # with a space, behind the word
+        self._ends_words = kind == "BPEDecoder"  # with a space, behind the word
         self._bytes_of: dict[int, bytes] = {}  # of the tokens that were asked for
 
     def encode(self, text: str) -> list[int]:

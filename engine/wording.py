@@ -7,39 +7,30 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-_MAX_NAMED = 8
-_MAX_PROBLEMS = 32
-_MAX_CHARS = 120
+_MAX_NAMED = 32  # things in one list
+_MAX_CHARS = 300  # of each
 
 
-def listed(items: Collection[object], separator: str = ", ", limit: int = _MAX_NAMED) -> str:
-    """Return the first items, each cut short, and how many more there are."""
-    named = separator.join(shortened(item) for item in islice(items, limit))
-    more = len(items) - limit
-    return f"{named} and {more:,} more" if more > 0 else named
+def listed(things: Collection[object], separator: str = ", ") -> str:
+    """Return the first of them in one line, each cut short, and how many there are besides."""
+    named = [shortened(thing) for thing in islice(things, _MAX_NAMED)]
+    more = len(things) - len(named)
+    return separator.join([*named, *([f"and {more:,} more"] if more else [])])
 
 
 def shortened(value: object) -> str:
     """Return the text of a value, of a long one the beginning."""
     text = str(value)
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
 
 
 def problems_of(error: ValidationError, whole: str) -> str:
     """Return what pydantic found wrong, a field each; `whole` is the name of all of it."""
-    return joined(
-        [
-            f"{shortened('.'.join(map(str, e['loc'])) or whole)}: {e['msg']}{_given(e['input'])}"
-            for e in error.errors(include_url=False, include_context=False)
-        ]
-    )
-
-
-def joined(problems: Collection[str]) -> str:
-    """Return sentences as one line, the first of them if they are many."""
-    return "; ".join(islice(problems, _MAX_PROBLEMS)) + (
-        f"; and {len(problems) - _MAX_PROBLEMS:,} more" if len(problems) > _MAX_PROBLEMS else ""
-    )
+    problems = [
+        f"{shortened('.'.join(map(str, e['loc'])) or whole)}: {e['msg']}{_given(e['input'])}"
+        for e in error.errors(include_url=False, include_context=False)
+    ]
+    return listed(problems, "; ")
 
 
 def _given(value: object) -> str:

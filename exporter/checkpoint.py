@@ -18,12 +18,14 @@ from typing import Annotated
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import nn
 
 from engine.errors import CheckpointError
-from exporter.listing import listed
+from engine.json_file import parse_object, read_bounded
+from engine.tokenizer_file import read_tokenizer_file
+from engine.wording import listed, problems_of, shortened
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
 
@@ -31,6 +33,7 @@ FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
+_MAX_CONFIG_BYTES = 2**20
 
 
 class CheckpointConfig(BaseModel):
@@ -38,7 +41,7 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format_version: Annotated[int, Field(gt=0)] = FORMAT_VERSION
+    format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)] = FORMAT_VERSION
     task: str  # what the model was trained for; a name of `exporter.tasks`, or the user's own
     model: TransformerConfig
 
@@ -60,10 +63,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     directory = Path(path)
     config = read_config(directory)
-    weights = _read_weights(directory)
+    _check_header(directory, config.model)
     tokenizer = _read_tokenizer(directory, config.model)
     model = build_model(config.model)
-    load_weights(model, weights, source=directory / WEIGHTS_NAME)
+    load_weights(model, _read_weights(directory), source=directory / WEIGHTS_NAME)
     model.eval()
     return Checkpoint(directory, config, model, tokenizer)
 
@@ -100,61 +103,62 @@ def read_config(directory: Path) -> CheckpointConfig:
     path = directory / CONFIG_NAME
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {CONFIG_NAME}; it is no checkpoint")
-    raw = path.read_bytes()
     try:
-        version = _Header.model_validate_json(raw).format_version
-        if version > FORMAT_VERSION:
+        content = parse_object(read_bounded(path, _MAX_CONFIG_BYTES))
+        version = content.get("format_version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
             raise CheckpointError(
-                f"{directory}: checkpoint format {version} is newer than {FORMAT_VERSION}, the "
-                "newest that this release reads; upgrade tokenweir"
+                f"{directory}: checkpoint format {shortened(version)} is newer than "
+                f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
             )
-        return CheckpointConfig.model_validate_json(raw)
+        return CheckpointConfig.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or CONFIG_NAME}: {e['msg']}" for e in error.errors()
-        )
-        raise CheckpointError(f"{path} is not valid: {problems}") from error
+        problems = problems_of(error, CONFIG_NAME)
+        raise CheckpointError(f"{path} is not valid: {problems}; train it again") from error
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; train it again") from error
+
+
+def weight_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight of a model, shared ones once; nothing is allocated."""
+    with torch.device("meta"):
+        model = build_model(config)
+    return {name: tuple(weight.shape) for name, weight in _weights_of(model).items()}
 
 
 def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict of a model with shared weights once, under their first name."""
-    aliases = _aliases(model)
-    return {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if aliases[name] == name
-    }
+    return {name: tensor.cpu().contiguous() for name, tensor in _weights_of(model).items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: Path) -> None:
-    """Copy `weights` into `model`; CheckpointError names what does not fit, of every kind."""
-    aliases = _aliases(model)
-    state = model.state_dict(keep_vars=True)
-    given = {aliases.get(name, name) for name in weights}
-    missing = [name for name, first in aliases.items() if name == first and name not in given]
-    extra = [name for name in weights if name not in state]
-    misshapen = [
-        f"{name} is {list(weights[name].shape)}, the configuration asks for {list(wanted.shape)}"
-        for name, wanted in state.items()
-        if name in weights and weights[name].shape != wanted.shape
-    ]
-    problems = [
-        f"{what}: {listed(names)}"
-        for what, names in [
-            ("missing weights", missing),
-            ("unexpected weights", extra),
-            ("wrong shapes", misshapen),
-        ]
-        if names
-    ]
-    if problems:
-        raise CheckpointError(
-            f"{source} does not fit its {CONFIG_NAME}: {'; '.join(problems)}; "
-            "give the weights that were saved with this configuration"
-        )
+    """Copy `weights` into `model`; CheckpointError names everything that does not fit at once."""
+    _check_fit(model, {name: tuple(weight.shape) for name, weight in weights.items()}, source)
+    state = model.state_dict()
     with torch.no_grad():
         for name, tensor in weights.items():
             state[name].copy_(tensor)
+
+
+def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:
+    """Compare stored shapes with a model's; its weights need no memory for this."""
+    aliases, state = _aliases(model), model.state_dict()
+    given = {aliases[name] for name in shapes if name in aliases}
+    problems = {
+        "missing weights": [name for name in dict.fromkeys(aliases.values()) if name not in given],
+        "unexpected weights": [name for name in shapes if name not in aliases],
+        "wrong shapes": [
+            f"{name} is {list(shapes[name])}, the configuration asks for {list(wanted.shape)}"
+            for name, wanted in state.items()
+            if name in shapes and shapes[name] != tuple(wanted.shape)
+        ],
+    }
+    found = [f"{what}: {listed(names)}" for what, names in problems.items() if names]
+    if found:
+        raise CheckpointError(
+            f"{source} does not fit its {CONFIG_NAME}: {'; '.join(found)}; "
+            "give the weights that were saved with this configuration"
+        )
 
 
 @contextmanager
@@ -179,17 +183,24 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-class _Header(BaseModel):
-    format_version: Annotated[int, Field(gt=0)]
-
-
 def _config_of(model: nn.Module) -> TransformerConfig:
-    config = model.config
+    config = getattr(model, "config", None)
     if not isinstance(config, TransformerConfig):
         raise CheckpointError(
-            f"{type(model).__name__}.config must be a TransformerConfig, got {type(config)}"
+            f"{type(model).__name__}.config must be a TransformerConfig, got "
+            f"{type(config).__name__}; save a model of exporter.models"
         )
     return config
+
+
+def _weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights of a model, shared ones under their first name."""
+    aliases = _aliases(model)
+    return {
+        name: tensor.detach()
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if aliases[name] == name
+    }
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -201,13 +212,29 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+def _check_header(directory: Path, config: TransformerConfig) -> None:
+    """Compare the shapes in the header of the weights with the configuration, building nothing."""
     path = directory / WEIGHTS_NAME
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {WEIGHTS_NAME}; copy or train it again")
-    try:
+    with _reading_weights(path), safe_open(path, framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    with torch.device("meta"):
+        model = build_model(config)
+    _check_fit(model, shapes, path)
+
+
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    path = directory / WEIGHTS_NAME
+    with _reading_weights(path):
         return safetensors.torch.load_file(path)
-    except SafetensorError as error:
+
+
+@contextmanager
+def _reading_weights(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is no safetensors file, or damaged: {error}; copy or train it again"
         ) from error
@@ -220,16 +247,12 @@ def _read_tokenizer(directory: Path, config: TransformerConfig) -> Tokenizer | N
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {TOKENIZER_NAME}, which {config.family} needs")
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers library raises nothing more specific
-        raise CheckpointError(f"{path} is no tokenizer: {error}; copy or train it again") from error
-    size = tokenizer.get_vocab_size()
-    if size > config.vocab_size:
+        return read_tokenizer_file(path, config.vocab_size).tokenizer
+    except (ValueError, OSError) as error:
         raise CheckpointError(
-            f"{path} has {size} tokens, the model's vocab_size is {config.vocab_size}; "
+            f"{path} is no tokenizer of this model: {error}; "
             "give the tokenizer that the model was trained with"
-        )
-    return tokenizer
+        ) from error
 
 
 def _create_directory(directory: Path, files: Mapping[str, bytes]) -> None:

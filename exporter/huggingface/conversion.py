@@ -31,7 +31,7 @@ class SourceConfig(BaseModel):
     named do not change what the model computes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     quantization_config: None = None
 

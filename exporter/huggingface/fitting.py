@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.errors import CheckpointError
-from exporter.checkpoint import CONFIG_NAME, unique_weights
+from engine.wording import listed
+from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import Conversion
 from exporter.huggingface.stored import StoredWeights
-from exporter.listing import listed
 
 
 def fit_weights(
-    stored: StoredWeights, conversion: Conversion, model: nn.Module, source: Path
+    stored: StoredWeights,
+    conversion: Conversion,
+    shapes: Mapping[str, tuple[int, ...]],
+    source: Path,
 ) -> dict[str, Tensor]:
-    """Return our weights; CheckpointError names what does not fit, of every kind at once."""
+    """Return our weights, of these shapes; CheckpointError names all that does not fit at once."""
     problems: dict[str, list[str]] = {}
     found: dict[str, Tensor] = {}
     used: set[str] = set()
-    shapes = {name: tuple(weight.shape) for name, weight in unique_weights(model).items()}
     for ours, weight in conversion.weights.items():
         names = [name for name in weight.names if name in stored]
         used.update(names)
@@ -39,11 +42,11 @@ def fit_weights(
     if extra:
         problems["unexpected weights"] = extra
     if problems:
-        what_is_wrong = "; ".join(
+        found_wrong = "; ".join(
             f"{what}: {listed(dict.fromkeys(names))}" for what, names in problems.items()
         )
         raise CheckpointError(
-            f"{source} does not fit its {CONFIG_NAME}: {what_is_wrong}; "
+            f"{source} does not fit its {CONFIG_NAME}: {found_wrong}; "
             "give the weights that were saved with this configuration"
         )
     return found

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from engine.errors import CheckpointError
+from engine.wording import listed, shortened
 from exporter.huggingface.conversion import SpecialTokens
-from exporter.listing import listed, shortened
 
 # A model that was trained to write them would need requests that ask for them; these values change
 # nothing. Length limits are not here (requests set them), nor is forced_eos_token_id: it replaces
@@ -70,8 +70,7 @@ class GenerationOptions(BaseModel):
             if given.get(name) not in (None, neutral)
         ]
         words = [word for word in self.bad_words_ids or [] if len(word) > 1]
-        if words:
-            found.append(f"bad_words_ids {listed(words)}")
+        found += [f"bad_words_ids {listed(words)}"] if words else []
         return [f"generation option {option} is not taken over" for option in found]
 
     def _eos(self) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +13,14 @@ import torch
 from pydantic import ValidationError
 
 from engine.errors import CheckpointError
+from engine.json_file import parse_object, read_bounded
+from engine.wording import listed, shortened
 from exporter.checkpoint import (
     CONFIG_NAME,
     load_weights,
     read_config,
     save_checkpoint,
+    weight_shapes,
 )
 from exporter.huggingface.conversion import Conversion, SpecialTokens
 from exporter.huggingface.fitting import fit_weights
@@ -28,10 +30,10 @@ from exporter.huggingface.llama import convert_llama
 from exporter.huggingface.marian import convert_marian
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizer import read_tokenizer
-from exporter.listing import listed, shortened
 from exporter.models import TransformerConfig, build_model
 
 GENERATION_NAME = "generation_config.json"
+_MAX_JSON_BYTES = 2**24
 
 Converter = Callable[[dict[str, Any], SpecialTokens], Conversion]
 CONVERTERS: Mapping[str, Converter] = {  # by the `model_type` of config.json
@@ -73,11 +75,12 @@ def import_checkpoint(source: str | os.PathLike[str], out: str | os.PathLike[str
     with _naming(source / CONFIG_NAME):
         conversion = convert(raw, options.special_tokens())
     config = conversion.config
-    _check_special_tokens(config, options, source)
+    _check_suppressed(config, options, source)
     tokenizer, notes = read_tokenizer(source, config)
+    wanted = _with_output_bias(config, options)
     with open_weights(source) as stored:
-        model = build_model(_with_output_bias(config, options))
-        weights = fit_weights(stored, conversion, model, source)
+        weights = fit_weights(stored, conversion, weight_shapes(wanted), source)
+    model = build_model(wanted)
     if options.suppressed:
         bias = weights.setdefault(_OUTPUT_BIAS, torch.zeros(config.vocab_size))
         bias[list(options.suppressed)] = _NEVER
@@ -104,7 +107,7 @@ def _converter(raw: dict[str, Any], source: Path) -> tuple[str, Converter]:
     model_type = str(raw.get("model_type"))
     if model_type not in CONVERTERS:
         raise CheckpointError(
-            f"{source / CONFIG_NAME}: model_type is {listed([model_type])}; "
+            f"{source / CONFIG_NAME}: model_type is {shortened(model_type)}; "
             f"supported: {', '.join(CONVERTERS)}"
         )
     return model_type, CONVERTERS[model_type]
@@ -117,12 +120,9 @@ def _read_json(path: Path) -> dict[str, Any]:
             "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`"
         )
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}; save the model again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object; save the model again")
-    return content
+        return parse_object(read_bounded(path, _MAX_JSON_BYTES))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is no JSON object: {error}; save the model again") from error
 
 
 def _read_optional_json(path: Path) -> dict[str, Any] | None:
@@ -141,12 +141,10 @@ def _naming(path: Path) -> Iterator[None]:
 def _problems(error: ValidationError) -> str:
     """Say of every option that is wrong what it is and what it may be."""
     problems = []
-    for found in error.errors():
-        name = ".".join(map(str, found["loc"]))
+    for found in error.errors(include_url=False):
+        name, given = shortened(".".join(map(str, found["loc"]))), shortened(repr(found["input"]))
         if found["type"] == "literal_error":
-            problems.append(
-                f"{name} is {shortened(found['input'])}; supported: {found['ctx']['expected']}"
-            )
+            problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
         elif found["type"] == "none_required":
             problems.append(f"{name} is not supported; save the model without it")
         elif found["type"] == "missing":
@@ -154,29 +152,17 @@ def _problems(error: ValidationError) -> str:
         elif found["type"] == "value_error":
             problems.append(found["msg"].removeprefix("Value error, "))
         else:
-            problems.append(f"{name} is {shortened(found['input'])}: {found['msg']}")
+            problems.append(f"{name} is {given}: {found['msg']}")
     return listed(problems, "; ")
 
 
-def _check_special_tokens(
-    config: TransformerConfig, options: GenerationOptions, source: Path
-) -> None:
-    given = {
-        "eos_token_id": (config.eos_token_id,),
-        "pad_token_id": (config.pad_token_id,),
-        "decoder_start_token_id": (config.bos_token_id,),
-        "bad_words_ids or suppress_tokens": options.suppressed,
-    }
-    outside = [
-        f"{name} {token}"
-        for name, tokens in given.items()
-        for token in tokens
-        if token is not None and not 0 <= token < config.vocab_size
-    ]
+def _check_suppressed(config: TransformerConfig, options: GenerationOptions, source: Path) -> None:
+    outside = [token for token in options.suppressed if not 0 <= token < config.vocab_size]
     if outside:
         raise CheckpointError(
-            f"{source}: {listed(outside)} is not in the vocabulary, whose ids are 0 to "
-            f"{config.vocab_size - 1}; correct it in {GENERATION_NAME} or {CONFIG_NAME}"
+            f"{source}: bad_words_ids or suppress_tokens {listed(outside)} is not in the "
+            f"vocabulary, whose ids are 0 to {config.vocab_size - 1}; correct it in "
+            f"{GENERATION_NAME} or {CONFIG_NAME}"
         )
 
 

@@ -31,7 +31,7 @@ _SCALING = {  # the fields of llama3, and our names of them
 class RopeParameters(BaseModel):
     """How positions turn; fields that other types have are those that are not named here."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     rope_type: Literal["default", "llama3"] = "default"
     rope_theta: float | None = None

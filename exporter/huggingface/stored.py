@@ -7,15 +7,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
-from exporter.listing import listed
+from engine.json_file import parse_object, read_bounded
+from engine.wording import listed
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 2**26
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -67,8 +69,9 @@ def _weight_files(directory: Path) -> list[Path]:
     if not index.is_file():
         raise CheckpointError(_no_weights(directory))
     try:
-        names = sorted(set(_Index.model_validate_json(index.read_bytes()).weight_map.values()))
-    except ValidationError as error:
+        content = parse_object(read_bounded(index, _MAX_INDEX_BYTES))
+        names = sorted(set(_Index.model_validate(content).weight_map.values()))
+    except (ValueError, OSError) as error:  # pydantic's is a ValueError too
         raise CheckpointError(f"{index} is no index of weights; save the model again") from error
     outside = [name for name in names if Path(name).name != name]
     if outside:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError
+from engine.tokenizer_file import read_tokenizer_file
 from exporter.checkpoint import TOKENIZER_NAME
 from exporter.models import TransformerConfig
 
@@ -17,17 +18,12 @@ def read_tokenizer(source: Path, config: TransformerConfig) -> tuple[Tokenizer, 
     if not path.is_file():
         raise CheckpointError(_no_tokenizer(source))
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers library raises nothing more specific
-        raise CheckpointError(f"{path} is no tokenizer: {error}; save it again") from error
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= config.vocab_size:
+        tokenizer = read_tokenizer_file(path, config.vocab_size).tokenizer
+    except (ValueError, OSError) as error:
         raise CheckpointError(
-            f"{path} has token ids up to {largest}, the model has a vocabulary of "
-            f"{config.vocab_size}; give the tokenizer that the model was trained with"
-        )
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+            f"{path} is no tokenizer of this model: {error}; give the one that it was trained "
+            "with, or save it again"
+        ) from error
     if config.family != "encoder-decoder" or tokenizer.encode("").ids[-1:] == [config.eos_token_id]:
         return tokenizer, []
     return tokenizer, [

@@ -7,7 +7,16 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Family = Literal["encoder-decoder", "gpt", "bert", "labeller", "vit"]
-PositiveInt = Annotated[int, Field(gt=0)]
+# Far above any model that is known, and low enough that nothing built from them is without end.
+NumLayers = Annotated[int, Field(ge=0, le=2**10)]
+NumHeads = Annotated[int, Field(gt=0, le=2**12)]
+Width = Annotated[int, Field(gt=0, le=2**20)]
+Length = Annotated[int, Field(ge=0, le=2**20)]
+VocabSize = Annotated[int, Field(ge=0, le=2**24)]
+TokenId = Annotated[int, Field(ge=0, lt=2**24)]
+ImageSize = Annotated[int, Field(gt=0, le=2**14)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
+_MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
 ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -15,10 +24,10 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class ImageConfig(BaseModel):
     """What a vision model sees."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    size: PositiveInt  # height and width in pixels
-    patch_size: PositiveInt
+    size: ImageSize  # height and width in pixels
+    patch_size: ImageSize
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # pixel_values = (pixel / 255 - mean) / std
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -39,7 +48,7 @@ class RotaryScaling(BaseModel):
     than original_max_len / high_freq_factor are left as they are, and those between are blended.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     factor: Annotated[float, Field(ge=1)]
     low_freq_factor: Annotated[float, Field(gt=0)]
@@ -59,19 +68,19 @@ class RotaryScaling(BaseModel):
 class TransformerConfig(BaseModel):
     """Every option of every family; an option that a family does not use keeps its default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     family: Family
-    d_model: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt | None = None  # grouped queries: gpt; None: num_heads
-    d_ff: PositiveInt
-    num_encoder_layers: Annotated[int, Field(ge=0)] = 0
-    num_decoder_layers: Annotated[int, Field(ge=0)] = 0
+    d_model: Width
+    num_heads: NumHeads
+    num_kv_heads: NumHeads | None = None  # grouped queries: gpt; None: num_heads
+    d_ff: Width
+    num_encoder_layers: NumLayers = 0
+    num_decoder_layers: NumLayers = 0
 
     # Attention (section 3.2 of Vaswani et al. 2017)
-    key_dim: PositiveInt | None = None  # of a head's keys and queries; None: d_model / num_heads
-    value_dim: PositiveInt | None = None  # of a head's values; None: d_model / num_heads
+    key_dim: Width | None = None  # of a head's keys and queries; None: d_model / num_heads
+    value_dim: Width | None = None  # of a head's values; None: d_model / num_heads
     attention_bias: bool = True
     attention_output: bool = True  # W_O; False: the values of a single head are the output
     attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
@@ -90,9 +99,9 @@ class TransformerConfig(BaseModel):
     feed_forward_dropout: Probability = 0.0  # of the inner layer, behind its activation
 
     # Vocabulary and positions
-    vocab_size: Annotated[int, Field(ge=0)] = 0  # 0: vit
-    max_source_len: Annotated[int, Field(ge=0)] = 0  # encoder positions
-    max_target_len: Annotated[int, Field(ge=0)] = 0  # decoder positions
+    vocab_size: VocabSize = 0  # 0: vit
+    max_source_len: Length = 0  # encoder positions
+    max_target_len: Length = 0  # decoder positions
     # sinusoidal: sines and cosines in turn, as in the paper; sinusoidal_halves: all sines, then
     # all cosines (Marian); rotary: queries and keys are turned, nothing is added (gpt)
     positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary"] = "sinusoidal"
@@ -103,10 +112,10 @@ class TransformerConfig(BaseModel):
     tie_output: bool = True  # the output projection is the target embedding
     output_bias: bool = False
     embedding_norm: bool = False  # BERT
-    num_token_types: Annotated[int, Field(ge=0)] = 0  # BERT; 0: no token type embedding
-    pad_token_id: Annotated[int, Field(ge=0)] = 0
-    bos_token_id: int | None = None  # also the first decoder token of an encoder-decoder
-    eos_token_id: int | None = None
+    num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
+    pad_token_id: TokenId = 0
+    bos_token_id: TokenId | None = None  # also the first decoder token of an encoder-decoder
+    eos_token_id: TokenId | None = None
 
     # Heads of one-pass families
     labels: tuple[str, ...] = ()
@@ -129,7 +138,7 @@ class TransformerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for problem in [*_problems(self), *_attention_problems(self)]:
+        for problem in [*_problems(self), *_attention_problems(self), *_table_problems(self)]:
             raise ValueError(problem)
         return self
 
@@ -161,6 +170,12 @@ def _problems(c: TransformerConfig) -> list[str]:
         found.append(f"{c.family} needs labels")
     if c.family == "encoder-decoder" and c.bos_token_id is None:
         found.append("encoder-decoder needs bos_token_id, its first decoder token")
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        token = getattr(c, name)
+        if token is not None and c.vocab_size and token >= c.vocab_size:
+            found.append(
+                f"{name} {token} is not in the vocabulary, whose ids are 0 to {c.vocab_size - 1}"
+            )
     return found
 
 
@@ -190,6 +205,21 @@ def _attention_problems(c: TransformerConfig) -> list[str]:
     elif c.rotary_scaling is not None:
         found.append(f"rotary_scaling needs rotary positions, got {c.positions}")
     return found
+
+
+def _table_problems(c: TransformerConfig) -> list[str]:
+    """Bound what is computed from the options alone; no weight could tell that it is too large."""
+    width = c.head_key_dim if c.positions == "rotary" else c.d_model
+    if c.positions == "learned":
+        return []
+    patches = (c.image.size // c.image.patch_size) ** 2 + 1 if c.image else 0
+    length = max(c.max_source_len, c.max_target_len, patches)
+    if length * width <= _MAX_TABLE:
+        return []
+    return [
+        f"{length:,} {c.positions} positions of {width:,} numbers are more than {_MAX_TABLE:,} "
+        "numbers; lower max_source_len or max_target_len"
+    ]
 
 
 def _rotary_problems(c: TransformerConfig) -> list[str]:

@@ -20,11 +20,15 @@ def test_few_things_are_all_named() -> None:
 
 
 def test_of_many_things_the_first_are_named_and_the_others_counted() -> None:
-    assert listed(range(3_000_000)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2,999,992 more"
+    found = listed(range(3_000_000))
+
+    assert found.startswith("0, 1, 2, ")
+    assert found.endswith(", 31, and 2,999,968 more")
+    assert len(listed(["x" * 10**6] * 100)) < 32 * 310
 
 
 def test_a_long_value_is_cut() -> None:
-    assert shortened("x" * 10**6) == "x" * 120 + "..."
+    assert shortened("x" * 10**6) == "x" * 297 + "..."
 
 
 def test_every_wrong_field_is_named_with_what_was_given() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,82 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(saved: Path) -> 
     large = Tokenizer(models.WordLevel({str(i): i for i in range(20)}, unk_token="0"))
     (saved / "tokenizer.json").write_text(large.to_str())
 
-    with pytest.raises(CheckpointError, match="has 20 tokens, the model's vocab_size is 11"):
+    with pytest.raises(CheckpointError, match="has 20 tokens, the model has a vocabulary of 11"):
         load_checkpoint(saved)
+
+
+def edit_config(directory: Path, **options: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config["model"] |= options
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_decoder_layers": 10**7}, r"model\.num_decoder_layers: .*got 10000000"),
+        ({"vocab_size": 2 * 10**12}, r"model\.vocab_size: .*got 2000000000000"),
+        ({"d_model": 2**40}, r"model\.d_model: .*got 1099511627776"),
+        ({"num_heads": 2**40}, r"model\.num_heads: "),
+        ({"d_ff": 2**40}, r"model\.d_ff: "),
+        ({"key_dim": 2**40}, r"model\.key_dim: "),
+        ({"max_target_len": 2**40}, r"model\.max_target_len: .*got 1099511627776"),
+        ({"max_source_len": 2**20, "d_model": 2**20, "d_ff": 1}, "numbers; lower max_source_len"),
+        ({"norm_eps": float("inf")}, r"model\.norm_eps: "),
+        ({"eos_token_id": 11}, "eos_token_id 11 is not in the vocabulary"),
+        # Possible, but not with these weights: found before anything is built.
+        ({"d_model": 2**16, "num_heads": 1, "d_ff": 2**20}, "config.json: wrong shapes: "),
+        ({"vocab_size": 2**24}, "config.json: wrong shapes: "),
+        ({"num_decoder_layers": 40}, "config.json: missing weights: .* and [0-9,]+ more"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_built(
+    saved: Path, options: dict[str, object], message: str
+) -> None:
+    edit_config(saved, **options)
+    tracemalloc.start()
+
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(saved)
+
+    assert len(str(caught.value)) < 5000
+    assert tracemalloc.get_traced_memory()[1] < 2**27
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"model":' * 200_000, b"[]", b"\xff"])
+def test_json_that_cannot_be_read_is_refused_with_its_name(
+    saved: Path, name: str, content: bytes
+) -> None:
+    (saved / name).write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_of_no_reasonable_size_is_not_read(saved: Path, name: str) -> None:
+    with (saved / name).open("r+b") as file:
+        file.truncate(2**40)  # takes no room on disk
+
+    with pytest.raises(CheckpointError, match=rf"{name} .*it has more than [0-9,]+ bytes"):
+        load_checkpoint(saved)
+
+
+def test_a_key_that_stands_twice_is_refused(saved: Path) -> None:
+    text = (saved / "config.json").read_text()
+    (saved / "config.json").write_text(text.replace('"task":', '"task": "other", "task":'))
+
+    with pytest.raises(CheckpointError, match="the key 'task' twice"):
+        load_checkpoint(saved)
+
+
+def test_a_model_that_is_not_of_this_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"Linear\.config must be a TransformerConfig"):
+        save_checkpoint(tmp_path / "ck", "mine", torch.nn.Linear(2, 2), None)
+
+    assert not (tmp_path / "ck").exists()
 
 
 def test_no_permission_to_write_is_a_clear_error(tmp_path: Path, tokenizer: Tokenizer) -> None:

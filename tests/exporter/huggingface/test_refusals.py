@@ -12,6 +12,7 @@ import torch
 
 from engine.errors import CheckpointError
 from exporter.huggingface import import_checkpoint
+from exporter.huggingface.stored import INDEX_NAME
 from server.cli.app import run
 from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_llama, save_marian
 
@@ -143,7 +144,7 @@ def test_impossible_special_tokens_are_named(
         (
             "generation_config.json",
             {"suppress_tokens": list(range(300_000))},
-            "suppress_tokens 68, and 299,931 more is not in the vocabulary",
+            "68, and 299,931 more is not in the vocabulary",
         ),
         ("generation_config.json", {"suppress_tokens": ["a"] * 10_000}, "and 9,968 more"),
         ("generation_config.json", {"eos_token_id": list(range(300_000))}, "supported: one id"),
@@ -217,7 +218,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     [
         ("config.json", None, "has no config.json; give a directory written by"),
         ("config.json", b"{", "config.json is no JSON"),
-        ("config.json", b"[]", "config.json holds no JSON object"),
+        ("config.json", b"[]", "config.json is no JSON object: it holds no JSON object"),
         ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
         ("tokenizer.json", b"{}", "is no tokenizer"),
         ("model.safetensors", None, "has no model.safetensors and no model.safetensors.index.json"),
@@ -254,6 +255,46 @@ def test_a_wrong_index_is_refused(files: list[str] | None, message: str, tmp_pat
     assert message in refusal(source)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_layer": 10**7}, "num_decoder_layers is 10000000: Input should be less than"),
+        ({"n_embd": 2**40}, "n_embd is 1099511627776: Input should be less than"),
+        ({"vocab_size": 2 * 10**12}, "vocab_size is 2000000000000: Input should be less than"),
+        ({"n_positions": 2**30}, "max_target_len is 1073741824: Input should be less than"),
+        ({"n_layer": 40}, "missing weights: "),
+        ({"vocab_size": 2**24}, "wrong shapes: "),
+        ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon is inf"),
+        ({"activation_function": "x" * 10**6}, "activation_function is 'xxx"),
+        ({"model_type": ["x"] * 10**5}, "model_type is ['x'"),
+    ],
+)
+def test_sizes_and_values_without_end_are_refused_in_a_short_line(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    edit_json(source / "config.json", **options)
+
+    found = refusal(source)
+
+    assert message in found and len(found) < 5000
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", INDEX_NAME]
+)
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a": 1, "a": 2}'])
+def test_json_that_cannot_be_understood_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    if name == INDEX_NAME:
+        (source / "model.safetensors").unlink()
+    (source / name).write_bytes(content)
+
+    assert name in refusal(source)
+
+
 def test_sentencepiece_files_alone_are_refused_with_what_to_do(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_marian(source)
@@ -269,7 +310,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     tokenizer["model"]["vocab"]["new"] = 37
     edit_json(source / "tokenizer.json", model=tokenizer["model"])
 
-    assert "has token ids up to 37, the model has a vocabulary of 37" in refusal(source)
+    assert "it has 38 tokens, the model has a vocabulary of 37" in refusal(source)
 
 
 def test_what_is_no_checkpoint_is_not_written_over(tmp_path: Path) -> None:
