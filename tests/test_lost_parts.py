@@ -24,6 +24,15 @@ from server.run_directory import MARK
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 GRACE = 3
+_CLUSTER = """
+import sys, tempfile, ray
+with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+    context = ray.init("local", num_cpus=2, include_dashboard=False, _temp_dir=directory,
+                       _node_ip_address="127.0.0.1")
+    print(context.address_info["gcs_address"], flush=True)
+    sys.stdin.read()
+    ray.shutdown()
+"""
 CONFIG = TransformerConfig(
     family="gpt",
     num_decoder_layers=1,
@@ -108,6 +117,21 @@ def start(package: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
         server.process.wait()
 
 
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """A Ray cluster of two cores; its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CLUSTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().strip()
+    process.communicate("")
+
+
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
 def test_loss_of_a_server_of_ray_ends_the_command(start: Callable[..., Server], part: str) -> None:
     server = start()
@@ -168,25 +192,20 @@ def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
 
 
 def test_services_of_one_cluster_have_names_of_their_own(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., Server], cluster: str
 ) -> None:
-    ray = Path(sys.executable).with_name("ray")
-    head = ["start", "--head", "--port=0", "--num-cpus=2", "--include-dashboard=false"]
-    head += ["--node-ip-address=127.0.0.1", "--temp-dir", f"/tmp/{tmp_path.name[-8:]}"]
-    started = subprocess.run([ray, *head], capture_output=True, text=True, check=True)
-    found = re.search(r"--address='(\S+)'", started.stdout)
-    assert found, started.stdout
-    try:
-        first = start("--name", "one", RAY_ADDRESS=found[1])
-        first.wait_until("^serving ")
+    first = start("--name", "one", RAY_ADDRESS=cluster)
+    first.wait_until("^serving ")
 
-        twin = start("--name", "one", RAY_ADDRESS=found[1])
-        assert twin.process.wait(60) == 3
-        assert "a service named 'one' runs on this Ray cluster already" in twin.log.read_text()
+    twin = start("--name", "one", RAY_ADDRESS=cluster)
+    assert twin.process.wait(60) == 3
+    assert "a service named 'one' runs on this Ray cluster already" in twin.log.read_text()
 
-        second = start("--name", "two", RAY_ADDRESS=found[1])
-        second.wait_until("^serving ")
-        third = start("--name", "three", RAY_ADDRESS=found[1])
-        third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=30)
-    finally:
-        subprocess.run([ray, "stop", "--force"], capture_output=True)
+    second = start("--name", "two", RAY_ADDRESS=cluster)
+    second.wait_until("^serving ")
+    third = start("--name", "three", RAY_ADDRESS=cluster)
+    third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=30)
+
+    for server in (third, second, first):
+        server.process.terminate()
+        assert server.process.wait(GRACE + 40) == 0
