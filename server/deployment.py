@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from engine.errors import ConfigError, EngineFailure
+from engine.errors import ConfigError, EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package import load_package
 from server import end_with_parent
@@ -80,23 +80,32 @@ class WorkerReplica:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, config: ServeConfig, roster: RosterAddress
     ) -> None:
-        host = _bind_serve_to_node()
         self._link = RosterLink(roster)
         _forward_log(self._link)
+        try:
+            self._info = await self._start(config)
+        except Exception as error:
+            is_expected = isinstance(error, TokenweirError)
+            logger.error("it cannot start: %s", error, exc_info=not is_expected)
+            await self._link.close()
+            raise
+        self._link.alive(self._info)
+        self._watching = in_background("watching the worker", self._end_when_unhealthy)
+
+    async def _start(self, config: ServeConfig) -> WorkerInfo:
+        host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
         self._worker = Worker(
             engines,
             dataclasses.replace(config.worker, host=host, port=0, limits=config.engine.limits),
         )
-        self._info = WorkerInfo(
+        return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),
             replica_id=self._worker.replica_id,
             actor=_actor_name(),
         )
-        self._link.alive(self._info)
-        self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
