@@ -24,6 +24,7 @@ from server.run_directory import MARK
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 GRACE = 3
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}  # of the cluster that several services join
 _CLUSTER = """
 import sys, tempfile, ray
 with tempfile.TemporaryDirectory(dir="/tmp") as directory:
@@ -126,6 +127,7 @@ def cluster() -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, **NO_TOKEN},
     )
     assert process.stdout is not None
     yield process.stdout.readline().strip()
@@ -185,7 +187,7 @@ def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
     address = server.wait_until(r"^serving .* on (\S+);")[1]
 
     with Client(address) as client, pytest.raises(TokenweirClientError):
-        client.generate("package", "w3", max_new_tokens=1000, request_id="mine-7")
+        client.generate("package", "w3", banned_tokens=[10**6], request_id="mine-7")
 
     told = server.wait_until("^.*mine-7.*$", seconds=10)[0]
     assert re.search(r"worker 127\.0\.0\.1:\d+: .*GenerationService.* INVALID_ARGUMENT", told)
@@ -194,16 +196,16 @@ def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
 def test_services_of_one_cluster_have_names_of_their_own(
     start: Callable[..., Server], cluster: str
 ) -> None:
-    first = start("--name", "one", RAY_ADDRESS=cluster)
+    first = start("--name", "one", RAY_ADDRESS=cluster, **NO_TOKEN)
     first.wait_until("^serving ")
 
-    twin = start("--name", "one", RAY_ADDRESS=cluster)
+    twin = start("--name", "one", RAY_ADDRESS=cluster, **NO_TOKEN)
     assert twin.process.wait(60) == 3
     assert "a service named 'one' runs on this Ray cluster already" in twin.log.read_text()
 
-    second = start("--name", "two", RAY_ADDRESS=cluster)
+    second = start("--name", "two", RAY_ADDRESS=cluster, **NO_TOKEN)
     second.wait_until("^serving ")
-    third = start("--name", "three", RAY_ADDRESS=cluster)
+    third = start("--name", "three", RAY_ADDRESS=cluster, **NO_TOKEN)
     third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=30)
 
     for server in (third, second, first):
