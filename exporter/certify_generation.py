@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -19,6 +20,7 @@ from engine.batch import RowOp, StepLogits
 from engine.package import GenerationContract
 from exporter.cases import (
     BATCH_SIZES,
+    MAX_PER_LENGTH,
     NUM_TOPS,
     SEED,
     Covered,
@@ -73,7 +75,8 @@ def certify_generation(
         covered["source_groups"] = certify_sources(sides, sources)
     num_beams, covered["beam_groups"] = certify_beams(sides)
     aligned = choose_cases(cases) if contract.alignment else []
-    _check_blocks(sides, cases, aligned, progress)
+    in_batch = cases if per_length == MAX_PER_LENGTH else _cheap_cases(cases, sides.chunk)
+    _check_blocks(sides, cases, aligned, in_batch, progress)
     if contract.alignment:
         covered["alignment_cases"] = len(aligned)
     covered["threads"] = certify_threads(sides, model.config.num_heads)
@@ -99,11 +102,26 @@ def _affordable_cases(
     return cases, per_length
 
 
+def _first_of_each_length(cases: Sequence[Case]) -> list[Case]:
+    return list({len(case.prompt): case for case in reversed(cases)}.values())
+
+
+def _cheap_cases(cases: Sequence[Case], chunk: int) -> list[Case]:
+    """Return the cases of prompts that are no longer than a chunk, of others one of each length."""
+    short = [case for case in cases if len(case.prompt) <= chunk]
+    return short + [c for c in _first_of_each_length(cases) if len(c.prompt) > chunk]
+
+
 def _check_blocks(
-    sides: Sides, cases: Sequence[Case], aligned: Sequence[Case], progress: Progress
+    sides: Sides,
+    cases: Sequence[Case],
+    aligned: Sequence[Case],
+    in_batch: Sequence[Case],
+    progress: Progress,
 ) -> None:
+    chosen = _Chosen(aligned, in_batch, _first_of_each_length(cases))
     starts = range(0, len(cases), BLOCK_SIZE)
-    blocks = [_Block(sides, cases[i : i + BLOCK_SIZE], aligned) for i in starts]
+    blocks = [_Block(sides, cases[i : i + BLOCK_SIZE], chosen) for i in starts]
     total, done = sum(block.num_runs for block in blocks), 0
     for block in blocks:
         for num_runs in block.check():
@@ -111,17 +129,26 @@ def _check_blocks(
             progress(done, total)
 
 
+class _Chosen(NamedTuple):
+    """The cases of which more is compared than what they give alone."""
+
+    aligned: Sequence[Case]  # their attention to the source
+    in_batch: Sequence[Case]
+    whole: Sequence[Case]  # with their prompt in one piece
+
+
 class _Block:
     """Cases whose logits are held in memory together."""
 
-    def __init__(self, sides: Sides, cases: Sequence[Case], aligned: Sequence[Case]) -> None:
+    def __init__(self, sides: Sides, cases: Sequence[Case], chosen: _Chosen) -> None:
         self._sides = sides
         self._cases = cases
-        self._aligned = aligned
+        self._chosen = chosen
+        self._in_batch = [i for i, case in enumerate(cases) if case in chosen.in_batch]
         self._tokens: list[Tokens] = []
         self._alone: list[StepLogits] = []
         self._eager: list[Floats] = []
-        self.num_runs = 2 * len(cases)
+        self.num_runs = len(cases) + len(self._in_batch)
 
     def check(self) -> Iterator[int]:
         """Compare all of the block; yield the number of runs after each part."""
@@ -135,20 +162,19 @@ class _Block:
         for i, case in enumerate(cases):
             how = f"alone, {chunks_of(sides.chunk)}"
             sides.compare(self._alone[i], self._eager[i], case, how)
-            if case in self._aligned:
+            if case in self._chosen.aligned:
                 check_alignment(sides, case, self._tokens[i], self._alone[i], how)
         self._check_whole()
-        for first in range(0, len(cases), _WAVE):
-            members = list(range(first, min(first + _WAVE, len(cases))))
+        for first in range(0, len(self._in_batch), _WAVE):
+            members = self._in_batch[first : first + _WAVE]
             self._check_wave(members)
             yield len(members)
 
     def _check_whole(self) -> None:
         """Compare prompts longer than a chunk in one piece too: of each length the first."""
-        sides, tried = self._sides, set()
+        sides = self._sides
         for i, case in enumerate(self._cases):
-            if len(case.prompt) > sides.chunk and len(case.prompt) not in tried:
-                tried.add(len(case.prompt))
+            if len(case.prompt) > sides.chunk and case in self._chosen.whole:
                 seen = sides.run_alone(case, self._tokens[i], chunk=WHOLE)
                 sides.compare(seen, self._eager[i], case, f"alone, {chunks_of(WHOLE)}")
 

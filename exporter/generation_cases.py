@@ -11,7 +11,7 @@ import numpy as np
 from engine.package import GenerationContract
 from exporter.cases import MAX_STEPS, SEED, Tokens, random_tokens, spread_lengths
 
-_SCORED_LOGITS = 2**23  # wanted behind the prompt of a case, to bound the memory
+_SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_every_second_case_wants_the_logits_of_its_prompt_as_far_as_memory_allow
 
     assert [case.num_prompt_logits for case in cases[:6]] == [1, 1, 1, 2, 1, 3]
     large = contract(has_source=False).model_copy(update={"vocab_size": 2**16})
-    assert max(case.num_prompt_logits for case in make_cases(large, [], 2)) == 128
+    assert max(case.num_prompt_logits for case in make_cases(large, [], 2)) == 32
 
 
 @pytest.mark.parametrize("per_length", [8, 1])
