@@ -78,12 +78,13 @@ def restore_state(
     path = directory / STATE_NAME
     try:
         tensors = safetensors.torch.load_file(path)
-    except SafetensorError as error:
+        load_weights(model, _below(tensors, _MODEL), source=path)
+        average.restore(_below(tensors, _AVERAGE))
+        _restore_optimizer(model, optimizer, _below(tensors, _OPTIMIZER))
+        torch.set_rng_state(tensors[_RNG])
+    # Tensors that are not there, have other names, shapes or number formats.
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise _damaged(path, error) from error
-    load_weights(model, _below(tensors, _MODEL), source=path)
-    average.restore(_below(tensors, _AVERAGE))
-    _restore_optimizer(model, optimizer, _below(tensors, _OPTIMIZER))
-    torch.set_rng_state(tensors[_RNG])
 
 
 def _optimizer_tensors(
