@@ -124,6 +124,8 @@ def _name(command_line: bytes) -> str:
     words = command_line.decode(errors="replace").split("\0")
     if not Path(words[0]).name.startswith("python"):
         return Path(words[0]).name if words[0].startswith("/") else words[0]
+    if words[1:2] == ["-c"] and "serve" in words:
+        return "tokenweir serve"
     scripts = [word for word in words[1:] if word and not word.startswith("-")]
     return Path(scripts[0]).name if scripts else words[0]
 
