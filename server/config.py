@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -25,7 +25,7 @@ class WorkerConfig:
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
     health_period: float = 0.5  # seconds between two looks at the engines' health
-    client_silence: float = 20.0  # seconds; a client that leaves a ping unanswered so long is gone
+    client_silence: float = 20.0  # seconds; a gateway that leaves a ping unanswered so long is gone
 
     def __post_init__(self) -> None:
         _check_port(self.port)
@@ -69,6 +69,7 @@ class ServeConfig:
     name: str = "tokenweir"  # of the service; two on one cluster need two names
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above
 
     def __post_init__(self) -> None:
         _check_port(self.port)
@@ -87,11 +88,13 @@ class ServeConfig:
                 f"min_replicas ({self.min_replicas})"
             )
         self._check_worker()
+        self._check_gateway()
 
     @property
-    def gateway(self) -> GatewayConfig:
-        """The settings of the gateway; it takes what its workers take."""
-        return GatewayConfig(
+    def gateway_settings(self) -> GatewayConfig:
+        """All settings of the gateway; it takes what its workers take."""
+        return replace(
+            self.gateway,
             host=self.host,
             port=self.port,
             max_request_bytes=self.worker.max_request_bytes,
@@ -109,6 +112,28 @@ class ServeConfig:
             )
         if self.worker.limits not in (defaults.limits, self.engine.limits):
             raise ConfigError("worker.limits differ from engine.limits; set engine.limits alone")
+
+    def _check_gateway(self) -> None:
+        """Refuse what `gateway_settings` would overwrite."""
+        given, defaults = self.gateway, GatewayConfig()
+        if (given.host, given.port) != (defaults.host, defaults.port):
+            raise ConfigError(
+                f"gateway.host and gateway.port ({given.host}:{given.port}) are those of the "
+                "server; leave them out, and set host and port"
+            )
+        if given.max_request_bytes not in (
+            defaults.max_request_bytes,
+            self.worker.max_request_bytes,
+        ):
+            raise ConfigError(
+                f"gateway.max_request_bytes ({given.max_request_bytes}) is the worker's; "
+                "set worker.max_request_bytes alone"
+            )
+        if given.max_calls_per_worker != defaults.max_calls_per_worker:
+            raise ConfigError(
+                f"gateway.max_calls_per_worker ({given.max_calls_per_worker}) follows from others; "
+                "set engine.max_num_seqs and target_live_requests"
+            )
 
 
 def _check_port(port: int) -> None:

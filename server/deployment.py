@@ -220,7 +220,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         roster_address = await roster.start(await ray.run(_node_address))
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
-        gateway = Gateway(config.gateway, partial(_kill_hung, ray, workers))
+        gateway = Gateway(config.gateway_settings, partial(_kill_hung, ray, workers))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)  # after the workers have had their last words
         stack.push_async_callback(ray.finish, _undeploy, config)

@@ -15,7 +15,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
 from engine.request import RequestLimits
-from server.config import ServeConfig, WorkerConfig
+from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.deployment import (
     LiveRequestsPolicy,
     _ended_with_raylet,
@@ -64,7 +64,37 @@ def test_time_below_zero_is_refused(name: str) -> None:
 def test_gateway_takes_requests_as_large_as_its_workers_take() -> None:
     config = dataclasses.replace(CONFIG, worker=WorkerConfig(max_request_bytes=5_000_000))
 
-    assert config.gateway.max_request_bytes == 5_000_000
+    assert config.gateway_settings.max_request_bytes == 5_000_000
+
+
+def test_settings_of_the_gateway_reach_it() -> None:
+    chosen = GatewayConfig(
+        worker_wait=3.0,
+        worker_silence=2.0,
+        client_silence=60.0,
+        max_concurrent_calls=10_000,
+        max_open_bytes=50_000_000,
+    )
+
+    config = dataclasses.replace(CONFIG, host="127.0.0.2", port=7, gateway=chosen)
+
+    assert config.gateway_settings == dataclasses.replace(chosen, host="127.0.0.2", port=7)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "message"),
+    [
+        (GatewayConfig(port=5), r"gateway\.port \(127\.0\.0\.1:5\) are those of the server"),
+        (GatewayConfig(host="0.0.0.0"), r"\(0\.0\.0\.0:0\) are those of the server"),
+        (GatewayConfig(max_request_bytes=9), r"gateway\.max_request_bytes \(9\) is the worker's"),
+        (GatewayConfig(max_calls_per_worker=9), r"gateway\.max_calls_per_worker \(9\) follows"),
+    ],
+)
+def test_setting_of_the_gateway_that_would_be_overwritten_is_refused(
+    gateway: GatewayConfig, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, gateway=gateway)
 
 
 @pytest.mark.parametrize(
