@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 from grpc import aio
 
@@ -17,6 +18,7 @@ from engine.errors import FieldViolation, MalformedMessage, QueueFull
 
 _READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
 _RETRY_AFTER = 1.0  # seconds
+_CONNECTION_SHARE = 4  # the part of the places, one in so many, that one connection can have
 
 
 class CallWall:
@@ -60,12 +62,16 @@ class CallWall:
 class RequestReader:
     """Reads the requests of calls behind a wall, so many at once that they fit its bytes.
 
-    gRPC would read all of them before anybody could count.
+    gRPC would read all of them before anybody could count. One connection has only a share of the
+    places: its calls that bring no message keep others waiting on it alone.
     """
 
     def __init__(self, wall: CallWall, *, max_bytes: int, max_message_bytes: int) -> None:
         self._wall = wall
-        self._places = asyncio.Semaphore(max(1, max_bytes // max_message_bytes))
+        num_places = max(1, max_bytes // max_message_bytes)
+        self._share = max(1, num_places // _CONNECTION_SHARE)
+        self._places = asyncio.Semaphore(num_places)
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def read(self, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
@@ -73,7 +79,8 @@ class RequestReader:
 
         Raises QueueFull if there are too many bytes, MalformedMessage if no message comes.
         """
-        async with self._places:
+        share = self._shares.setdefault(context.peer(), asyncio.Semaphore(self._share))
+        async with share, self._places:
             try:
                 async with asyncio.timeout(_READ_TIMEOUT):
                     message = await context.read()

@@ -16,9 +16,13 @@ from server.call_wall import CallWall, RequestReader
 class Call:
     """The context of a call whose message comes when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: str = "") -> None:
+        self.connection = connection
         self.is_read = False
         self.message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def peer(self) -> str:
+        return self.connection
 
     async def read(self) -> Any:
         self.is_read = True
@@ -45,7 +49,7 @@ def test_bytes_are_counted_until_the_call_ends_and_one_request_may_be_larger() -
 
 async def test_no_more_requests_are_read_at_once_than_fit() -> None:
     reader = RequestReader(CallWall(9, 100), max_bytes=100, max_message_bytes=50)
-    calls = [Call() for _ in range(3)]
+    calls = [Call(f"connection {i}") for i in range(3)]
 
     async def run(call: Call) -> None:
         async with reader.read(call) as message:  # type: ignore[arg-type]
@@ -58,6 +62,25 @@ async def test_no_more_requests_are_read_at_once_than_fit() -> None:
     for call in calls:
         call.message.set_result(b"bytes")
     await asyncio.gather(*tasks)
+
+
+async def test_calls_that_bring_nothing_do_not_keep_other_connections_waiting() -> None:
+    reader = RequestReader(CallWall(9, 100), max_bytes=80, max_message_bytes=10)
+    silent = [Call("silent") for _ in range(20)]
+    other = Call("other")
+    other.message.set_result(b"bytes")
+
+    async def run(call: Call) -> bytes:
+        async with reader.read(call) as message:  # type: ignore[arg-type]
+            return message
+
+    tasks = [asyncio.create_task(run(call)) for call in silent]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(run(other), 5) == b"bytes"
+
+    for call in silent:
+        call.message.set_result(b"bytes")
+    assert await asyncio.gather(*tasks) == [b"bytes"] * 20
 
 
 @pytest.mark.parametrize("ends", [True, False])
