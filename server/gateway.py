@@ -27,6 +27,7 @@ from server.config import GatewayConfig
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
+from server.losses import Losses
 from server.pace import Pace
 from server.pool import Attempts, CallFailed, Pool
 from server.reflection import enable_reflection
@@ -62,6 +63,7 @@ class Gateway:
         self._pool = Pool(
             self._publish_health, lost or _nothing_to_do, silence=config.worker_silence
         )
+        self._losses = Losses()
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         self._reader = RequestReader(
@@ -257,7 +259,7 @@ class Gateway:
         return merged.SerializeToString()
 
     def _attempts(self, method: str, request: bytes) -> Attempts:
-        return Attempts(method, request, wait=self._config.worker_wait)
+        return Attempts(method, request, self._config.worker_wait, self._losses)
 
 
 class _AnyMethod(grpc.GenericRpcHandler):

@@ -15,6 +15,7 @@ import grpc
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.backend import Backend
 from server.background import in_background
+from server.losses import Losses
 from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
 
@@ -32,12 +33,13 @@ class Attempts:
     method: str
     request: bytes
     wait: float  # seconds that it waits for a worker that takes it, anew for every one it loses
+    memory: Losses  # of this call and of those that asked the same before
     refused: set[Backend] = field(default_factory=set)
-    losses: int = 0
     last: CallStatus | None = None
 
     def __post_init__(self) -> None:
         self.give_up = time.monotonic() + self.wait
+        self.losses = self.memory.of(self.request)
 
     @cached_property
     def request_id(self) -> str:
@@ -49,6 +51,7 @@ class Attempts:
         self.refused.add(backend)
         if lost:
             self.losses += 1
+            self.memory.note(self.request, self.losses)
             self.give_up = time.monotonic() + self.wait
         self.last = status
 

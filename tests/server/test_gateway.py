@@ -475,6 +475,30 @@ async def test_a_call_that_has_cost_three_workers_is_not_tried_again_by_the_clie
     assert calls["n"] == 3
 
 
+async def test_a_call_that_asks_again_after_a_long_restart_brings_its_losses_along() -> None:
+    calls = Counter[str]()
+    stack = AsyncExitStack()
+
+    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        calls["n"] += 1
+        await gateway.sync([])  # the next one takes longer to start than a call waits
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async with stack:
+        address = await stack.enter_async_context(_scripted_worker(die))
+        gateway, stubs = await stack.enter_async_context(
+            running_gateway(config=GatewayConfig(worker_wait=0.05))
+        )
+        reasons = []
+        for _ in range(4):
+            await gateway.sync([address])
+            asked = stubs.generation.Generate(generate("poison", request_id="mine"))
+            reasons.append((await failure_of(asked)).reason)
+
+    assert reasons == ["REPLICA_LOST", "REPLICA_LOST", "REPLICAS_LOST", "REPLICAS_LOST"]
+    assert calls["n"] == 3
+
+
 async def test_a_worker_that_says_itself_that_it_lost_a_call_counts_as_lost() -> None:
     calls = Counter[str]()
 
