@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from grpc import aio
 
-from engine.errors import FieldViolation, MalformedMessage, QueueFull
+from engine.errors import ExpiredInQueue, FieldViolation, MalformedMessage, QueueFull
 
 _READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
 _RETRY_AFTER = 1.0  # seconds
@@ -77,7 +77,8 @@ class RequestReader:
     async def read(self, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
         """Give the one message of a call; its bytes count until the end.
 
-        Raises QueueFull if there are too many bytes, MalformedMessage if no message comes.
+        Raises QueueFull if there are too many bytes, MalformedMessage if the call has no message,
+        ExpiredInQueue if none comes in time.
         """
         share = self._shares.setdefault(context.peer(), asyncio.Semaphore(self._share))
         async with share, self._places:
@@ -85,7 +86,9 @@ class RequestReader:
                 async with asyncio.timeout(_READ_TIMEOUT):
                     message = await context.read()
             except TimeoutError:
-                message = aio.EOF
+                raise ExpiredInQueue(
+                    f"its message did not come within {_READ_TIMEOUT:g} s; ask again"
+                ) from None
         if message is aio.EOF:
             raise MalformedMessage([FieldViolation("request", "the call brought no message")])
         with self._wall.holding(len(message)):

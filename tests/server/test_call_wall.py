@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from engine.errors import MalformedMessage, QueueFull
+from engine.errors import ExpiredInQueue, MalformedMessage, QueueFull
 from server import call_wall
 from server.call_wall import CallWall, RequestReader
 
@@ -83,9 +83,12 @@ async def test_calls_that_bring_nothing_do_not_keep_other_connections_waiting() 
     assert await asyncio.gather(*tasks) == [b"bytes"] * 20
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [(True, MalformedMessage), pytest.param(False, ExpiredInQueue, id="it may be on its way")],
+)
 async def test_a_call_that_brings_no_message_ends(
-    ends: bool, monkeypatch: pytest.MonkeyPatch
+    ends: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_wall, "_READ_TIMEOUT", 0.0)
     reader = RequestReader(CallWall(9, 100), max_bytes=100, max_message_bytes=50)
@@ -93,6 +96,6 @@ async def test_a_call_that_brings_no_message_ends(
     if ends:
         call.message.set_result(aio.EOF)
 
-    with pytest.raises(MalformedMessage):
+    with pytest.raises(error):
         async with reader.read(call):  # type: ignore[arg-type]
             pass
