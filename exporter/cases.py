@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
+from engine.config import EngineConfig
 from exporter.tasks import TASKS
 
 SEED = 20170612
@@ -15,6 +16,8 @@ ALL_LENGTHS_UP_TO = 64
 NUM_LENGTHS = 15  # of a model with a higher limit
 
 BATCH_SIZES = (2, 5, 8)  # and 1: every case alone
+MOST_ROWS = EngineConfig().max_num_seqs  # of a step of the engine, unless a person chose more
+_MOST_TOKENS = EngineConfig().max_num_batched_tokens
 # Of the likeliest tokens, as many as a step may be asked for: engine/step_plan.py rounds up to a
 # power of two, engine/top_logits.py ends at MAX_COLUMNS.
 NUM_TOPS = (256, 1, 16, 2, 128, 4, 64, 8, 32)
@@ -68,6 +71,11 @@ def spread_lengths(limit: int) -> list[int]:
     free = [length for length in dict.fromkeys(between) if length not in edges]
     chosen = rng.permutation(free)[: NUM_LENGTHS - len(edges)].tolist()
     return sorted({*edges, *chosen})
+
+
+def largest_batch(length: int) -> int:
+    """Return how many sources or texts of a length the engine takes in one step at most."""
+    return max(1, min(MOST_ROWS, _MOST_TOKENS // length))
 
 
 def random_tokens(rng: np.random.Generator, vocab_size: int, length: int) -> Tokens:

@@ -19,7 +19,7 @@ from exporter.certify_one_pass import certify_encoding, certify_images
 from exporter.checkpoint import Checkpoint
 from exporter.comparison import Comparison, LossyComparison
 from exporter.contracts import encoding_contract, generation_contract, image_contract
-from exporter.loss import LossLimits, check_loss
+from exporter.loss import SHARE_LOSS, LossLimits, check_loss
 from exporter.perplexity import Perplexity, measure_perplexity
 
 
@@ -45,10 +45,13 @@ def certify(
     comparison = LossyComparison() if limits else Comparison()
     cases, covered = _compare(checkpoint, model, generation, directory, comparison, progress)
     loss, tolerance = None, comparison.tolerance
+    alignment_tolerance = comparison.alignment_tolerance
     if isinstance(comparison, LossyComparison) and limits:
         perplexity = _perplexity(checkpoint, model, generation, directory, text)
         loss = check_loss(comparison, perplexity, limits)
         tolerance = limits.max_logit_loss * (comparison.logit_std or 1)
+        if comparison.max_abs_alignment_diff is not None:
+            alignment_tolerance = SHARE_LOSS * limits.max_logit_loss
     return Certificate(
         cases=cases,
         tokens_compared=comparison.tokens_compared,
@@ -56,7 +59,7 @@ def certify(
         max_abs_logit_diff=comparison.max_abs_logit_diff,
         max_abs_logit=comparison.max_abs_logit,
         max_abs_alignment_diff=comparison.max_abs_alignment_diff,
-        alignment_tolerance=comparison.alignment_tolerance,
+        alignment_tolerance=alignment_tolerance,
         tolerance=tolerance,
         batch_invariant=comparison.batch_invariant,
         dtype=weights if kv_cache == "fp32" else f"{weights}, {kv_cache} KV cache",

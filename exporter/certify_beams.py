@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.batch import RowOp, StepLogits
-from exporter.cases import SEED, Tokens, random_tokens
+from exporter.cases import MOST_ROWS, SEED, Tokens, random_tokens
 from exporter.comparison import Floats, exported_graphs
 from exporter.generation_cases import Case
 from exporter.replay import Replay
@@ -21,6 +21,9 @@ from exporter.sides import Sides
 NUM_STEPS = 6
 PROMPT_TOKENS = 3
 SOURCE_TOKENS = (7, 4)  # of the first sources, and of the last ones
+
+_NUM_GROUPS = 10
+_FIRST_SHORT = 8  # the groups from here on have the other length
 
 # Each step serves these groups: which prompt or source, and how many beams it has.
 LAYOUTS: tuple[tuple[tuple[int, int], ...], ...] = (
@@ -31,9 +34,10 @@ LAYOUTS: tuple[tuple[tuple[int, int], ...], ...] = (
     tuple((i, 1) for i in range(8)),
     tuple((i, 2) for i in range(5)),
     ((9, 1), (0, 5), (1, 3), (8, 2)),
+    # As many rows, and as many sources, as a step of the engine has.
+    ((1, 8), (0, 16), (8, 2), (0, MOST_ROWS - 26)),
+    tuple((i % _NUM_GROUPS, 1) for i in range(MOST_ROWS)),
 )
-_NUM_GROUPS = 10
-_FIRST_SHORT = 8  # the groups from here on have the other length
 
 
 class _Beam(NamedTuple):

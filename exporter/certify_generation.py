@@ -21,6 +21,7 @@ from engine.package import GenerationContract
 from exporter.cases import (
     BATCH_SIZES,
     MAX_PER_LENGTH,
+    MOST_ROWS,
     NUM_TOPS,
     SEED,
     Covered,
@@ -64,6 +65,7 @@ def certify_generation(
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
         "batch_sizes": [1, *BATCH_SIZES],
+        "most_rows": MOST_ROWS,
         "prefill_chunks": [WHOLE, sides.chunk],
         "prompts_per_length": per_length,
         "steps": max(case.num_tokens for case in cases),
@@ -181,8 +183,7 @@ class _Block:
     def _check_wave(self, members: Sequence[int]) -> None:
         """Compute prompts beside each other, and decode behind them in groups of every size."""
         sides = self._sides
-        first_row = sides.batch.num_slots - _WAVE
-        held = [Place(first_row + i, first_row + i) for i in range(len(members))]
+        held = [Place(_WAVE + i, _WAVE + i) for i in range(len(members))]  # behind the copies
         asked = sides.asked(align_every=1)
         replay = self._replay(members, asked)
         how = f"prompt beside {len(members) - 1} others, {chunks_of(sides.chunk)}"

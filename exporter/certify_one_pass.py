@@ -20,10 +20,12 @@ from engine.session import create_session
 from exporter.cases import (
     BATCH_SIZES,
     MAX_PER_LENGTH,
+    MOST_ROWS,
     SEED,
     Covered,
     Progress,
     Tokens,
+    largest_batch,
     random_tokens,
     spread_lengths,
 )
@@ -38,6 +40,10 @@ class Output:
 
     logits: Floats  # [B, C], or [B, S, C] of a labeller
     embedding: Floats  # [B, D]
+
+    def rows(self, members: Sequence[int]) -> Output:
+        """Return some of the rows."""
+        return Output(self.logits[members], self.embedding[members])
 
 
 def certify_encoding(
@@ -77,6 +83,7 @@ def certify_encoding(
         "lengths": sorted(set(map(len, texts))),
         "padded_rows": num_texts,
         "batch_sizes": [1, *BATCH_SIZES],
+        "most_rows": MOST_ROWS,
         "undecided_labels": comparison.tokens_undecided,
     }
     return num_texts, covered
@@ -96,11 +103,12 @@ def certify_images(
     pixels = (rng.standard_normal(shape) * spread + rng.uniform(-1, 1, spread.shape)).astype("f4")
     certifier = _Certifier(model, directory, comparison)
     eager_input = torch.from_numpy(pixels).to(next(model.parameters()).dtype)
-    certifier.check_rows({"pixel_values": pixels}, eager_input, "image")
+    certifier.check_rows({"pixel_values": pixels}, eager_input, "image", largest_batch(1))
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
         "images": NUM_IMAGES,
         "batch_sizes": [1, *BATCH_SIZES],
+        "most_rows": MOST_ROWS,
         "undecided_labels": comparison.tokens_undecided,
     }
     return NUM_IMAGES, covered
@@ -116,9 +124,16 @@ class _Certifier:
             self._session = create_session(directory / "model.onnx")
 
     def check_rows(
-        self, inputs: dict[str, NDArray[np.generic]], eager_input: torch.Tensor, what: str
+        self,
+        inputs: dict[str, NDArray[np.generic]],
+        eager_input: torch.Tensor,
+        what: str,
+        most: int,
     ) -> Output:
-        """Compare rows of one shape, alone and in batches; return the eager model's output."""
+        """Compare rows of one shape, alone and in batches; return the eager model's output.
+
+        In a batch of `most` rows they come again and again.
+        """
         with torch.inference_mode():
             output = self._model(eager_input)
         expected = Output(output.logits.numpy(), output.embedding.numpy())
@@ -129,12 +144,23 @@ class _Certifier:
             np.concatenate([output.embedding for output in solo]),
         )
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
-        for members in _parts(rows):
-            found = self._run(inputs, members)
-            place = _place_in_batch(what, members)
-            self.comparison.bits(found.logits, alone.logits[members], place)
-            self.comparison.bits(found.embedding, alone.embedding[members], place)
+        for members in (*_parts(rows), [i % len(rows) for i in range(most)]):
+            self._check_batch(
+                self._run(inputs, members),
+                alone.rows(members),
+                expected.rows(members),
+                _place_in_batch(what, members),
+            )
         return expected
+
+    def _check_batch(
+        self, found: Output, alone: Output, expected: Output, place: Callable[[int], str]
+    ) -> None:
+        """Hold a batch against its rows alone, and where they may differ, against eager ones."""
+        equal = self.comparison.bits(found.logits, alone.logits, place)
+        equal &= self.comparison.bits(found.embedding, alone.embedding, place)
+        if not equal:
+            self._compare(found, expected, place)
 
     def _run(self, inputs: dict[str, NDArray[np.generic]], members: Sequence[int]) -> Output:
         with exported_graphs():
@@ -169,7 +195,7 @@ class _TextCertifier(_Certifier):
             "lengths": np.full(len(ids), ids.shape[1], np.int64),
         }
         what = f"text of {ids.shape[1]} tokens, number"
-        return self.check_rows(inputs, torch.from_numpy(ids), what)
+        return self.check_rows(inputs, torch.from_numpy(ids), what, largest_batch(ids.shape[1]))
 
     def check_padded(self, texts: Sequence[Tokens], expected: Sequence[Output]) -> None:
         """Compare texts of different lengths in one batch; what pads them is random tokens."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Encode, ScheduledBatch
 from engine.model_runner import SlotModelRunner
-from exporter.cases import BATCH_SIZES, Tokens
+from exporter.cases import BATCH_SIZES, Tokens, largest_batch
 from exporter.comparison import exported_graphs
 from exporter.sides import Sides
+
+_OTHER_SIZES = (3, 4, 7)
 
 
 def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
@@ -26,14 +28,22 @@ def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
     sizes = {1}
     for members in by_length.values():
         alone = np.stack([_encoded(sides.alone, [source], 0)[0] for source in members])
-        for size in BATCH_SIZES:
-            for first in range(0, len(members), size):
-                group = members[first : first + size]
-                found = _encoded(sides.batch, group, sides.batch.num_slots - len(group))
-                solo = alone[first : first + len(group)]
-                sides.comparison.bits(found, solo, _place(group))
-                sizes.add(len(group))
+        for numbers in _groups(len(members), largest_batch(len(members[0]))):
+            group = [members[i] for i in numbers]
+            found = _encoded(sides.batch, group, sides.batch.num_slots - len(group))
+            sides.comparison.bits(found, alone[numbers], _place(group))
+            sizes.add(len(group))
     return sorted(sizes)
+
+
+def _groups(count: int, most: int) -> Iterator[list[int]]:
+    """Yield groups of `count` members of every size, and some in which they come several times."""
+    for size in BATCH_SIZES:
+        for first in range(0, count, size):
+            yield list(range(first, min(first + size, count)))
+    for size in (*_OTHER_SIZES, most):
+        if size <= most:
+            yield [i % count for i in range(size)]
 
 
 def _encoded(runner: SlotModelRunner, sources: Sequence[Tokens], first: int) -> NDArray[np.generic]:

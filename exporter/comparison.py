@@ -30,6 +30,7 @@ NEVER = -1e20  # logits below are of tokens that an import keeps from being writ
 # which a processor sums decides. Such a position is held to the tolerance, not to the token. It
 # grows as the tolerance does.
 UNDECIDED = 1e-5
+_LEAST = 1e-6  # the shortest length of an embedding that a loss is a share of
 
 
 @contextmanager
@@ -165,6 +166,7 @@ class LossyComparison(Comparison):
         self._num_logits = 0
         self._sum_of_diffs = 0.0
         self._sum_of_squares = 0.0  # of the eager logits, around the mean of their position
+        self.max_value_loss = 0.0  # of an embedding: the difference's length, by its own
 
     @property
     def mean_abs_logit_diff(self) -> float:
@@ -198,12 +200,19 @@ class LossyComparison(Comparison):
         _check_top(exported, place)
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
-        """Refuse embeddings [N, D] that are no numbers."""
+        """Refuse embeddings [N, D] that are no numbers; note how far they are off."""
         _refuse_no_number(exported, place)
+        off = np.linalg.norm(exported - eager, axis=-1)
+        size = np.maximum(np.linalg.norm(eager, axis=-1), _LEAST)
+        self.max_value_loss = max(self.max_value_loss, float((off / size).max()))
 
     def alignment(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
-        """Refuse attention to the source [N, L] that is no numbers; note how far it is off."""
+        """Refuse attention to the source [N, L] that is no numbers, or no shares of one.
+
+        Note how far it is off.
+        """
         _refuse_no_number(exported, place)
+        _refuse_no_shares(exported, place)
         self._alignment_differences(exported, eager)
 
     def bits(
@@ -222,6 +231,16 @@ def _refuse_no_number(exported: NDArray[Any], place: Callable[[int], str]) -> No
         raise CertificateError(
             f"{place(int(bad.argmax()))}: the exported model gives what is no finite number; "
             "export with --weights fp32"
+        )
+
+
+def _refuse_no_shares(exported: Floats, place: Callable[[int], str]) -> None:
+    total = exported.sum(axis=-1)
+    bad = (np.abs(total - 1) > TOLERANCE) | (exported < 0).any(axis=-1)
+    if bad.any():
+        i = int(bad.argmax())
+        raise CertificateError(
+            f"{place(i)}: the alignment is no shares of one: they add up to {total[i]:.6g}"
         )
 
 

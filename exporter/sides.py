@@ -13,16 +13,16 @@ from engine.batch import RowOp, StepLogits
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
 from engine.threads import decoder_threads
-from exporter.cases import NUM_TOPS, Tokens, prefill_chunk
+from exporter.cases import MOST_ROWS, NUM_TOPS, Tokens, prefill_chunk
 from exporter.comparison import Comparison, Floats, exported_graphs
 from exporter.eager import eager_logits
 from exporter.generation_cases import Case
 from exporter.replay import WHOLE, Asked, generate, part_of
 
-NUM_ROWS = 16  # of a batch: the largest group of beams
 MOST_TOP = max(NUM_TOPS)
 
-_LEFT_BEHIND = 1e4  # in every row of a batch, before its first sequence
+_LEFT_BEHIND = 1e4  # in the first rows of a batch, before their first sequence
+_NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
 _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
 _EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
 
@@ -49,12 +49,12 @@ class Sides:
         self._tops = cycle(NUM_TOPS)
         is_small = (directory / "decoder.onnx.data").stat().st_size < _SMALL
         with exported_graphs():
-            self.batch = self.load(decoder_threads(contract), NUM_ROWS)
+            self.batch = self.load(decoder_threads(contract), MOST_ROWS)
             self.alone = self.load(1, 1) if is_small else self.batch.beside(num_slots=1)
         cache = self.batch.cache
         for layer in (*cache.layers, *cache.cross_layers):
             for rows in layer:
-                rows.fill(127 if rows.dtype == np.int8 else _LEFT_BEHIND)
+                rows[:_NUM_LEFT] = 127 if rows.dtype == np.int8 else _LEFT_BEHIND
 
     def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
         """Load the graphs as the engine does."""

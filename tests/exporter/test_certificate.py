@@ -792,7 +792,67 @@ def alignment_of_the_second_row_wrong(surgery: Surgery) -> None:
     surgery.change_output("alignment", wrong)
 
 
+# As many rows as a step of the engine has
+
+
+@decoder
+def logits_beyond_the_sixteenth_row_wrong(surgery: Surgery) -> None:
+    """Not of a chunk."""
+    is_chunk, node = _is_chunk(surgery), _rows_of_logits(surgery)
+    beyond = surgery.compute_before(
+        node, "Sub", np.ones(1, np.float32), surgery.is_row(node, "Less", "logit_idx", 17, 1)
+    )
+    is_late = surgery.compute_before(node, "Cast", beyond, to=onnx.TensorProto.INT64)
+    is_single = surgery.compute_before(node, "Sub", np.ones(1, np.int64), is_chunk)
+    is_wrong = surgery.compute_before(node, "Mul", is_late, is_single)
+    node.input[1] = surgery.compute_before(node, "Sub", "logit_idx", is_wrong)
+
+
+@cross_decoder
+def lengths_of_sources_beyond_the_sixteenth_forgotten(surgery: Surgery) -> None:
+    node = surgery.nodes("CrossAttention")[0]
+    first = surgery.is_row(node, "Less", "source_lengths", 17, 1)
+    kept = surgery.compute_before(node, "Cast", first, to=onnx.TensorProto.INT64)
+    known = surgery.compute_before(node, "Mul", "source_lengths", kept)
+    least = surgery.compute_before(node, "Max", known, np.ones(1, np.int64))
+    surgery.replace_uses("source_lengths", least, of="CrossAttention")
+
+
+@encoder
+def sources_beyond_the_eighth_zeroed(surgery: Surgery) -> None:
+    _scale_updates(surgery, "Less", 9)
+
+
+@encoder
+def sources_of_groups_of_seven_zeroed(surgery: Surgery) -> None:
+    for node in surgery.nodes("TensorScatter"):
+        size = surgery.compute_before(node, "Shape", "input_ids", start=0, end=1)
+        other = surgery.compute_before(node, "Sub", size, np.array([7], np.int64))
+        distance = surgery.compute_before(node, "Abs", other)
+        kept = surgery.compute_before(node, "Sign", distance)
+        factor = surgery.compute_before(node, "Cast", kept, to=onnx.TensorProto.FLOAT)
+        node.input[1] = surgery.compute_before(node, "Mul", node.input[1], factor)
+
+
 # One-pass models
+
+
+def _rows_zeroed(surgery: Surgery, output: str, first: int, rank: int) -> None:
+    def wrong(old: str) -> str:
+        kept = surgery.is_row(surgery.last, "Less", old, first, rank)
+        return surgery.compute_before(surgery.last, "Mul", old, kept)
+
+    surgery.change_output(output, wrong)
+
+
+@mutant("bert", "vit", file="model.onnx")
+def rows_beyond_the_eighth_zeroed(surgery: Surgery) -> None:
+    _rows_zeroed(surgery, "logits", 9, 2)
+
+
+@mutant("labeller", file="model.onnx")
+def labels_beyond_the_eighth_row_zeroed(surgery: Surgery) -> None:
+    _rows_zeroed(surgery, "logits", 9, 3)
 
 
 @mutant("bert", "labeller", file="model.onnx")
@@ -1027,3 +1087,65 @@ def test_a_cache_in_8_bits_excuses_no_wrong_choice(
 
     with pytest.raises(CertificateError, match="prompt of .* top_log|prompt of .* top_ids"):
         export.export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=any_loss)
+
+
+# Weights in 8 bits: a row may depend on its neighbours, but not lose more than is allowed
+
+
+def _embeddings_zeroed(surgery: Surgery) -> None:
+    _rows_zeroed(surgery, "embedding", 1, 2)
+
+
+def _later_rows_zeroed(surgery: Surgery) -> None:
+    _rows_zeroed(surgery, "logits", 2, 2)
+
+
+def _alignment_zeroed(surgery: Surgery) -> None:
+    _rows_zeroed(surgery, "alignment", 1, 2)
+
+
+def _alignment_of_the_first_token(surgery: Surgery) -> None:
+    def wrong(old: str) -> str:
+        turned = surgery.compute_before(surgery.last, "Transpose", old, perm=[1, 0])
+        first = surgery.is_row(surgery.last, "Less", turned, 2, 2)
+        nothing = surgery.compute_before(surgery.last, "Mul", turned, np.zeros(1, np.float32))
+        shares = surgery.compute_before(surgery.last, "Add", nothing, first)
+        return surgery.compute_before(surgery.last, "Transpose", shares, perm=[1, 0])
+
+    surgery.change_output("alignment", wrong)
+
+
+@pytest.mark.parametrize(
+    ("family", "mutate", "message"),
+    [
+        ("bert", _embeddings_zeroed, "embedding is, as a share of its length, 1, allowed 0.2"),
+        ("vit", _embeddings_zeroed, "embedding is, as a share of its length, 1, allowed 0.2"),
+        ("vit", _later_rows_zeroed, "greedy tokens|logit difference"),
+        ("encoder-decoder", _alignment_zeroed, "add up to 0"),
+        ("encoder-decoder", _alignment_of_the_first_token, "share of the attention"),
+    ],
+)
+def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
+    family: str,
+    mutate: Mutation,
+    message: str,
+    tiny_graphs: TinyGraphs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint, graphs = tiny_graphs(family)
+    file = "decoder.onnx" if family == "encoder-decoder" else "model.onnx"
+    write_graphs = export.write_graphs
+
+    def write_mutant(quantized: Graphs, directory: Path) -> None:
+        surgery = Surgery(quantized[file])
+        mutate(surgery)
+        write_graphs({**quantized, file: surgery.graph()}, directory)
+
+    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+    monkeypatch.setattr(export, "write_graphs", write_mutant)
+
+    with pytest.raises(CertificateError, match=message):
+        export.export_package(checkpoint, tmp_path / "package", weights="int8")
+
+    assert list(tmp_path.iterdir()) == []

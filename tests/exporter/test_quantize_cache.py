@@ -53,8 +53,10 @@ def test_a_cache_in_8_bits_is_near_the_eager_model(
     assert certificate.batch_invariant
     assert certificate.loss is not None
     assert 0 < certificate.loss.mean_abs_logit_diff < certificate.loss.logit_std / 20
-    assert certificate.alignment_tolerance is None
-    assert (certificate.max_abs_alignment_diff is None) == (family == "gpt")
+    has_alignment = family != "gpt"
+    assert (certificate.max_abs_alignment_diff is not None) == has_alignment
+    allowed = 0.2 * ANY_LOSS.max_logit_loss if has_alignment else None
+    assert certificate.alignment_tolerance == allowed
     assert verify_package(tmp_path / "package", checkpoint).certificate == certificate
 
 
