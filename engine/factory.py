@@ -59,11 +59,12 @@ def _load_generating(
         num_slots=config.max_num_seqs,
         num_threads=config.num_threads,
     )
+    widest = config.limits.most_sequences
     core = EngineCore(Scheduler(config, contract), runner, Sampler())
 
     def warm() -> bool:
         warm_up(runner, contract, package.path)
-        return _shown(package, lambda: rows_are_bit_equal(runner, contract))
+        return _shown(package, lambda: rows_are_bit_equal(runner, contract, widest))
 
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
 

@@ -14,7 +14,6 @@ from engine.model_runner import SlotModelRunner
 from engine.package import CacheShape, GenerationContract
 
 _NUM_ROWS = 32  # decoded together at most
-_NUM_BEAMS = 16  # of one source at most
 _NUM_SOURCES = 8  # encoded together at most
 _SHORT = 8  # tokens of a short row or source
 _USUAL_L2 = 2**21  # bytes, where the system does not tell
@@ -23,16 +22,21 @@ _NOTHING = ScheduledBatch((), (), (), (), ())
 Bits = tuple[bytes, ...]
 
 
-def rows_are_bit_equal(runner: SlotModelRunner, contract: GenerationContract) -> bool:
+def rows_are_bit_equal(
+    runner: SlotModelRunner, contract: GenerationContract, widest_group: int
+) -> bool:
     """Return whether rows and sources give the same bits alone and among others.
 
     A row of random keys and values, longer than what the attention leaves to one thread as far as
-    the model allows, is decoded alone, among rows as long and short ones, few and many, and among
-    beams of its source. The cache is empty afterwards.
+    the model allows, is decoded alone, among rows as long and short ones, few and many, and as one
+    of the sequences of its source, of which there may be `widest_group`. The cache is empty
+    afterwards.
     """
     if runner.num_slots == 1:  # there are no others
         return True
-    is_equal = _sources_are_equal(runner, contract) and _rows_are_equal(runner, contract)
+    is_equal = _sources_are_equal(runner, contract) and _rows_are_equal(
+        runner, contract, widest_group
+    )
     runner.reset()
     return is_equal
 
@@ -54,11 +58,13 @@ def _sources_are_equal(runner: SlotModelRunner, contract: GenerationContract) ->
     return True
 
 
-def _rows_are_equal(runner: SlotModelRunner, contract: GenerationContract) -> bool:
+def _rows_are_equal(
+    runner: SlotModelRunner, contract: GenerationContract, widest_group: int
+) -> bool:
     length = _length(contract.cache)
     _fill_row(runner.cache.layers, length)
-    has_source = contract.cross_cache is not None
-    batches = _batches(length, min(_NUM_ROWS, runner.num_slots), has_source=has_source)
+    num_beams = min(widest_group, runner.num_slots) if contract.cross_cache else 0
+    batches = _batches(length, min(_NUM_ROWS, runner.num_slots), num_beams)
     alone, *among_others = (
         _decode(runner, contract.vocab_size, lengths, sources) for lengths, sources in batches
     )
@@ -66,15 +72,17 @@ def _rows_are_equal(runner: SlotModelRunner, contract: GenerationContract) -> bo
 
 
 def _batches(
-    length: int, num_rows: int, *, has_source: bool
+    length: int, num_rows: int, num_beams: int
 ) -> Iterator[tuple[Sequence[int], tuple[int, ...]]]:
-    """Yield lengths and sources of rows; the first row is the one that is looked at."""
+    """Yield lengths and sources of rows; the first row is the one that is looked at.
+
+    Without a source there are no beams of it.
+    """
     short = min(_SHORT, length)
     some_length = [length] + [i % (short + 1) for i in range(num_rows - 1)]
     for lengths in ([length], [length, short], [length, length], some_length):
-        yield lengths, tuple(range(len(lengths))) if has_source else ()
-    if has_source:
-        num_beams = min(_NUM_BEAMS, num_rows)
+        yield lengths, tuple(range(len(lengths))) if num_beams else ()
+    if num_beams:
         yield [length] * num_beams, (0,) * num_beams
 
 

@@ -97,6 +97,11 @@ class RequestLimits:
     max_stop_token_ids: int = 64
     max_inputs: int = 64
 
+    @property
+    def most_sequences(self) -> int:
+        """The most sequences that may run for one prompt."""
+        return max(self.max_num_outputs, self.max_best_of, self.max_beam_width)
+
 
 def raise_if_any(violations: list[FieldViolation]) -> None:
     """Raise InvalidRequest if there is a violation."""

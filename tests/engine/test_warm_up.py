@@ -157,7 +157,7 @@ def test_a_sound_model_warms_up_and_leaves_an_empty_cache(
     )
 
     warm_up(runner, model.contract, "package")
-    assert rows_are_bit_equal(runner, model.contract)
+    assert rows_are_bit_equal(runner, model.contract, 16)
 
     cache = runner.cache
     assert not cache.lengths.any() and not cache.source_lengths.any()
@@ -174,7 +174,7 @@ def test_a_decoder_whose_rows_mix_is_seen(tmp_path: Path, has_encoder: bool) -> 
     model = TinyModel(1, has_encoder=has_encoder)
     runner = _load(model, tmp_path, decoder=mix)
 
-    assert not rows_are_bit_equal(runner, model.contract)
+    assert not rows_are_bit_equal(runner, model.contract, 16)
 
 
 def test_an_encoder_whose_sources_mix_is_seen(tmp_path: Path) -> None:
@@ -188,4 +188,4 @@ def test_an_encoder_whose_sources_mix_is_seen(tmp_path: Path) -> None:
     model = TinyModel(1, has_encoder=True)
     runner = _load(model, tmp_path, encoder=mix)
 
-    assert not rows_are_bit_equal(runner, model.contract)
+    assert not rows_are_bit_equal(runner, model.contract, 16)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.invariance import rows_are_bit_equal
+from engine.request import RequestLimits
 from exporter.models import TransformerConfig
 from tests.parity.bare import Bare, write_bare
 
@@ -55,8 +57,8 @@ def test_the_proof_at_start_up_sees_rows_that_threads_divide(bare: Bare) -> None
     sound = bare.load(num_slots=4, num_threads=NUM_THREADS)
     divided = bare._replace(contract=wrong).load(num_slots=4, num_threads=NUM_THREADS)
 
-    assert rows_are_bit_equal(sound, bare.contract)
-    assert not rows_are_bit_equal(divided, wrong)
+    assert rows_are_bit_equal(sound, bare.contract, 16)
+    assert not rows_are_bit_equal(divided, wrong, 16)
 
 
 def test_threads_that_a_decoder_does_not_use_are_told_once(
@@ -68,3 +70,26 @@ def test_threads_that_a_decoder_does_not_use_are_told_once(
 
     (line,) = (record.getMessage() for record in caplog.records)
     assert "decoder.onnx runs on 2 of 16 threads" in line
+
+
+def test_the_proof_at_start_up_sees_that_more_than_16_sequences_of_a_source_take_other_kernels(
+    tmp_path: Path,
+) -> None:
+    config = TransformerConfig(
+        family="encoder-decoder",
+        d_model=64,
+        num_heads=4,
+        d_ff=64,
+        vocab_size=61,
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        max_source_len=40,
+        max_target_len=24,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    bare = write_bare(config, tmp_path / "graphs")
+    runner = bare.load(num_slots=17, num_threads=1)
+
+    assert rows_are_bit_equal(runner, bare.contract, RequestLimits().most_sequences)
+    assert not rows_are_bit_equal(runner, bare.contract, 17)
