@@ -143,7 +143,7 @@ class Certificate(_Model):
     batch_invariant: bool  # rows were bit-equal alone and in a batch
     dtype: str
     loss: Loss | None = None  # None: a format without loss
-    covered: dict[str, list[int] | int]  # prompt lengths, batch sizes, steps, ... that were tried
+    covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
 
 
 class Manifest(_Model):
@@ -303,12 +303,12 @@ def _refuse_other_format(version: object, directory: Path) -> None:
         return
     if version > FORMAT_VERSION:
         raise PackageError(
-            f"{directory}: package format {version} is newer than {FORMAT_VERSION}, the newest "
-            "that this release reads; upgrade tokenweir or export the model again"
+            f"{directory}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
+            "the newest that this release reads; upgrade tokenweir or export the model again"
         )
     raise PackageError(
-        f"{directory}: package format {version} is older than {FORMAT_VERSION}, whose certificates "
-        "show more and whose manifests have a digest; export the model again"
+        f"{directory}: package format {shortened(version)} is older than {FORMAT_VERSION}, "
+        "whose certificates show more and whose manifests have a digest; export the model again"
     )
 
 

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.errors import PackageError
 
+_SMALL = 2**30  # a file of so many bytes is read in a second, whatever it holds
+
 
 class FileEntry(BaseModel):
     """A file of a package."""
@@ -63,6 +65,7 @@ def check_file(path: Path, expected: FileEntry) -> Stamp:
                 f"{path} is damaged: {before.size} bytes, expected {expected.size} bytes; "
                 "copy or export it again"
             )
+        _refuse_hollow(path, file, before.size)
         found = hashlib.file_digest(file, "sha256").hexdigest()
         if _stamp(os.fstat(file.fileno())) != before:
             raise PackageError(f"{path} was changed while it was read; load the package again")
@@ -72,6 +75,34 @@ def check_file(path: Path, expected: FileEntry) -> Stamp:
             f"{expected.sha256[:16]}...; copy or export it again"
         )
     return before
+
+
+def _refuse_hollow(path: Path, file: FileIO, size: int) -> None:
+    """Refuse a large file of which less than half was ever written: it costs its maker nothing."""
+    if size <= _SMALL:
+        return
+    written = _num_written(file, size)
+    file.seek(0)
+    if written < size // 2:
+        raise PackageError(
+            f"{path} has {size:,} bytes, of which only {written:,} were ever written; no weights "
+            "are so, copy or export it again"
+        )
+
+
+def _num_written(file: FileIO, size: int) -> int:
+    """Return how many bytes do not lie in holes, counted until they are half of the file."""
+    written = start = 0
+    while written < size // 2:
+        try:
+            start = os.lseek(file.fileno(), start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole up to the end
+                break
+            raise
+        end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+        written, start = written + end - start, end
+    return written
 
 
 @contextmanager

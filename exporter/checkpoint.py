@@ -78,10 +78,11 @@ def save_checkpoint(
 
     A new directory appears at once, complete. In an existing one each file is replaced by a
     rename, the weights last, so saving again with the same configuration is atomic too.
-    Raises CheckpointError if the directory cannot be written.
+    Raises CheckpointError if the directory cannot be written, and for what load_checkpoint would
+    refuse: a module that is none of exporter.models, a tokenizer that is missing.
     """
     directory = Path(path)
-    config = CheckpointConfig(task=task, model=_config_of(model))
+    config = _checked_config(task, model, tokenizer)
     files = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
     if tokenizer is not None:
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
@@ -123,7 +124,7 @@ def weight_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight of a model, shared ones once; nothing is allocated."""
     with torch.device("meta"):
         model = build_model(config)
-    return {name: tuple(weight.shape) for name, weight in _weights_of(model).items()}
+    return _shapes(model)
 
 
 def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -161,6 +162,16 @@ def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], source: 
         )
 
 
+def check_layers(num_weights: int, config: TransformerConfig, source: Path) -> None:
+    """Refuse more layers than there are weights, before a thousand of them are built."""
+    num_layers = config.num_encoder_layers + config.num_decoder_layers
+    if num_layers > num_weights:
+        raise CheckpointError(
+            f"{source} has {num_weights:,} weights, the configuration asks for {num_layers:,} "
+            "layers, each with several; give the weights that were saved with this configuration"
+        )
+
+
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
     """Turn the operating system's refusals to write below `path` into CheckpointError."""
@@ -183,14 +194,31 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _config_of(model: nn.Module) -> TransformerConfig:
-    config = getattr(model, "config", None)
+def _checked_config(task: str, model: nn.Module, tokenizer: Tokenizer | None) -> CheckpointConfig:
+    """Return the configuration to write; CheckpointError if what is given cannot be loaded."""
+    config, name = getattr(model, "config", None), type(model).__name__
     if not isinstance(config, TransformerConfig):
         raise CheckpointError(
-            f"{type(model).__name__}.config must be a TransformerConfig, got "
+            f"{name}.config must be a TransformerConfig, got "
             f"{type(config).__name__}; save a model of exporter.models"
         )
-    return config
+    if not isinstance(model, nn.Module) or _shapes(model) != weight_shapes(config):
+        raise CheckpointError(
+            f"{name} does not have the weights that its config describes; save a model of "
+            "exporter.models"
+        )
+    if not (config.family == "vit" if tokenizer is None else isinstance(tokenizer, Tokenizer)):
+        raise CheckpointError(
+            f"tokenizer is a {type(tokenizer).__name__}, and {config.family} needs a "
+            "tokenizers.Tokenizer; give the one that the model was trained with"
+        )
+    if not isinstance(task, str):
+        raise CheckpointError(f"task is a {type(task).__name__}; give a name for what it does")
+    return CheckpointConfig(task=task, model=config)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in _weights_of(model).items()}
 
 
 def _weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -219,6 +247,7 @@ def _check_header(directory: Path, config: TransformerConfig) -> None:
         raise CheckpointError(f"{directory} has no {WEIGHTS_NAME}; copy or train it again")
     with _reading_weights(path), safe_open(path, framework="pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    check_layers(len(shapes), config, path)
     with torch.device("meta"):
         model = build_model(config)
     _check_fit(model, shapes, path)

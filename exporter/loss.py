@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from engine.errors import CertificateError
+from engine.errors import CertificateError, ConfigError
 from engine.package import Loss, Weights
 from exporter.comparison import LossyComparison
 from exporter.perplexity import Perplexity
@@ -19,6 +20,11 @@ class LossLimits:
     max_token_loss: float  # share of greedy tokens that are others than the eager model's
     max_logit_loss: float  # largest difference, in standard deviations of a position's logits
     max_perplexity_loss: float  # rise on the given text, as a share of the eager model's
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} ({value}) must be a number from 0 on")
 
 
 # Of max_logit_loss: how far an embedding may be off, as a share of its length, and a share of the

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 from pydantic import JsonValue
 
+_MAX_PROMPT_BYTES = 2**28
+
 Arrival = Literal["poisson", "constant"]
 
 
@@ -89,9 +91,13 @@ def arrival_times(config: LoadConfig) -> list[float]:
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Return the lines of a UTF-8 file that are not blank."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as file:
+            raw = file.read(_MAX_PROMPT_BYTES + 1)
+        lines = raw.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LoadTestError(f"cannot read prompts, one a line, from {path}: {error}") from error
+    if len(raw) > _MAX_PROMPT_BYTES:
+        raise LoadTestError(f"{path} has more than {_MAX_PROMPT_BYTES:,} bytes; give fewer prompts")
     prompts = tuple(line for line in lines if line.strip())
     if not prompts:
         raise LoadTestError(f"{path} has no prompt; write one a line")

@@ -17,6 +17,7 @@ from engine.json_file import parse_object, read_bounded
 from engine.wording import listed, shortened
 from exporter.checkpoint import (
     CONFIG_NAME,
+    check_layers,
     load_weights,
     read_config,
     save_checkpoint,
@@ -79,6 +80,7 @@ def import_checkpoint(source: str | os.PathLike[str], out: str | os.PathLike[str
     tokenizer, notes = read_tokenizer(source, config)
     wanted = _with_output_bias(config, options)
     with open_weights(source) as stored:
+        check_layers(len(list(stored)), config, source)
         weights = fit_weights(stored, conversion, weight_shapes(wanted), source)
     model = build_model(wanted)
     if options.suppressed:

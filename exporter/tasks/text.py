@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from engine.errors import ConfigError
+from engine.json_file import read_bounded
 from exporter.models.config import TransformerConfig
 from exporter.tasks.ngram import AddOneTrigram
 from exporter.tasks.task import Outcome, Recipe, Task
@@ -21,6 +22,7 @@ from exporter.training.evaluation import Evaluation
 
 END_OF_TEXT = "<|endoftext|>"  # between passages; the model ends its output with it
 MIN_BYTES = 20_000
+MAX_BYTES = 2**28  # of a file; more than a model of this size can learn from
 PASSAGE_BYTES = 4096  # the unit of the split into training and held-out text
 VOCAB_SIZE = 1024
 CONTEXT = 256  # tokens the served model can hold
@@ -160,7 +162,7 @@ def windows(ids: Sequence[int], start: int = 0) -> list[Example]:
 
 def _read_file(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bounded(path, MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -168,6 +170,8 @@ def _read_file(path: Path) -> str:
             f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
             f"{error.start}; convert it to UTF-8, or leave it out"
         ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is too large: {error}; give a part of it") from error
 
 
 def _pieces(line: str) -> list[str]:

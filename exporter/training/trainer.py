@@ -49,6 +49,7 @@ from exporter.training.state import STATE_NAME, RunState, read_state, restore_st
 
 LAST_NAME = "last"
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
+MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # what torch can be seeded with
 ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
 
 
@@ -86,6 +87,7 @@ def train(
     Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
     Raises ConfigError for a wrong task, file or setting, CheckpointError for `out`.
     """
+    _check_numbers(seed, steps)
     directory = Path(out)
     if resume:
         seed = _seed_to_resume(read_state(directory), seed)
@@ -105,8 +107,7 @@ def train_task(
     progress: bool = True,
 ) -> TrainingReport:
     """Train a task that is already built; see `train`."""
-    if steps is not None and steps < 1:
-        raise ConfigError(f"steps must be at least 1, got {steps}")
+    _check_numbers(seed, steps)
     state = _resumed(out, task, seed, steps) if resume else _fresh(out, task, seed, steps)
     with _reproducible(seed):
         run = Run(task, out, state, restore=resume)
@@ -312,6 +313,13 @@ def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
     if steps < state.step:
         raise ConfigError(f"steps ({steps}) must be at least {state.step}, which are done already")
     return state.model_copy(update={"steps": steps, "finished": state.finished})
+
+
+def _check_numbers(seed: int | None, steps: int | None) -> None:
+    if steps is not None and not 1 <= steps <= MAX_STEPS:
+        raise ConfigError(f"steps must be at least 1 and at most {MAX_STEPS}, got {steps}")
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise ConfigError(f"seed must be from 0 to {MAX_SEED}, got {seed}")
 
 
 def _seed_to_resume(state: RunState, seed: int | None) -> int:

@@ -162,19 +162,21 @@ async def _measure(
     slots: int,
     keep: Callable[[Sequence[Point]], None],
 ) -> list[Point]:
-    await engine.start()
-    warm_up = replace(work, num_requests=slots, mean_new_tokens=4.0, seed=-1)
-    await serve_trace(engine, draw_trace(1000.0, warm_up), "continuous", max_batch=slots)
     points: list[Point] = []
-    for rate in rates:
-        for policy in POLICIES:  # beside each other: what disturbs the machine disturbs all
-            points.append(await _point(engine, policy, rate, work, slots))
-            click.echo(
-                f"{policy} at {rate:g}/s: {points[-1].throughput:.2f} requests/s, "
-                f"p99 {points[-1].p99:.2f} s"
-            )
-            keep(points)  # a study takes long: what was measured is not lost with the rest
-    await engine.stop()
+    await engine.start()
+    try:
+        warm_up = replace(work, num_requests=slots, mean_new_tokens=4.0, seed=-1)
+        await serve_trace(engine, draw_trace(1000.0, warm_up), "continuous", max_batch=slots)
+        for rate in rates:
+            for policy in POLICIES:  # beside each other: what disturbs the machine disturbs all
+                points.append(await _point(engine, policy, rate, work, slots))
+                click.echo(
+                    f"{policy} at {rate:g}/s: {points[-1].throughput:.2f} requests/s, "
+                    f"p99 {points[-1].p99:.2f} s"
+                )
+                keep(points)  # a study takes long: what was measured is not lost with the rest
+    finally:
+        await engine.stop()
     return points
 
 

@@ -81,6 +81,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; there is nobody to tell, at the interpreter's exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except MemoryError as error:
+        return _fail(f"not enough memory ({error or 'none left'}); ask for less at once", FAILED)
     except Exception as error:
         code = code_of(error)
         if code is None:

@@ -10,8 +10,11 @@ from typing import Any
 
 import click
 
+from engine.json_file import read_bounded
+from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.options import existing_file
 
+_MAX_FILE_BYTES = 2**22  # the largest message that a server takes
 _MAX_TOKEN_ID = 2**31 - 1  # what the protocol has room for; the server knows the vocabulary
 
 
@@ -150,7 +153,7 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError for what click cannot see in one option alone.
     """
     options: dict[str, Any] = {
-        name: value.read_text() if isinstance(value, Path) else value
+        name: _read_text(value) if isinstance(value, Path) else value
         for name, value in typed.items()
         if name != "ids" and value is not None and value != () and not _is_unset_flag(name, value)
     }
@@ -165,6 +168,14 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
             f"--num-outputs {num_outputs} are not streamed; leave out one of the two"
         )
     return options
+
+
+def _read_text(path: Path) -> str:
+    """Return a UTF-8 text; CommandError for another one, or one that no message has room for."""
+    try:
+        return read_bounded(path, _MAX_FILE_BYTES).decode()
+    except ValueError as error:
+        raise CommandError(f"{path} cannot be sent: {error}", NOT_USABLE) from error
 
 
 def token_ids(text: str) -> list[int]:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from loadtest.workload import Arrival, LoadConfig
 
 
+_MAX_CONCURRENCY = 4096
+
+
 def read_concurrencies(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[int, ...]:
@@ -37,8 +40,10 @@ def read_concurrencies(
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or min(values) < 1:
-        raise click.BadParameter(f"{text!r} is no list of numbers above 0, such as 1,8,32")
+    if not values or min(values) < 1 or max(values) > _MAX_CONCURRENCY:
+        raise click.BadParameter(
+            f"{text[:100]!r} is no list of numbers from 1 to {_MAX_CONCURRENCY:,}, such as 1,8,32"
+        )
     return values
 
 

@@ -536,3 +536,29 @@ def test_graph_whose_weights_lie_outside_the_directory_is_not_loaded(
     with pytest.raises(PackageError, match="cannot load this graph"):
         create_session(directory / "model.onnx")
     assert onnx.load(str(directory / "model.onnx"), load_external_data=False)
+
+
+def test_large_file_that_was_hardly_written_is_not_hashed(tmp_path: Path) -> None:
+    size = 40 * 2**30
+
+    def grow(manifest: dict[str, Any]) -> None:
+        manifest["files"]["decoder.onnx"]["size"] = size
+
+    package = _write(tmp_path / "package", grow)
+    os.truncate(package / "decoder.onnx", size)
+
+    assert "has 42,949,672,960 bytes, of which only" in _refusal(package)
+
+
+def test_number_of_a_format_is_cut_short(package: Path) -> None:
+    (package / "manifest.json").write_text(f'{{"format_version": {"9" * 4000}}}')
+
+    assert len(_refusal(package)) < 600
+
+
+@pytest.mark.parametrize("covered", [-1, 2**63, [-1], [10**100]])
+def test_number_that_nothing_counts_is_refused(tmp_path: Path, covered: object) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["certificate"]["covered"] = {"steps": covered}
+
+    assert "certificate.covered.steps" in _refusal(_write(tmp_path / "package", change))

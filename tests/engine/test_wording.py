@@ -49,3 +49,8 @@ def test_a_line_does_not_grow_with_what_is_wrong() -> None:
     message = problems_of(caught.value, "sizes.json")
 
     assert len(message) < 16_000 and message.endswith("; and 970 more")
+
+
+def test_a_value_neither_breaks_the_line_nor_controls_the_terminal() -> None:
+    assert shortened("one\ntwo\x1b[31m\ud800 é") == r"one\ntwo\x1b[31m\ud800 é"
+    assert len(shortened("\n" * 10**6)) == 300

@@ -7,6 +7,7 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -284,3 +285,40 @@ def test_a_save_that_fails_leaves_the_checkpoint_as_it_was(
     with pytest.raises(CheckpointError):
         save_checkpoint(saved, "mine", build_model(CONFIGS["encoder-decoder"]), tokenizer)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+
+
+class Foreign(torch.nn.Module):
+    """Has the configuration of a model of ours, and other weights."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = torch.nn.Linear(2, 2)
+
+
+def test_what_could_not_be_loaded_is_not_saved(saved: Path) -> None:
+    model, tokenizer = (loaded := load_checkpoint(saved)).model, loaded.tokenizer
+    foreign = Foreign(loaded.config.model)
+    namespace = SimpleNamespace(config=loaded.config.model)
+    out = saved.with_name("out")
+
+    for given, tokens, task, problem in (
+        (foreign, tokenizer, "toy", "Foreign does not have the weights that its config"),
+        (namespace, tokenizer, "toy", "SimpleNamespace does not have the weights"),
+        (model, None, "toy", "tokenizer is a NoneType"),
+        (model, object(), "toy", "tokenizer is a object"),
+        (model, tokenizer, None, "task is a NoneType"),
+    ):
+        with pytest.raises(CheckpointError, match=problem):
+            save_checkpoint(out, task, given, tokens)  # type: ignore[arg-type]
+    assert not out.exists()
+
+
+def test_more_layers_than_weights_are_refused_before_any_is_built(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_config(saved, num_encoder_layers=1024, num_decoder_layers=1024)
+    monkeypatch.setattr("exporter.checkpoint.build_model", None)
+
+    with pytest.raises(CheckpointError, match="asks for 2,048 layers"):
+        load_checkpoint(saved)

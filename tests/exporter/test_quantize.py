@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.errors import CertificateError
+from engine.errors import CertificateError, ConfigError
 from engine.package import Manifest, Weights, load_package
 from exporter import export
 from exporter.checkpoint import load_checkpoint
 from exporter.contracts import generation_contract
 from exporter.export import export_package, write_graphs
 from exporter.graphs import Graphs
-from exporter.loss import LossLimits
+from exporter.loss import DEFAULT_LIMITS, LossLimits
 from exporter.perplexity import measure_perplexity
 from exporter.quantize import quantize, quantize_blocks, quantize_columns
 from exporter.verification import verify_package
@@ -191,3 +192,9 @@ def test_a_text_without_tokens_is_refused(export_tiny: ExportTiny, tmp_path: Pat
 
     with pytest.raises(CertificateError, match="lines of source, tab, target"):
         export_tiny("encoder-decoder", tmp_path / "package", "int8", text=text)
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), -0.1])
+def test_a_limit_that_is_no_limit_is_refused_before_anything_runs(limit: float) -> None:
+    with pytest.raises(ConfigError, match="max_token_loss"):
+        replace(DEFAULT_LIMITS["int8"], max_token_loss=limit)

@@ -7,17 +7,24 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from engine.async_engine import AsyncEngine
 from engine.benchmark import BenchmarkWork, EngineBench, generation_contract
 from engine.config import EngineConfig
 from engine.package import GenerationContract
 from loadtest.machine import Machine
 from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
-from loadtest.studies.batching import AtEqualP99, Point, at_equal_p99, throughput_within
+from loadtest.studies.batching import (
+    AtEqualP99,
+    Point,
+    _measure,
+    at_equal_p99,
+    throughput_within,
+)
 from loadtest.studies.growth import Model, measure_steps
 from loadtest.studies.idle import ProcessUse, compare, read_tree, total
 from loadtest.studies.loading import (
@@ -262,3 +269,29 @@ def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
 
     assert (round(fairness.ratio_p50, 6), round(fairness.ratio_p99, 6)) == (3.0, 3.0)
     assert goodput.share == 0.8
+
+
+async def test_a_study_that_fails_stops_its_engine() -> None:
+    class Engine:
+        is_running = False
+
+        async def start(self) -> None:
+            self.is_running = True
+
+        async def stop(self) -> None:
+            self.is_running = False
+
+    engine = Engine()
+    work = TraceWork(
+        num_requests=1,
+        num_prompt_tokens=1,
+        mean_new_tokens=1.0,
+        max_new_tokens=1,
+        vocab_size=8,
+        seed=0,
+    )
+
+    with pytest.raises(AttributeError):  # it generates nothing
+        await _measure(cast(AsyncEngine, engine), [1.0], work, 1, lambda points: None)
+
+    assert not engine.is_running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,4 +72,13 @@ def test_file_without_prompts_is_refused(tmp_path: Path, content: bytes | None):
         path.write_bytes(content)
 
     with pytest.raises(LoadTestError, match="prompts.txt"):
+        read_prompts(path)
+
+
+def test_a_file_of_no_reasonable_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.touch()
+    os.truncate(path, 40 * 2**30)
+
+    with pytest.raises(LoadTestError, match="more than 268,435,456 bytes; give fewer prompts"):
         read_prompts(path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +138,21 @@ async def test_a_bias_beyond_the_limit_is_refused_by_the_server(
     err = capsys.readouterr().err
     assert "logit_bias[5]: 20000 is outside -10000 to 10000; banned_tokens keep" in err
     assert "banned_tokens[0]: 100 is outside the vocabulary, 0 to 99" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(b"caf\xe9", "can't decode"), (None, "more than 4,194,304 bytes")]
+)
+def test_a_file_that_cannot_be_sent_is_named(
+    content: bytes | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_bytes(content or b"")
+    if content is None:
+        os.truncate(schema, 40 * 2**30)
+
+    code = run(["generate", "--model", "echo", "--json-schema", str(schema), "a"])
+
+    assert code == 3
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {schema} cannot be sent: ") and problem in err

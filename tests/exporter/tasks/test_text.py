@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from pathlib import Path
 
@@ -105,5 +106,8 @@ def test_files_that_cannot_be_used_are_refused_with_advice(tmp_path: Path) -> No
         read_files([tmp_path / "small"])
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere: No such file"):
         read_files([tmp_path / "nowhere"])
+    os.truncate(tmp_path / "small", 40 * 2**30)
+    with pytest.raises(ConfigError, match="small is too large: it has more than 268,435,456 bytes"):
+        read_files([tmp_path / "small"])
     with pytest.raises(ConfigError, match="text needs one or more UTF-8 files"):
         text_task(0, [])

@@ -284,8 +284,17 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, make_task: MakeT
 
 
 def test_steps_must_be_positive(tmp_path: Path, make_task: MakeTask) -> None:
-    with pytest.raises(ConfigError, match="steps must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="steps must be at least 1 and at most 2147483647, got 0"):
         train_task(make_task(), tmp_path / "run", steps=0, progress=False)
+
+
+@pytest.mark.parametrize("options", [{"seed": 2**63}, {"seed": -1}, {"steps": 2**31}])
+def test_a_number_that_nothing_can_be_seeded_with_is_refused(
+    options: dict[str, int], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=str(next(iter(options.values())))):
+        train("dates", tmp_path / "run", progress=False, **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
