@@ -168,7 +168,7 @@ def main(package: Path, replicas: int, settle: float, seconds: float, out: Path)
     content = {
         "command": shlex.join(["python", "-m", "loadtest.studies.idle", *sys.argv[1:]]),
         "commit": code_commit(),
-        "time": now(),
+        "written_at": now(),
         "machine": machine_name(),
         "seconds": elapsed,
         "total": asdict(total(processes)),
