@@ -190,7 +190,7 @@ def main(
         "command": shlex.join(["python", "-m", "loadtest.studies.overload", *sys.argv[1:]]),
         "commit": code_commit(),
         "machine": machine_name(),
-        "date": now(),
+        "written_at": now(),
         "fairness": {
             **asdict(fairness),
             "ratio_p50": fairness.ratio_p50,
