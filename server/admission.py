@@ -16,6 +16,7 @@ from server.share import Share
 _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
 _NUM_OWN_TIMES = 64  # calls of late, of which one in ten was as fast as one is given credit for
+_TOGETHER = 10.0  # seconds after which a tenant that was last is alone
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
 
@@ -31,16 +32,28 @@ class Admission:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._places: int | None = None  # None: as many as there are calls
+        self._shared_places: int | None = None  # while there is more than one tenant
+        self._last_tenant: str | None = None
+        self._alone_from = clock()
         self._num_under_way = 0
         self._queue = FairQueue()
         self._drain = DrainMeter(_LEAST_DRAINED)
         self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
         self._refusal: TokenweirError | None = None
 
-    def set_places(self, places: int | None) -> None:
-        """Let so many calls be under way at once; None: all of them."""
+    def set_places(self, places: int | None, shared: int | None = None) -> None:
+        """Let so many calls be under way at once, `shared` of several tenants; None: all of them.
+
+        With fewer a tenant's call meets less of others at a worker. One alone has only to lose.
+        """
         self._places = places
+        self._shared_places = places if shared is None else shared
         self._hand_out()
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for their turn."""
+        return len(self._queue)
 
     def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits, or will."""
@@ -66,6 +79,7 @@ class Admission:
     async def _wait(self, share: Share, deadline: float | None) -> None:
         if self._refusal is not None:
             raise self._refusal
+        self._note(share.tenant)
         if self._has_room and not self._queue:
             self._num_under_way += 1
             self._queue.begin(share.tenant)
@@ -121,9 +135,16 @@ class Admission:
         times = sorted(self._own_times)
         return times[len(times) // 10] if times else 0.0
 
+    def _note(self, tenant: str) -> None:
+        if self._last_tenant not in (None, tenant):
+            self._alone_from = self._clock() + _TOGETHER
+        self._last_tenant = tenant
+
     @property
     def _has_room(self) -> bool:
-        return self._places is None or self._num_under_way < self._places
+        is_alone = self._clock() >= self._alone_from
+        places = self._places if is_alone else self._shared_places
+        return places is None or self._num_under_way < places
 
     def _hand_out(self) -> None:
         num_given = 0

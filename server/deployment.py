@@ -68,7 +68,8 @@ _LOCAL_RAY = {
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    "RAY_worker_niceness": "0",  # else workers give way to every other program
+    # Workers give way to the gateway: calls that it has not read expire. 15 would be Ray's choice.
+    "RAY_worker_niceness": "5",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: every server of Ray on 127.0.0.1
     "RAY_AUTH_MODE": "token",
 }

@@ -21,14 +21,13 @@ from tokenweir.v1 import admin_service_pb2
 from engine.errors import Draining, ReplicaLost, TokenweirError
 from server.admission import Admission
 from server.backend import Backend, WorkerLost
-from server.background import in_background
 from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
 from server.losses import Losses
-from server.pace import Pace
+from server.pace import LAG_KEY, WAITING_KEY, Pace
 from server.pool import Attempts, CallFailed, Pool
 from server.reflection import enable_reflection
 from server.request_ids import METHODS, request_id_in
@@ -96,7 +95,6 @@ class Gateway:
         port = listen(self._server, self._config.host, self._config.port)
         self._publish_health()
         await self._server.start()
-        self._pacing = in_background("pace", self._pace.watch)
         return port
 
     async def sync(self, workers: Sequence[str]) -> None:
@@ -123,7 +121,6 @@ class Gateway:
         """End everything; an open server or channel would keep the interpreter from exiting."""
         await self.drain(0)
         self._closing = True
-        self._pacing.cancel()
         self._admission.refuse_waiting(_draining())
         await self._pool.refuse_waiting(_draining())
         for call in tuple(self._upstream_calls):
@@ -143,7 +140,9 @@ class Gateway:
             self._health.publish(name, serving=name in ready)
 
     def _set_places(self) -> None:
-        self._admission.set_places(self.num_serving * self._pace.value or None)
+        most = self._config.max_calls_per_worker
+        num_serving = self.num_serving
+        self._admission.set_places(num_serving * most or None, num_serving * self._pace.value)
 
     def _behavior(self, method: str) -> Behavior:
         relay = self._relay_unary if method in _UNARY else self._relay_stream
@@ -208,12 +207,12 @@ class Gateway:
         while True:
             backend = await self._pool.choose(attempts)
             ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = backend.channel.unary_unary(method)
-            call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+            call = ask(request, timeout=context.time_remaining(), metadata=self._forwarded(context))
             try:
                 with self._upstream(backend, call):
                     response = await call
                     initial = _pairs(await call.initial_metadata())
-                    trailing = _pairs(await call.trailing_metadata())
+                    trailing = self._without_lag(await call.trailing_metadata())
             except (aio.AioRpcError, WorkerLost) as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
@@ -227,7 +226,7 @@ class Gateway:
         while True:
             backend = await self._pool.choose(attempts)
             ask: aio.UnaryStreamMultiCallable[bytes, bytes] = backend.channel.unary_stream(method)
-            call = ask(request, timeout=context.time_remaining(), metadata=_forwarded(context))
+            call = ask(request, timeout=context.time_remaining(), metadata=self._forwarded(context))
             committed = False
             try:
                 with self._upstream(backend, call):
@@ -237,7 +236,7 @@ class Gateway:
                     async for message in call:
                         committed = True
                         await context.write(message)
-                    context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+                    context.set_trailing_metadata(self._without_lag(await call.trailing_metadata()))
                     return
             except (aio.AioRpcError, WorkerLost) as error:
                 if committed:
@@ -245,6 +244,26 @@ class Gateway:
                 _retry_or_raise(attempts, backend, error)
             finally:
                 call.cancel()  # does nothing once the call has ended
+
+    def _forwarded(self, context: Context) -> Metadata:
+        """Return the metadata of the client; what describes its connection stays behind.
+
+        A worker is told what waits here for it and the others.
+        """
+        waiting = -(-self._admission.num_waiting // max(1, self.num_serving))
+        pairs = _pairs(context.invocation_metadata())
+        return (
+            (WAITING_KEY, str(waiting)),
+            *((key, value) for key, value in pairs if _is_clients(key)),
+        )
+
+    def _without_lag(self, metadata: Any) -> Metadata:
+        """Return metadata for the client; what a worker says of its event loop is for the pace."""
+        pairs = _pairs(metadata)
+        for key, value in pairs:
+            if key == LAG_KEY:
+                self._pace.take(int(value) / 1e6)
+        return tuple(pair for pair in pairs if pair[0] != LAG_KEY)
 
     async def _get_load(self) -> bytes:
         """Return the load of all workers together; one that does not answer is left out."""
@@ -314,13 +333,8 @@ def _draining() -> Draining:
     return Draining("this gateway is stopping; ask again", _RETRY_AFTER)
 
 
-def _forwarded(context: Context) -> Metadata:
-    """Return the metadata of the client; what describes its connection stays behind."""
-    return tuple(
-        (key, value)
-        for key, value in _pairs(context.invocation_metadata())
-        if key != "user-agent" and not key.startswith("grpc-")
-    )
+def _is_clients(key: str) -> bool:
+    return key not in ("user-agent", WAITING_KEY) and not key.startswith("grpc-")
 
 
 def _pairs(metadata: Any) -> Metadata:

@@ -29,6 +29,8 @@ from engine.errors import (
 )
 from server.call_wall import CallWall
 from server.last_moment import abort, in_time
+from server.loop_lag import LoopLag
+from server.pace import LAG_KEY, WAITING_KEY
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 
@@ -101,13 +103,20 @@ class AdmissionInterceptor(_WrappingInterceptor):
     Other calls, of health and what operators ask, are never refused for want of room.
     """
 
-    def __init__(self, services: frozenset[str], wall: CallWall) -> None:
+    def __init__(self, services: frozenset[str], wall: CallWall, lag: LoopLag) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._wall = wall
+        self._lag = lag
         self.live = 0
+        self._num_waiting = 0  # at the gateway, a worker
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def load(self) -> int:
+        """The calls that are live here, and those that wait at the gateway for this worker."""
+        return self.live + self._num_waiting if self.live else 0
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is live."""
@@ -124,9 +133,17 @@ class AdmissionInterceptor(_WrappingInterceptor):
                 self._begin()
                 # After the status was sent, not before. The stubs want a class that nobody makes.
                 context.add_done_callback(cast(Any, self._end))
-                return await behavior(request, context)
+                self._note_waiting(context)
+                answer = await behavior(request, context)
+                context.set_trailing_metadata(((LAG_KEY, str(round(self._lag.seconds * 1e6))),))
+                return answer
 
         return _with_behavior(handler, around)
+
+    def _note_waiting(self, context: Context) -> None:
+        for key, value in context.invocation_metadata() or ():
+            if key == WAITING_KEY and str(value).isdecimal():
+                self._num_waiting = int(value)
 
     def _begin(self) -> None:
         self.live += 1

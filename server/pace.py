@@ -1,51 +1,50 @@
-"""How many calls a worker is handed at once: fewer where the gateway's own loop is late."""
+"""How many calls a worker is handed at once: fewer where its event loop is late."""
 
 from __future__ import annotations
 
-import asyncio
-import statistics
+import time
 from collections.abc import Callable
 
-_PERIOD = 0.02  # seconds between two looks at the event loop
-_NUM_SAMPLES = 5  # that one decision is made of
+LAG_KEY = "tokenweir-loop-lag-us"  # trailing metadata of a worker's answers, for the gateway
+WAITING_KEY = "tokenweir-waiting"  # metadata of a call: how many wait at the gateway for a worker
+_PERIOD = 0.1  # seconds between two decisions: what one has changed must have shown
 _MAX_LAG = 0.002  # seconds; every message of every call waits so long, some ten times a call
 _SHRINK = 0.7
 _LEAST = 2
 
 
 class Pace:
-    """Shrinks while the event loop is late, grows by one while it is not.
+    """Shrinks while event loops of workers are late, grows by one while none is.
 
-    Where a model is large, workers need whole batches and the loop has little to do. Where it is
-    small, the loop is what takes the time: a message stands in line behind those of all calls
-    under way, new calls stand there too, and more calls at once only make the line longer.
+    Where a model is large, workers need whole batches and their loops have little to do. Where it
+    is small, the loop is what takes the time: a message stands in line behind those of all calls
+    under way, and more calls at once only make the line longer.
     """
 
-    def __init__(self, most: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        most: int,
+        changed: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.value = most
         self._most = most
         self._changed = changed
-        self._lags: list[float] = []
-
-    async def watch(self) -> None:
-        """Measure how late this task is woken, again and again."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + _PERIOD
-            await asyncio.sleep(_PERIOD)
-            self.take(loop.time() - due)
+        self._clock = clock
+        self._decided = clock()
+        self._worst = 0.0  # lag since then
 
     def take(self, lag: float) -> None:
-        """Take in by how many seconds the loop was late."""
-        self._lags.append(lag)
-        if len(self._lags) < _NUM_SAMPLES:
+        """Take in by how many seconds the loop of a worker is late."""
+        self._worst = max(self._worst, lag)
+        now = self._clock()
+        if now < self._decided + _PERIOD:
             return
-        value = self.value
-        if statistics.median(self._lags) > _MAX_LAG:
-            value = min(value, max(_LEAST, int(value * _SHRINK)))
-        elif max(self._lags) <= _MAX_LAG:
-            value = min(self._most, value + 1)
-        self._lags.clear()
+        late = self._worst > _MAX_LAG
+        self._decided, self._worst = now, 0.0
+        value = max(_LEAST, int(self.value * _SHRINK)) if late else self.value + 1
+        value = min(value, self.value if late else self._most)
         if value != self.value:
             self.value = value
             self._changed()

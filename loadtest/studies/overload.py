@@ -1,7 +1,8 @@
 """The study of overload: one tenant beside another's flood, and answers in time at too high a rate.
 
 `python -m loadtest.studies.overload dates --out loadtest/results/overload-dates` asks a server that
-runs, as `tokenweir serve packages/dates --replicas 2` starts it.
+runs. Server and load test want cores of their own, or each takes what the other is measured by:
+`taskset -c 0 tokenweir serve packages/dates`, `taskset -c 1 python -m loadtest.studies.overload`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 import click
 
 from engine.machine import machine_name
-from loadtest.metrics import Distribution
+from loadtest.metrics import Distribution, OwnLoad
 from loadtest.origin import code_commit, now
 from loadtest.report import write_document
 from loadtest.runner import LoadReport, run
@@ -61,6 +62,7 @@ class Goodput:
     timeout: float  # seconds
     answered: float
     errors: dict[str, int]
+    own: OwnLoad | None = None  # of the load test itself, while it offered too much
 
     @property
     def share(self) -> float:
@@ -118,6 +120,7 @@ def measure_goodput(
         timeout=timeout,
         answered=_answered_in_time(report, timeout) / seconds,
         errors=dict(report.summary.errors),
+        own=report.own,
     )
 
 
@@ -186,6 +189,11 @@ def main(
         f"offered {goodput.offered:.0f}/s: {goodput.answered:.0f}/s answered within {timeout:g} s, "
         f"{goodput.share:.2f} of the {goodput.capacity:.0f}/s of a closed loop"
     )
+    if goodput.own is not None:
+        click.echo(
+            f"the load test itself took {goodput.own.processor_share:.2f} of a core"
+            + (" and was the limit: it offered less, or later" if goodput.own.is_limit else "")
+        )
     content = {
         "command": shlex.join(["python", "-m", "loadtest.studies.overload", *sys.argv[1:]]),
         "commit": code_commit(),

@@ -89,6 +89,25 @@ async def test_more_places_are_given_at_once_and_fewer_as_calls_end() -> None:
     assert calls.running == ["d"]
 
 
+async def test_several_tenants_have_fewer_places_and_one_alone_has_all_again() -> None:
+    clock = Clock()
+    admission = Admission(clock=clock)
+    admission.set_places(3, shared=1)
+    calls = Calls(admission)
+    for name in ("a1", "a2", "a3", "a4", "b1"):
+        await calls.ask(name)
+    assert calls.running == ["a1", "a2", "a3"]
+
+    for name in ("a1", "a2", "a3"):
+        await calls.end(name)
+    assert calls.running == ["b1"]
+    await calls.ask("b2")
+    clock.now += 11
+    await calls.ask("b3")
+
+    assert calls.running == ["b1", "a4", "b2"]
+
+
 async def test_a_call_that_is_cancelled_leaves_its_place_or_its_turn() -> None:
     admission = Admission()
     admission.set_places(1)

@@ -23,7 +23,9 @@ from engine.errors import EngineFailure, QueueFull, ReplicaLost
 from server.client import AsyncClient, Internal
 from server.config import GatewayConfig
 from server.gateway import Gateway
+from server.pace import LAG_KEY
 from server.status import call_status
+from server.worker import Worker
 from tests.server.calls import (
     DOWN,
     UP,
@@ -63,6 +65,7 @@ class Cell:
     stubs: Stubs
     engines: tuple[FakeGenerator, FakeGenerator]
     addresses: tuple[str, str]
+    workers: tuple[Worker, Worker]
 
     def requests(self) -> list[int]:
         return [len(engine.requests) for engine in self.engines]
@@ -76,7 +79,7 @@ async def cell() -> AsyncIterator[Cell]:
         addresses = (workers[0][1], workers[1][1])
         gateway, stubs = await stack.enter_async_context(running_gateway(*addresses))
         await until(lambda: len(gateway._pool.serving) == 2)
-        yield Cell(gateway, stubs, engines, addresses)
+        yield Cell(gateway, stubs, engines, addresses, (workers[0][0], workers[1][0]))
 
 
 async def test_calls_go_to_the_worker_with_the_least_under_way(cell: Cell) -> None:
@@ -100,6 +103,34 @@ async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:
     assert response.request_id == "r"
     assert [m.sequence_number for m in messages] == [1, 2, 3, 4]
     assert "".join(m.delta.text for m in messages) == "SLOW b "
+
+
+async def test_how_late_a_worker_is_reaches_the_gateway_and_no_client(cell: Cell) -> None:
+    lags: list[float] = []
+    cell.gateway._pace.take = lags.append  # type: ignore[method-assign]
+    unary = cell.stubs.generation.Generate(generate("a b"))
+    streamed = cell.stubs.generation.GenerateStream(stream("a b"))
+
+    assert [message async for message in streamed]
+    trailing = [await unary.trailing_metadata(), await streamed.trailing_metadata()]
+
+    assert len(lags) == 2
+    assert all(0 <= lag < 10 for lag in lags)
+    assert [metadata for metadata in trailing if LAG_KEY in dict(metadata or ())] == []
+
+
+async def test_a_worker_is_told_how_many_calls_wait_for_it(cell: Cell) -> None:
+    cell.gateway._admission.set_places(1)
+    calls = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(6)]
+    await until(lambda: cell.gateway._admission.num_waiting == 5)
+
+    cell.gateway._admission.set_places(2)
+    await until(lambda: sum(cell.requests()) == 2)
+
+    loads = sorted(worker.load() for worker in cell.workers)
+    assert loads == [1, 1 + 2]  # four wait, for two workers
+    for call in calls:
+        call.cancel()
 
 
 async def test_initial_metadata_comes_on_admission(cell: Cell) -> None:

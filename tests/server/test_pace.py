@@ -1,43 +1,55 @@
-"""The pace follows how late the event loop is."""
+"""The pace follows how late the event loops of workers are."""
 
 from __future__ import annotations
 
 from server.pace import Pace
 
 
-def _pace(most: int = 32) -> tuple[Pace, list[int]]:
-    seen: list[int] = []
-    pace = Pace(most, lambda: seen.append(pace.value))
-    return pace, seen
+class _Paced:
+    """A pace, and a clock that a decision falls due by with every lag."""
+
+    def __init__(self, most: int = 32) -> None:
+        self.now = 0.0
+        self.seen: list[int] = []
+        self.pace = Pace(most, lambda: self.seen.append(self.pace.value), clock=lambda: self.now)
+
+    def take(self, *lags: float, every: float = 0.2) -> None:
+        for lag in lags:
+            self.now += every
+            self.pace.take(lag)
 
 
-def test_a_loop_in_time_leaves_whole_batches() -> None:
-    pace, seen = _pace()
-    for _ in range(50):
-        pace.take(0.0001)
+def test_loops_in_time_leave_whole_batches() -> None:
+    paced = _Paced()
 
-    assert (pace.value, seen) == (32, [])
+    paced.take(*[0.0001] * 50)
 
-
-def test_a_late_loop_hands_over_fewer_and_never_none() -> None:
-    pace, seen = _pace()
-    for _ in range(200):
-        pace.take(0.05)
-
-    assert seen[:3] == [22, 15, 10]
-    assert pace.value == 2
-    assert _pace(1)[0].value == 1
+    assert (paced.pace.value, paced.seen) == (32, [])
 
 
-def test_one_late_moment_changes_nothing_and_a_quiet_time_brings_it_back() -> None:
-    pace, _ = _pace()
-    for _ in range(5):
-        pace.take(0.05)
-    assert pace.value == 22
+def test_a_late_loop_is_handed_fewer_and_never_none() -> None:
+    paced, least = _Paced(), _Paced(1)
 
-    for lag in (0.0, 0.0, 0.9, 0.0, 0.0):
-        pace.take(lag)
-    assert pace.value == 22
-    for _ in range(5 * 20):
-        pace.take(0.0)
-    assert pace.value == 32
+    paced.take(*[0.05] * 50)
+    least.take(0.05)
+
+    assert paced.seen[:3] == [22, 15, 10]
+    assert paced.pace.value == 2
+    assert least.pace.value == 1
+
+
+def test_what_comes_before_a_decision_has_shown_counts_once() -> None:
+    paced = _Paced()
+
+    paced.take(0.05, 0.0, 0.0, 0.0, 0.0, every=0.04)
+
+    assert paced.seen == [22]
+
+
+def test_a_quiet_time_brings_whole_batches_back() -> None:
+    paced = _Paced()
+    paced.take(0.05)
+
+    paced.take(*[0.0] * 10)
+
+    assert paced.seen == list(range(22, 33))
