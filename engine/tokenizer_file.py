@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import problems_of, shortened
 
+_MAX_GROWTH = 2**10  # of a text, by what is put around it or in the place of its characters
 _MAX_BYTES = 2**27  # the largest that are known have a quarter of it
 
 
@@ -44,6 +47,7 @@ def read_tokenizer_file(
     decoder = _read_decoder(content.get("decoder"))
     if vocab_size is not None:
         _check_room(content, vocab_size)
+    _check_growth(content)
     tokenizer = _build(raw)
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
@@ -71,6 +75,53 @@ def _check_room(content: dict[str, Any], vocab_size: int) -> None:
             raise ValueError(
                 f"it has {len(tokens)} {name}, the model has a vocabulary of {vocab_size}"
             )
+
+
+def _check_growth(content: dict[str, Any]) -> None:
+    """Refuse what makes a gigabyte of the shortest text; the library would do it."""
+    added = sum(_num_pieces(one) for one in _steps(content.get("post_processor"), "processors"))
+    if added > _MAX_GROWTH:
+        raise ValueError(
+            f"its post_processor adds {added:,} tokens to a text, {_MAX_GROWTH} may be"
+        )
+    for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        growth = math.prod(
+            max(1, len(text))
+            for one in _steps(content.get(part), inner)
+            for text in (one.get("content"), one.get("prepend"))
+            if isinstance(text, str)
+        )
+        if growth > _MAX_GROWTH:
+            raise ValueError(
+                f"its {part} makes a text {shortened(growth)} times as long, {_MAX_GROWTH} may be"
+            )
+
+
+def _steps(part: object, inner: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a part, whose sequences lie under `inner`."""
+    waiting = [part]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield one
+            if isinstance(parts := one.get(inner), list):
+                waiting += parts
+
+
+def _num_pieces(processor: dict[str, Any]) -> int:
+    """Return how many tokens and texts the templates of a post-processor name."""
+    special = processor.get("special_tokens")
+    sizes = {
+        name: len(ids)
+        for name, token in (special.items() if isinstance(special, dict) else ())
+        if isinstance(token, dict) and isinstance(ids := token.get("ids"), list)
+    }
+    return sum(
+        max(1, sizes.get(str(token.get("id")), 1)) if isinstance(token, dict) else 1
+        for template in (processor.get("single"), processor.get("pair"))
+        for piece in (template if isinstance(template, list) else ())
+        for token in [piece.get("SpecialToken") if isinstance(piece, dict) else None]
+    )
 
 
 def _build(raw: bytes) -> tokenizers.Tokenizer:

@@ -78,6 +78,40 @@ def test_id_outside_the_vocabulary_is_refused_however_few_there_are(
     assert "it has token ids up to 4000000000, the model has a vocabulary of 3" in found
 
 
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "s", "type_id": 0}}] * 2000,
+                    "pair": [{"Sequence": {"id": "A", "type_id": 0}}] * 2000,
+                    "special_tokens": {"s": {"id": "s", "ids": [1] * 1000, "tokens": ["a"] * 1000}},
+                }
+            },
+            "post_processor adds 2,002,000 tokens",
+        ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [
+                        {"type": "Prepend", "prepend": "a"},
+                        *[{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
+                    ],
+                }
+            },
+            "normalizer makes a text 1099511627776 times as long",
+        ),
+    ],
+)
+def test_what_makes_a_huge_text_of_the_shortest_is_refused(
+    tmp_path: Path, content: dict[str, Any], edit: dict[str, Any], problem: str
+) -> None:
+    assert problem in _refusal(tmp_path / "tokenizer.json", content | edit)
+
+
 @pytest.mark.parametrize("raw", ["[" * 200_000, '{"decoder": null, "decoder": null}', "[]", ""])
 def test_what_is_no_json_object_is_refused(tmp_path: Path, raw: str) -> None:
     assert "is no tokenizer" in _refusal(tmp_path / "tokenizer.json", raw)
