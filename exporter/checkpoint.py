@@ -34,6 +34,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 _MAX_CONFIG_BYTES = 2**20
+_FEW_LAYERS = 128  # built in a second
 
 
 class CheckpointConfig(BaseModel):
@@ -163,9 +164,9 @@ def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], source: 
 
 
 def check_layers(num_weights: int, config: TransformerConfig, source: Path) -> None:
-    """Refuse more layers than there are weights, before a thousand of them are built."""
+    """Refuse more layers than there are weights before they are built; of few, all are named."""
     num_layers = config.num_encoder_layers + config.num_decoder_layers
-    if num_layers > num_weights:
+    if num_layers > max(num_weights, _FEW_LAYERS):
         raise CheckpointError(
             f"{source} has {num_weights:,} weights, the configuration asks for {num_layers:,} "
             "layers, each with several; give the weights that were saved with this configuration"
