@@ -8,7 +8,7 @@ from collections.abc import Callable
 LAG_KEY = "tokenweir-loop-lag-us"  # trailing metadata of a worker's answers, for the gateway
 WAITING_KEY = "tokenweir-waiting"  # metadata of a call: how many wait at the gateway for a worker
 _PERIOD = 0.1  # seconds between two decisions: what one has changed must have shown
-_MAX_LAG = 0.002  # seconds; every message of every call waits so long, some ten times a call
+_MAX_LAG = 0.0015  # seconds; every message of every call waits so long, some ten times a call
 _SHRINK = 0.7
 _LEAST = 2
 
