@@ -70,6 +70,11 @@ def dot_product_scores(query: Tensor, key: Tensor) -> Tensor:
 
 def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     """Return w^T tanh(q + k), (B, h, T, S), with a w for each head: weight (h, d_k)."""
+    if len(weight) == 1:
+        # onnxruntime joins the rows of a batch where all share the matrix on the right, and bits
+        # depend on how many there are. With w on the left every query has a product of its own.
+        columns = torch.tanh(query.unsqueeze(4) + key.mT.unsqueeze(2))  # (B, 1, T, d_k, S)
+        return torch.matmul(weight, columns).squeeze(3)
     features = torch.tanh(query.unsqueeze(3) + key.unsqueeze(2))  # (B, h, T, S, d_k)
     return torch.matmul(features, weight[:, None, :, None]).squeeze(-1)
 

@@ -80,6 +80,7 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
             "attention_output": False,
         },
     ),
+    ("labeller", {"num_heads": 1}),  # and additive scores
     ("gpt", LLAMA),
     ("gpt", {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True}),
     (

@@ -123,11 +123,13 @@ def test_causal_attention_equals_torch(padded, randomize):
 @torch.no_grad()
 @pytest.mark.parametrize("score", ["dot", "additive"])
 @pytest.mark.parametrize("normalizer", ["softmax", "relu"])
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(4, 4), (5, 3), (2, 7)])
-def test_attention_equals_loops(score, normalizer, key_dim, value_dim, randomize):
+@pytest.mark.parametrize(
+    ("heads", "key_dim", "value_dim"), [(H, 4, 4), (H, 5, 3), (H, 2, 7), (1, 5, 3)]
+)
+def test_attention_equals_loops(score, normalizer, heads, key_dim, value_dim, randomize):
     attention = randomize(
         MultiHeadAttention(
-            D, H, key_dim=key_dim, value_dim=value_dim, score=score, normalizer=normalizer
+            D, heads, key_dim=key_dim, value_dim=value_dim, score=score, normalizer=normalizer
         )
     )
     query, source = torch.randn(B, T, D), torch.randn(B, S, D)
