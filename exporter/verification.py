@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from engine.errors import CertificateError
-from engine.package import MANIFEST_NAME, CacheDtype, Certificate, Package, load_package
+from engine.package import MANIFEST_NAME, CacheDtype, Certificate, Manifest, Package, load_package
 from engine.wording import listed, shortened
 from exporter.cases import Progress
 from exporter.certificate import certify
@@ -31,8 +33,9 @@ _OF_MAXIMA = 0.5
 _OF_MEANS = 0.05
 _OF_TOKENS = 0.02
 _NOTHING = 1e-7
-# What another release may try more or less of.
-_TRIED = ("cases", "tokens_compared", "tokens_equal", "covered.")
+_FIRST_VERSION = Manifest.model_fields["version"].default  # where nobody chose one
+# What a newer version of made, this machine cannot show: it writes graphs, or runs them.
+_JUDGED = ("tokenweir", "opset", "onnxruntime", "onnxruntime-gpu")
 _OF_TEXT = ("loss.text_tokens", "loss.perplexity", "loss.eager_perplexity")
 
 
@@ -51,7 +54,7 @@ class Verification:
         found = (
             f"{self.package.path.name}: {manifest.name} {manifest.version} is what "
             f"{self.checkpoint} exports to: {len(manifest.files)} files whole, "
-            f"{self.certificate.cases:,} cases compared, its certificate found again"
+            f"{self.certificate.cases:,} cases compared, its certificate found again here"
         )
         return "; ".join([found, *self.notes])
 
@@ -66,14 +69,16 @@ def verify_package(
     """Compare a package with a checkpoint again, and its certificate with what is found.
 
     Name, version and the limits of a format that rounds are what a person chose: nothing tells
-    whether they were edited. Another toolchain than the installed one is noted, not refused.
-    Raises PackageError if the package is damaged, and CertificateError if it is not this
-    checkpoint's or its certificate says what is not found.
+    whether they were edited. A toolchain other than that of this machine is noted as a claim; a
+    newer release, opset or onnxruntime is refused before anything is compared. Raises PackageError
+    if the package is damaged, and CertificateError if it is not this checkpoint's or its
+    certificate says what is not found.
     """
     package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
     manifest, stored = package.manifest, package.manifest.certificate
     kv_cache = manifest.generation.cache.dtype if manifest.generation else "fp32"
     _check_is_of(package, checkpoint, kv_cache)
+    _check_toolchain(package, read_toolchain())
     found = certify(
         checkpoint,
         package.path,
@@ -115,27 +120,61 @@ def _contract_of(checkpoint: Checkpoint, kv_cache: CacheDtype) -> dict[str, obje
     }
 
 
+def _check_toolchain(package: Package, here: Mapping[str, str]) -> None:
+    for name in _JUDGED:
+        stored = package.manifest.toolchain.get(name)
+        if stored is not None and name in here and not _is_at_most(stored, here[name]):
+            raise CertificateError(
+                f"{package.path / MANIFEST_NAME}: its toolchain has {name} {shortened(stored)}, "
+                f"which {here[name]} of this machine cannot show; verify it where that is "
+                "installed, or export it again here"
+            )
+
+
+def _is_at_most(version: str, limit: str) -> bool:
+    try:
+        return Version(version) <= Version(limit)
+    except InvalidVersion:
+        return False
+
+
 def _judge(package: Package, found: Certificate) -> Iterator[str]:
     """Yield what is worth a note; CertificateError where the stored certificate is not found."""
     manifest, here = package.manifest, read_toolchain()
-    differences = dict(_differences(manifest.certificate, found))
-    tried = {}
-    if manifest.toolchain.get("tokenweir") != here["tokenweir"]:
-        tried = {name: text for name, text in differences.items() if name.startswith(_TRIED)}
-    wrong = [text for name, text in differences.items() if name not in tried]
-    made_with = _made_with(manifest.toolchain, here)
+    wrong = list(_differences(manifest.certificate, found))
     if wrong:
         raise CertificateError(
             f"{package.path / MANIFEST_NAME}: its certificate is not what is found: "
-            f"{listed(wrong)}; it was edited, or another machine found it ({made_with}); "
-            "export the model again"
+            f"{listed(wrong)}; {_way_out(manifest.toolchain, here)}"
         )
-    if tried:
-        yield f"another release tried {listed(tried.values())}"
     loss = manifest.certificate.loss
     if loss and loss.text_tokens and found.loss and not found.loss.text_tokens:
         yield "its perplexity was not measured again, for which --text is to be given"
-    yield made_with
+    yield from _chosen(package)
+    yield _made_with(manifest.toolchain, here)
+
+
+def _way_out(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
+    release = stored.get("tokenweir", "none")
+    if release != here["tokenweir"]:
+        return (
+            f"it was edited, or tokenweir {shortened(release)} tried other cases than "
+            f"{here['tokenweir']} does; export it again with this release, or verify it with "
+            "that one"
+        )
+    return (
+        f"it was edited, or another machine found it ({_made_with(stored, here)}); "
+        "export the model again"
+    )
+
+
+def _chosen(package: Package) -> Iterator[str]:
+    """Yield a note of a name or version that `export` does not give unless it is asked to."""
+    manifest = package.manifest
+    chosen = [f"the name {manifest.name}"] if manifest.name != package.path.name else []
+    chosen += [f"the version {manifest.version}"] if manifest.version != _FIRST_VERSION else []
+    if chosen:
+        yield f"nothing shows {listed(chosen)}, which a person chose"
 
 
 def _made_with(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
@@ -145,10 +184,12 @@ def _made_with(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
         for name in names
         if stored.get(name) != here.get(name)
     ]
-    return f"made with {listed(changed)}" if changed else "made with what is installed here"
+    if not changed:
+        return "made with what is installed here"
+    return f"not shown here, but claimed: made with {listed(changed)}"
 
 
-def _differences(stored: Certificate, found: Certificate) -> Iterator[tuple[str, str]]:
+def _differences(stored: Certificate, found: Certificate) -> Iterator[str]:
     """Yield each field that does not agree, and both its values."""
     was, now = _flat(stored), _flat(found)
     has_text = found.loss is not None and found.loss.text_tokens > 0
@@ -157,7 +198,7 @@ def _differences(stored: Certificate, found: Certificate) -> Iterator[tuple[str,
         one, other = was.get(name), now.get(name)
         is_measured = has_text or name not in _OF_TEXT
         if is_measured and not _agrees(name, one, other, tokens):
-            yield name, f"{shortened(name)} is {shortened(one)}, found {shortened(other)}"
+            yield f"{shortened(name)} is {shortened(one)}, found {shortened(other)}"
 
 
 def _flat(certificate: Certificate) -> dict[str, object]:

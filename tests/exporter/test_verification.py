@@ -66,7 +66,7 @@ def test_verify_repeats_the_certificate_and_says_so(package: Path, checkpoint: P
     assert verified.certificate == load_package(package).manifest.certificate
     assert verified.summary() == (
         f"package: package 1 is what {checkpoint} exports to: 4 files whole, "
-        f"{verified.certificate.cases} cases compared, its certificate found again; "
+        f"{verified.certificate.cases} cases compared, its certificate found again here; "
         "made with what is installed here"
     )
 
@@ -108,26 +108,41 @@ def test_certificate_of_a_machine_that_rounds_otherwise_is_found_again(
 
 
 @pytest.mark.usefixtures("compared")
-def test_another_toolchain_is_named(package: Path, checkpoint: Path) -> None:
-    _edit(package, lambda m: m["toolchain"].update(onnxruntime="9.9", threads="64", extra="1"))
+def test_another_toolchain_is_named_as_a_claim(package: Path, checkpoint: Path) -> None:
+    _edit(package, lambda m: m["toolchain"].update(onnxruntime="1.30", threads="64", extra="1"))
 
     line = verify_package(package, checkpoint).summary()
 
-    assert "made with onnxruntime 9.9 (here " in line
+    assert "; not shown here, but claimed: made with onnxruntime 1.30 (here " in line
     assert "threads 64 (here " in line and "extra 1 (here none)" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("onnxruntime", "9.9"), ("onnxruntime", "x"), ("tokenweir", "99.1"), ("opset", "999")],
+)
+def test_toolchain_that_cannot_be_shown_here_is_refused(
+    name: str, version: str, package: Path, checkpoint: Path
+) -> None:
+    _edit(package, lambda m: m["toolchain"].update({name: version}))
+
+    with pytest.raises(CertificateError, match=f"its toolchain has {name} {version}, which .* of "):
+        verify_package(package, checkpoint)
+
+
 @pytest.mark.usefixtures("compared")
-def test_what_another_release_tried_is_named(package: Path, checkpoint: Path) -> None:
+def test_other_counts_are_refused_whatever_release_the_toolchain_has(
+    package: Path, checkpoint: Path
+) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["toolchain"]["tokenweir"] = "0.0.1"
-        manifest["certificate"]["cases"] = 8
+        manifest["certificate"]["cases"] = 10**6
 
     _edit(package, change)
 
-    assert (
-        "another release tried cases is 8, found " in verify_package(package, checkpoint).summary()
-    )
+    with pytest.raises(CertificateError, match="cases is 1000000, found ") as caught:
+        verify_package(package, checkpoint)
+    assert "with this release, or verify it with that one" in str(caught.value)
 
 
 @pytest.mark.usefixtures("compared")
@@ -136,7 +151,10 @@ def test_name_and_version_are_told_for_nothing_else_shows_them(
 ) -> None:
     _edit(package, lambda m: m.update(name="other", version="7"))
 
-    assert verify_package(package, checkpoint).summary().startswith("package: other 7 is what ")
+    line = verify_package(package, checkpoint).summary()
+
+    assert line.startswith("package: other 7 is what ")
+    assert "; nothing shows the name other, the version 7, which a person chose; " in line
 
 
 @pytest.mark.parametrize(
