@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -53,8 +54,13 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table.add_row("rows bit-equal alone and in a batch", "yes" if c.batch_invariant else "no")
     for name, covered in c.covered.items():
         table.add_row(name.replace("_", " "), _covered(name, covered))
-    table.add_row("made with", ", ".join(f"{k} {v}" for k, v in manifest.toolchain.items()))
+    table.add_row("made with", _toolchain(manifest.toolchain))
     return table
+
+
+def _toolchain(toolchain: Mapping[str, str]) -> str:
+    """Return versions of libraries, threads, L2 size and instruction sets, as a text."""
+    return escape(", ".join(f"{name} {value}" for name, value in sorted(toolchain.items())))
 
 
 def _alignment_difference(certificate: Certificate) -> str:
@@ -148,6 +154,8 @@ def model_table(model: ModelInfo) -> Table:
     table.add_row("architecture", model.architecture)
     table.add_row("limits", _limits(model))
     table.add_row("parity", _parity(model))
+    if model.parity is not None and model.parity.toolchain:
+        table.add_row("made with", _toolchain(model.parity.toolchain))
     table.add_row("capabilities", ", ".join(model.capabilities))
     if model.labels:
         table.add_row("labels", ", ".join(model.labels))

@@ -107,7 +107,7 @@ def generation_package(name: str = "dates", *, batch_invariant: bool = True) -> 
             eos_token_ids=(1,),
         ),
         files={},
-        toolchain={"torch": "2.13.0"},
+        toolchain={"torch": "2.13.0", "threads": "2", "instruction_sets": "avx2 avx512f"},
         certificate=certificate(batch_invariant=batch_invariant),
     )
     return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x01" * 32)

@@ -428,8 +428,9 @@ async def test_models_shows_all_it_has_to_say_however_narrow_the_terminal(
     assert max(map(len, out.splitlines())) <= columns
     assert "…" not in out
     joined = "".join(line.rstrip("│ ").rpartition("│")[2].strip() for line in out.splitlines())
-    facts = ("ready", "encoder-decoder", "01" * 32, *engine.capabilities)
-    assert all(fact in joined for fact in facts)
+    facts = ["ready", "encoder-decoder", "01" * 32, *engine.capabilities]
+    facts += [f"{name} {value}" for name, value in engine.package.manifest.toolchain.items()]
+    assert all(fact.replace(" ", "") in joined.replace(" ", "") for fact in facts)
 
 
 async def test_health_of_an_unknown_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
