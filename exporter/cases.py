@@ -31,7 +31,8 @@ MAX_STEPS = 32  # tokens behind a prompt
 
 # Parameters of the model times tokens of all its cases: a model that generates is tried with 4, 2
 # or 1 prompts of each length where this is exceeded. A case's prompt is computed three times, once
-# of them in float64. GPT-2 (124M, 1024 positions) comes to 2.1e12 with four prompts of each length.
+# of them in float64. GPT-2 (124M, 1024 positions) comes to 2.1e12 with four prompts of each length,
+# and is exported in less than 3 minutes on two cores (171 s on an Intel Xeon).
 MAX_ARITHMETIC = 2.5e12
 # Parameters times cases times steps: a step reads all weights, for every case alone and for the
 # groups that it is in. Where this is exceeded a case has fewer steps, but never below MIN_STEPS.
