@@ -17,9 +17,9 @@ Floats = NDArray[np.float32]
 class RowOp(NamedTuple):
     """A change of the cache's rows; an empty row has length 0.
 
-    `cut` shortens `target`, and what was behind stays in memory; `clear` puts zeros there, for a
-    row that may hold NaN. `move` takes `source` to the empty row `target` and clears `source`;
-    `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
+    `cut` shortens `target`, and a little behind it may stay in memory; `clear` puts zeros there,
+    for a row that may hold NaN. `move` takes `source` to the empty row `target` and clears
+    `source`; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
     `cut_source`, `clear_source` and `copy_source` do the same with rows of the sources.
     """
 

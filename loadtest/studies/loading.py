@@ -3,7 +3,9 @@
 `python -m loadtest.studies.loading packages/gpt2 --out loadtest/results/loading-gpt2`
 
 Every load of a package is in a fresh process. With a generating model there is work then: a burst
-of prompts with one new token each, a second such burst, and the whole work.
+of prompts with one new token each, a second such burst, and the whole work. Cache in use are the
+positions of rows that run, or are kept for prompts that begin alike (here none is), as far as
+their length: when all requests have ended, none.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from engine.benchmark import (
 from engine.errors import ConfigError
 from engine.machine import machine_name
 from engine.package import GenerationContract, Package, load_package
+from engine.request import SamplingParams
 from loadtest.origin import code_commit, now
 from loadtest.report import write_document
 
@@ -55,7 +58,8 @@ from loadtest.studies.loading import run_load
 print(json.dumps(run_load(*json.loads(sys.argv[1]))))
 """
 _SLACK_WEIGHTS = 1.2  # an engine should hold at most so much for its weights,
-_SLACK_BYTES = 150e6  # the cache that its sequences have reached, and this for everything else
+_SLACK_BYTES = 150e6  # the cache in use, and this for everything else
+_LOOK_SECONDS = 0.02  # between two looks at the memory
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,9 @@ class UnderLoad:
 
     first_burst: float  # seconds until all prompts have their first token
     second_burst: float
-    resident: int  # bytes after the whole work; pages of mapped files count too
-    cache: int  # of them, bytes of the positions that the sequences have reached
+    resident: int  # most bytes during the whole work; pages of mapped files count too
+    cache: int  # bytes in use at its end, the most there were
+    rest: int  # bytes resident when it is over
 
 
 def load_once(package: Path) -> Loading:
@@ -109,15 +114,35 @@ async def measure_load(
     bench: EngineBench, contract: GenerationContract, work: BenchmarkWork, num_requests: int
 ) -> UnderLoad:
     """Give a started engine its first work."""
-    seconds = []
-    for number, num_new in enumerate((1, 1, work.num_new_tokens)):
+
+    async def burst(number: int, num_new: int) -> float:
         prompts = random_prompts(work, num_requests, contract.vocab_size, number)
         params = [work.params(index, num_new) for index in range(num_requests)]
-        seconds.append((await bench.measure(prompts, params.__getitem__)).seconds)
+        return (await bench.measure(prompts, params.__getitem__)).seconds
+
+    first, second = await burst(0, 1), await burst(1, 1)
+    resident = await _most_resident(burst(2, work.num_new_tokens))
+    # Rows that have ended are given back before the next step.
+    await bench.measure([(0,)], lambda index: SamplingParams(max_new_tokens=1, ignore_eos=True))
+    cache = num_requests * cache_bytes(work, contract)
+    return UnderLoad(first, second, resident, cache, rest=_resident())
+
+
+async def _most_resident(work: Awaitable[object]) -> int:
+    """Do some work; return the most bytes that were resident meanwhile."""
+    doing, most = asyncio.ensure_future(work), _resident()
+    while not doing.done():
+        await asyncio.wait([doing], timeout=_LOOK_SECONDS)
+        most = max(most, _resident())
+    await doing
+    return most
+
+
+def _resident() -> int:
     resident = read_memory().resident
     if resident is None:
         raise ConfigError("this system does not tell the memory of a process; measure on Linux")
-    return UnderLoad(seconds[0], seconds[1], resident, num_requests * cache_bytes(work, contract))
+    return resident
 
 
 def weight_bytes(package: Package) -> int:
@@ -151,6 +176,8 @@ def summary_under_load(weights: int, rounds: Sequence[UnderLoad]) -> dict[str, A
         "cache_bytes": cache,
         "resident_bytes": max(one.resident for one in rounds),
         "allowed_bytes": allowed_bytes(weights, cache),
+        "rest_bytes": max(one.rest for one in rounds),
+        "allowed_rest_bytes": allowed_bytes(weights, 0),
         "first_to_second_burst": statistics.median(
             one.first_burst / one.second_burst for one in rounds
         ),
@@ -209,8 +236,11 @@ def _tell_load(found: Mapping[str, Any]) -> None:
     click.echo(
         f"under load {found['resident_bytes'] / 1e6:.0f} MB with "
         f"{found['cache_bytes'] / 1e6:.0f} MB of cache in use, "
-        f"at most {found['allowed_bytes'] / 1e6:.0f} MB wanted; the first burst of prompts takes "
-        f"{found['first_to_second_burst']:.2f} times the second"
+        f"at most {found['allowed_bytes'] / 1e6:.0f} MB wanted; "
+        f"{found['rest_bytes'] / 1e6:.0f} MB afterwards, "
+        f"at most {found['allowed_rest_bytes'] / 1e6:.0f} MB wanted; "
+        f"the first burst of prompts takes {found['first_to_second_burst']:.2f} times "
+        "the second"
     )
 
 

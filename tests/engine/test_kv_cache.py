@@ -111,7 +111,7 @@ def test_clearing_and_moving_leave_no_number_behind() -> None:
     )
     cache.apply([RowOp("clear_source", 1, 1), RowOp("cut", 2, 2, 1), RowOp("cut_source", 2, 2)])
 
-    memory, cross_memory = cache._memory, cache._cross_memory
+    memory, cross_memory = cache._rows.memory, cache._sources.memory
     assert not memory[:, :, :2].any() and not cross_memory[:, :, :2].any()
     assert memory[:, :, 2, :, :4].all(), "a row that is cut stays in memory"
     assert (cache.lengths.tolist(), cache.source_lengths.tolist()) == ([0, 0, 1, 0], [0] * 4)
@@ -159,3 +159,73 @@ def test_only_positions_in_use_are_resident(dtype: CacheDtype) -> None:
 
     for array in arrays:
         assert resident(array) == array[:, :, :64].nbytes, "64 positions are whole pages"
+
+
+PAGED = CacheShape(num_layers=2, num_kv_heads=4, max_len=8192, head_dim=64)
+PAGE = 16  # positions of a head in a small page
+
+
+def bytes_of(length: int, num_rows: int = 1) -> int:
+    """Return what rows of whole pages take, keys and values of all layers and heads."""
+    return num_rows * 2 * PAGED.num_layers * PAGED.num_kv_heads * length * PAGED.head_dim * 4
+
+
+@needs_page_map
+@pytest.mark.parametrize(
+    ("op", "in_use"),
+    [
+        (RowOp("cut", 0, 0), bytes_of(32)),
+        (RowOp("cut", 0, 0, 64), bytes_of(64 + 32)),
+        (RowOp("clear", 0, 0), bytes_of(32)),
+        (RowOp("clear", 0, 0, 64), bytes_of(64 + 32)),
+        (RowOp("copy", 1, 0), bytes_of(32 + 32)),
+        (RowOp("copy", 0, 1, 0, 16), bytes_of(1600 + 16)),
+        (RowOp("move", 0, 2), bytes_of(1600 + 32)),
+        (RowOp("swap", 0, 1), bytes_of(1600 + 32)),
+        (RowOp("swap", 0, 2), bytes_of(1600 + 32)),
+    ],
+)
+def test_a_row_that_becomes_shorter_gives_its_pages_back(op: RowOp, in_use: int) -> None:
+    cache = SlotCache(3, PAGED)
+    fill(cache, 0, (3.0, 1600))
+    fill(cache, 1, (5.0, 32))
+
+    cache.apply([op])
+
+    assert resident(cache._rows.memory) == in_use
+
+
+@needs_page_map
+@pytest.mark.parametrize("kind", ["cut_source", "clear_source"])
+def test_the_row_of_a_source_gives_its_pages_back(kind: str) -> None:
+    cache = SlotCache(3, PAGED, PAGED)
+    fill_source(cache, 0, (3.0, 1600))
+    fill_source(cache, 1, (3.0, 32))
+
+    cache.apply([RowOp(kind, 0, 0)])
+
+    assert resident(cache._sources.memory) == bytes_of(32)
+
+
+@needs_page_map
+@pytest.mark.parametrize("kind", ["cut", "cut_source"])
+def test_less_than_a_page_of_a_head_is_not_worth_a_call(kind: str) -> None:
+    cache = SlotCache(3, PAGED, PAGED)
+    memory, fill_row = (
+        (cache._rows.memory, fill) if kind == "cut" else (cache._sources.memory, fill_source)
+    )
+    fill_row(cache, 0, (3.0, PAGE - 1))
+
+    cache.apply([RowOp(kind, 0, 0)])
+
+    assert resident(memory) == bytes_of(PAGE)
+
+
+def test_a_swap_leaves_no_number_behind_the_shorter_row() -> None:
+    cache = cache_of({0: (np.nan, 5), 1: (2.0, 2)}, {})
+
+    cache.apply([RowOp("swap", 0, 1), RowOp("clear", 1, 1)])
+
+    assert np.isfinite(cache._rows.memory).all()
+    assert (cache._rows.memory[:, :, 0, :, :2] != 0).all()
+    assert cache.lengths.tolist() == [2, 0, 0, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.pages import zeros
+from engine.pages import Pages, zeros
 
 PAGE_MAP = Path("/proc/self/pagemap")
 needs_page_map = pytest.mark.skipif(not PAGE_MAP.exists(), reason="the system does not tell")
@@ -38,3 +38,25 @@ def test_only_what_is_written_becomes_resident() -> None:
     array[:, :100] = 1
 
     assert resident(array) == 256 * PAGESIZE
+
+
+@needs_page_map
+def test_pages_given_back_read_as_zeros_and_take_no_memory() -> None:
+    pages = Pages((8, 2**16), np.int8)  # rows of 16 small pages
+    pages.array[:] = 1
+
+    pages.clear(pages.array[2:4])
+
+    assert resident(pages.array) == 6 * 2**16
+    assert not pages.array[2:4].any()
+    assert pages.array[:2].all() and pages.array[4:].all()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(5, 9), (5, 9000), (4096, 8192), (1, 4097), (3, 3)])
+def test_clearing_ends_at_the_piece_and_not_at_its_pages(start: int, stop: int) -> None:
+    pages = Pages((10_000,), np.int8)
+    pages.array[:] = 1
+
+    pages.clear(pages.array[start:stop])
+
+    assert np.flatnonzero(pages.array == 0).tolist() == list(range(start, stop))

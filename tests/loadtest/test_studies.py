@@ -206,19 +206,22 @@ async def test_the_first_work_is_two_bursts_of_prompts_and_the_whole(
 
     prompts = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
     assert len(prompts) == len(set(prompts)) == 3 * 4
-    assert sum(len(batch.decode_ids) for batch in runner.batches) == 4 * (3 - 1)
+    # A prompt of one token more, before which the rows of the others are given back.
+    assert sum(len(batch.decode_ids) for batch in runner.batches) == 4 * (3 - 1) + 1
     assert found.first_burst > 0 < found.second_burst
     # A layer with one head of one number: keys and values of 4 bytes.
     assert found.cache == 4 * (6 + 3 - 1) * 2 * 4 < found.resident
+    assert found.rest > 0
 
 
 def test_memory_under_load_is_the_most_of_all_rounds_and_bursts_are_compared_within_one() -> None:
-    rounds = [UnderLoad(2.0, 1.0, 700, 450), UnderLoad(3.0, 2.0, 800, 450)]
+    rounds = [UnderLoad(2.0, 1.0, 700, 450, 90), UnderLoad(3.0, 2.0, 800, 450, 80)]
 
-    found = summary_under_load(100, [*rounds, UnderLoad(9.0, 9.0, 750, 450)])
+    found = summary_under_load(100, [*rounds, UnderLoad(9.0, 9.0, 750, 450, 70)])
 
     assert (found["resident_bytes"], found["cache_bytes"]) == (800, 450)
     assert found["allowed_bytes"] == 1.2 * 100 + 450 + 150e6
+    assert (found["rest_bytes"], found["allowed_rest_bytes"]) == (90, 1.2 * 100 + 150e6)
     assert found["first_to_second_burst"] == 1.5
     assert len(found["rounds"]) == 3
 
