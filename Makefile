@@ -2,6 +2,7 @@
 # make serve  serve the date model until Ctrl-C
 # make test   every check: format, lint, types, import rules, protocol, tests
 # make test-long   the tests that need more time or larger models
+# make test-emulated   what the CUDA provider of onnxruntime makes of our graphs, without a GPU
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo serve test test-long lint format proto clean
+.PHONY: install demo serve test test-long test-emulated lint format proto clean
 
 install: $(INSTALLED)
 
@@ -31,6 +32,14 @@ serve: install
 
 test: lint
 	$(BIN)/pytest
+
+# onnxruntime's host code for CUDA on an emulated device: needs gcc and the headers of CUDA 13.
+test-emulated: install .emulated/.installed
+	$(BIN)/pytest -m emulated
+
+.emulated/.installed: constraints.txt
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .emulated onnxruntime-gpu
+	touch $@
 
 test-long: install
 	$(BIN)/pytest -m long
@@ -50,4 +59,4 @@ proto: install
 	sh proto/generate.sh
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) .emulated demo

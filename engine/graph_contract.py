@@ -11,7 +11,8 @@ from engine.package import CacheShape, GenerationContract, Manifest
 from engine.session import GraphValue, Session
 
 _MAX_NAMED = 32  # differences, those of all layers counted as one
-_CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
+
+_CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 Values = Mapping[str, GraphValue]
 
@@ -26,7 +27,7 @@ class GraphShape(NamedTuple):
 def decoder_shape(contract: GenerationContract) -> GraphShape:
     """Return what `decoder.onnx` takes and gives."""
     cache, cross = contract.cache, contract.cross_cache
-    ids, rows = GraphValue("int64", ("batch", "tokens")), GraphValue("int64", ("batch",))
+    ids = GraphValue("int64", ("batch", "tokens"))
     inputs = {
         "input_ids": ids,
         "position_ids": ids,
@@ -48,11 +49,12 @@ def decoder_shape(contract: GenerationContract) -> GraphShape:
         inputs |= {
             "source_lengths": GraphValue("int64", ("sources",)),
             "beam_rows": GraphValue("int64", ("sources", "beams")),
-            "row_beams": rows,
+            "row_queries": ids,
             **_layers("cross_key_values", cross, "sources"),
         }
     if contract.alignment and cross is not None:
-        inputs["alignment_idx"] = GraphValue("int64", ("num_alignments",))
+        wanted = GraphValue("int64", ("num_alignments",))
+        inputs |= {"alignment_idx": wanted, "alignment_sources": wanted}
         outputs["alignment"] = GraphValue("float32", ("num_alignments", cross.max_len))
     return GraphShape(inputs, outputs)
 

@@ -13,9 +13,10 @@ from engine.batch import RowOp
 from engine.package import CacheShape
 from engine.pages import Pages
 
-Array = NDArray[np.float32] | NDArray[np.int8]
+Array = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 
-_DTYPES: Mapping[str, type[np.generic]] = {"fp32": np.float32, "int8": np.int8}
+# Not bf16: onnxruntime has no kernels for it on a CPU.
+_DTYPES: Mapping[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
 
 
 class LayerCache(NamedTuple):

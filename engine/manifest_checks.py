@@ -11,16 +11,11 @@ if TYPE_CHECKING:
 _MAX_ROW_BYTES = 2**40  # of a cache: one sequence
 
 
-def is_lossy(manifest: Manifest) -> bool:
-    """Return whether the package rounds what the eager model does not."""
-    contract = manifest.generation
-    return manifest.weights != "fp32" or (contract is not None and contract.cache.dtype != "fp32")
-
-
 def find_contradictions(manifest: Manifest) -> list[str]:
     """Return one sentence, beginning with the field, for everything that cannot be so."""
     return [
         *_wrong_contracts(manifest),
+        *manifest.format.problems,
         *_missing_files(manifest),
         *_impossible_ids(manifest),
         *_impossible_rows(manifest),
@@ -55,8 +50,9 @@ def _wrong_attention(manifest: Manifest) -> Iterator[str]:
     contract = manifest.generation
     if contract is None:
         return
-    if contract.cross_cache is not None and contract.cross_cache.dtype != "fp32":
-        yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be fp32"
+    precision = manifest.precision
+    if contract.cross_cache is not None and contract.cross_cache.dtype != precision:
+        yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be {precision}"
     if contract.num_heads % contract.cache.num_kv_heads:
         yield (
             f"generation.num_heads: {contract.num_heads} is no multiple of cache.num_kv_heads, "
@@ -131,7 +127,12 @@ def _impossible_image(manifest: Manifest) -> Iterator[str]:
 
 def _failed_certificate(manifest: Manifest) -> Iterator[str]:
     found = manifest.certificate
-    if (found.loss is not None) != is_lossy(manifest):
+    if (found.half is not None) != manifest.format.has_half_stage:
+        yield (
+            f"certificate.half: must {'not ' if found.half else ''}be there for precision "
+            f"{manifest.precision} and weights {manifest.weights}"
+        )
+    if (found.loss is not None) != manifest.format.is_lossy:
         yield (
             f"certificate.loss: must {'not ' if found.loss else ''}be there for weights "
             f"{manifest.weights} and this cache"

@@ -67,6 +67,7 @@ class SlotModelRunner:
         self._input_ids = np.zeros((num_slots, 1), np.int64)  # of a decode call
         self._position_ids = np.zeros((num_slots, 1), np.int64)
         self._alignment_idx = np.zeros(num_slots, np.int64)
+        self._alignment_sources = np.zeros(num_slots, np.int64)
         self._total_seq = np.zeros(1, np.int32)
         self._sources = _SourceIndex(num_slots)
         self.reset()
@@ -167,6 +168,8 @@ class SlotModelRunner:
         self._position_ids[:B, 0] = lengths
         self._total_seq[0] = lengths.max() + 1
         self._alignment_idx[: len(aligned)] = aligned
+        of_rows = sources or range(B)
+        self._alignment_sources[: len(aligned)] = [of_rows[row] for row in aligned]
         self._bound_decode(B, sources, num_top, len(aligned)).run()
         lengths += 1
         return self._logits[:B]
@@ -195,6 +198,8 @@ class SlotModelRunner:
         source_row = row if source_row is None else source_row
         binding = self._bound_prefill(row, source_row, is_aligned=len(aligned) > 0)
         self._total_seq[0] = start + S
+        if self._contract.cross_cache:
+            binding.input("row_queries", np.arange(S, dtype=np.int64)[None])
         binding.input("input_ids", np.asarray([token_ids], np.int64))  # (1, S)
         binding.input("position_ids", np.arange(start, start + S, dtype=np.int64)[None])
         binding.input("logit_idx", np.arange(S - count, S, dtype=np.int64))
@@ -202,7 +207,7 @@ class SlotModelRunner:
         self._bind_logits(binding, into, into + count, num_top)
         if aligned:
             positions = np.asarray(aligned, np.int64) - into + S - count
-            self._bind_alignment(binding, positions, aligned_into)
+            self._bind_alignment(binding, positions, np.zeros_like(positions), aligned_into)
         binding.run()
         self.cache.lengths[row] += S
         return self._logits[into : into + count]
@@ -236,8 +241,9 @@ class SlotModelRunner:
             self._bind_sources(binding, 0, num_sources)
             binding.input("source_lengths", self._sources.lengths[:num_sources])
             binding.input("beam_rows", self._sources.beam_rows(num_sources, group))
-            binding.input("row_beams", self._sources.row_beams[:B])
-        self._bind_alignment(binding, self._alignment_idx[:num_aligned], 0)
+            binding.input("row_queries", self._sources.row_queries[:B])
+        wanted = self._alignment_idx[:num_aligned], self._alignment_sources[:num_aligned]
+        self._bind_alignment(binding, *wanted, 0)
         self._bind_logits(binding, 0, B, num_top)
         return binding
 
@@ -252,13 +258,12 @@ class SlotModelRunner:
             self._bind_rows(binding, row, row + 1)
             if self._contract.cross_cache:
                 self._bind_sources(binding, source_row, source_row + 1)
-                only = np.zeros(1, np.int64)
-                binding.input("beam_rows", only[:, None])
-                binding.input("row_beams", only)
+                binding.input("beam_rows", np.zeros((1, 1), np.int64))
                 lengths = self.cache.source_lengths[source_row : source_row + 1]
                 binding.input("source_lengths", lengths)
             if not is_aligned:
-                self._bind_alignment(binding, np.empty(0, np.int64), 0)
+                nothing = np.empty(0, np.int64)
+                self._bind_alignment(binding, nothing, nothing, 0)
         return binding
 
     def _bind_rows(self, binding: Binding, first: int, last: int) -> None:
@@ -277,10 +282,13 @@ class SlotModelRunner:
         for name, array in zip(_TOP, self._top_of(num_top), strict=True):
             binding.output(name, array[first:last])
 
-    def _bind_alignment(self, binding: Binding, idx: NDArray[np.int64], first: int) -> None:
+    def _bind_alignment(
+        self, binding: Binding, idx: NDArray[np.int64], sources: NDArray[np.int64], first: int
+    ) -> None:
         """Ask for the attention of positions, into rows from `first` on; with none, it is free."""
         if self._contract.alignment:
             binding.input("alignment_idx", idx)
+            binding.input("alignment_sources", sources)
         if len(idx):
             binding.output("alignment", self._alignment[first : first + len(idx)])
 
@@ -317,7 +325,7 @@ class _SourceIndex:
 
     def __init__(self, num_slots: int) -> None:
         self.lengths = np.ones(num_slots, np.int64)  # the kernel wants a key in an empty row too
-        self.row_beams = np.zeros(num_slots, np.int64)
+        self.row_queries = np.zeros((num_slots, 1), np.int64)
         # Room for the worst: all rows have the last source, beside others that have none.
         self._beam_rows = np.zeros(num_slots * _group_of(num_slots), np.int64)
         self._sources: tuple[int, ...] = ()
@@ -337,7 +345,7 @@ class _SourceIndex:
         for source, members in enumerate(rows):
             beam_rows[source, : len(members)] = members
             for place, row in enumerate(members):
-                self.row_beams[row] = source * group + place
+                self.row_queries[row] = source * group + place
         return self._shape
 
     def beam_rows(self, num_sources: int, group: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,8 +29,10 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
 Task = Literal["generate", "classify", "label"]
-Weights = Literal["fp32", "int8", "int8-blocks", "int4"]
-CacheDtype = Literal["fp32", "int8"]
+Target = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "fp16", "bf16"]
+Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
+CacheDtype = Literal["fp32", "fp16", "bf16", "int8"]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 # Far above any model that is known, and low enough that nothing built from them is without end.
 NumLayers = Annotated[int, Field(gt=0, le=2**10)]
@@ -56,6 +59,64 @@ class CacheShape(_Model):
     dtype: CacheDtype = "fp32"  # int8: the graph holds the scales
 
 
+@dataclass(frozen=True)
+class PackageFormat:
+    """Where the graphs of a package run, and the types of the numbers in them."""
+
+    target: Target = "cpu"
+    precision: Precision = "fp32"  # of activations
+    weights: Weights = "fp32"  # that of activations, unless they are rounded
+    kv_cache: CacheDtype = "fp32"  # likewise, of a decoder's own positions
+
+    @classmethod
+    def of(
+        cls,
+        target: Target = "cpu",
+        precision: Precision = "fp32",
+        weights: Weights | None = None,
+        kv_cache: CacheDtype | None = None,
+    ) -> PackageFormat:
+        """Return a format of which what is not said is not rounded."""
+        return cls(target, precision, weights or precision, kv_cache or precision)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it rounds weights or cache."""
+        return self.weights != self.precision or self.kv_cache != self.precision
+
+    @property
+    def has_half_stage(self) -> bool:
+        """Whether the graphs themselves are held against the eager model in their own type.
+
+        onnxruntime has no kernels for bf16 on a CPU; what rounds more is held to limits of its own.
+        """
+        return self.precision == "fp16" and not self.is_lossy
+
+    @property
+    def problems(self) -> list[str]:
+        """Return a sentence, beginning with the field, for everything that does not go together."""
+        found = []
+        if self.target == "cpu" and self.precision != "fp32":
+            found.append(f"precision: {self.precision} is for the target cuda")
+        if self.target == "cuda" and self.weights == "int8":
+            found.append(
+                "weights: int8, a scale for each row of the input, has no kernel for the target "
+                "cuda; int8-blocks has"
+            )
+        if self.weights not in (self.precision, "int8", "int8-blocks", "int4"):
+            found.append(f"weights: {self.weights} does not go with precision {self.precision}")
+        if self.kv_cache not in (self.precision, "int8"):
+            found.append(f"kv_cache: {self.kv_cache} does not go with precision {self.precision}")
+        if self.target == "cuda" and self.kv_cache == "int8" and self.precision == "fp32":
+            found.append("kv_cache: int8 needs precision fp16 or bf16 for the target cuda")
+        return found
+
+    def __str__(self) -> str:
+        cache = f", {self.kv_cache} KV cache" if self.kv_cache != self.precision else ""
+        inside = f" in {self.precision}" if self.weights != self.precision != "fp32" else ""
+        return f"{self.weights}{inside}{cache}"
+
+
 class GenerationContract(_Model):
     """What the engine must know to run `decoder.onnx` (and `encoder.onnx`) of a generating model.
 
@@ -68,9 +129,10 @@ class GenerationContract(_Model):
     equals: `top_ids` int64, `top_logits` and `top_logprobs` float32 [N, k]. B > 1 only with S = 1.
     An encoder-decoder's decoder also takes `source_lengths` int64 [C], `beam_rows` int64 [C, G]
     = the rows of the batch that attend to each source (any row where there are fewer than G),
-    `row_beams` int64 [B] = where each row stands in the flattened beam_rows, and
+    `row_queries` int64 [B, S] = where each query stands in the flattened [C, G, S], and
     `cross_key_values.{i}.key|value` float32 [C, num_kv_heads, max_len, head_dim]. With `alignment`
-    it also takes `alignment_idx` int64 [M] into the flattened B*S and gives `alignment` float32
+    it also takes `alignment_idx` int64 [M] into the flattened B*S and `alignment_sources` int64
+    [M] = the source of each of these positions, and gives `alignment` float32
     [M, max_len of the source]: the last layer's cross-attention from these positions, mean over
     the heads, 0 beyond the end of their source; with M = 0 nothing is computed ([0, 0]).
     `encoder.onnx`: `input_ids`, int64 [C, S]; `past_cross_key_values.{i}.key|value`
@@ -127,6 +189,24 @@ class Loss(_Model):
     max_perplexity_loss: Annotated[float, Field(ge=0)]  # share of eager_perplexity
 
 
+class HalfPrecision(_Model):
+    """How far graphs in half precision are from the eager model in float64.
+
+    Beside them stands the eager model in the same type: what the type itself costs. The other
+    fields of the certificate are then of the same graphs in float32.
+    """
+
+    positions: PositiveInt
+    tokens_decided: Count  # where the eager model's lead is far above what the type may turn
+    tokens_equal: Count
+    max_abs_logit_diff: Annotated[float, Field(ge=0)]
+    logit_std: Annotated[float, Field(gt=0)]  # of the eager model's logits, within a position
+    rms_diff: Annotated[float, Field(ge=0)]
+    eager_rms_diff: Annotated[float, Field(ge=0)]
+    max_case_ratio: Annotated[float, Field(ge=0)]  # of the two, of one case
+    max_position_ratio: Annotated[float, Field(ge=0)]  # of one position
+
+
 class Certificate(_Model):
     """The outcome of comparing the package with the eager PyTorch model."""
 
@@ -143,6 +223,7 @@ class Certificate(_Model):
     batch_invariant: bool  # rows were bit-equal alone and in a batch
     dtype: str
     loss: Loss | None = None  # None: a format without loss
+    half: HalfPrecision | None = None  # None: nothing was computed in half precision
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
 
 
@@ -154,7 +235,8 @@ class Manifest(_Model):
     version: Annotated[str, Field(pattern=NAME_PATTERN)] = "1"
     architecture: Architecture
     task: Task
-    target: Literal["cpu"]
+    target: Target
+    precision: Precision = "fp32"
     layout: Literal["slots"] | None  # None: no cache
     weights: Weights
     generation: GenerationContract | None = None
@@ -164,6 +246,12 @@ class Manifest(_Model):
     files: dict[str, FileEntry]
     toolchain: dict[str, str]
     certificate: Certificate
+
+    @property
+    def format(self) -> PackageFormat:
+        """The types of its numbers."""
+        kv_cache = self.generation.cache.dtype if self.generation else self.precision
+        return PackageFormat(self.target, self.precision, self.weights, kv_cache)
 
 
 class Package(BaseModel):

@@ -7,20 +7,31 @@ is none if that is more than the limits allow.
 from __future__ import annotations
 
 import copy
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
 
 from engine.errors import CertificateError
-from engine.package import CacheDtype, Certificate, GenerationContract, Weights
+from engine.package import Certificate, GenerationContract, HalfPrecision, PackageFormat
 from exporter.cases import Covered, Progress, sample_prompts
 from exporter.certify_generation import certify_generation
+from exporter.certify_half import (
+    certify_half_generation,
+    certify_half_images,
+    certify_half_texts,
+)
 from exporter.certify_one_pass import certify_encoding, certify_images
 from exporter.checkpoint import Checkpoint
 from exporter.comparison import Comparison, LossyComparison
 from exporter.contracts import encoding_contract, generation_contract, image_contract
 from exporter.loss import SHARE_LOSS, LossLimits, check_loss
+from exporter.package_graphs import body_of, build_package_graphs, write_graphs
 from exporter.perplexity import Perplexity, measure_perplexity
+
+_PLAIN = PackageFormat()
 
 
 def certify(
@@ -28,21 +39,60 @@ def certify(
     directory: Path,
     progress: Progress,
     *,
-    weights: Weights = "fp32",
-    kv_cache: CacheDtype = "fp32",
+    form: PackageFormat = _PLAIN,
     limits: LossLimits | None = None,
     text: Path | None = None,
 ) -> Certificate:
     """Compare the graphs in `directory` with the checkpoint's eager model.
 
     With `limits` differences are counted, and compared with them in the end; perplexity is measured
-    on `text`. Raises CertificateError: without limits, saying where, at the first difference.
+    on `text`. Graphs for CUDA are run on the CPU here: those of the same bodies in float32 must be
+    equal to the eager model, those in float16 as near as it is itself in that type. Raises
+    CertificateError: without limits, saying where, at the first difference.
     """
-    generation = generation_contract(checkpoint.config.model, kv_cache)
     # In float64, so that only the graphs' rounding counts: the eager model's own is as large. It
     # took the largest difference of a date model's 518 cases from 5.4e-5 to 3.3e-5.
     model = copy.deepcopy(checkpoint.model).eval().double()
-    comparison = LossyComparison() if limits else Comparison()
+    with _runnable(checkpoint, directory, form) as (runnable, in_it):
+        found = _certify(checkpoint, model, runnable, in_it, progress, limits, text)
+    half = None
+    if form.has_half_stage:
+        half = _certify_half(checkpoint, model, directory, form, progress)
+    invariant = found.batch_invariant and form.target == "cpu"  # on a device it is shown there
+    return found.model_copy(update={"half": half, "batch_invariant": invariant, "dtype": str(form)})
+
+
+@contextmanager
+def _runnable(
+    checkpoint: Checkpoint, directory: Path, form: PackageFormat
+) -> Iterator[tuple[Path, PackageFormat]]:
+    """Give graphs that a CPU computes in float32, and their format: those in `directory`, or twins.
+
+    A twin is of the same bodies, and rounds the same weights. What rounds in float16 runs as it is.
+    """
+    if form.precision == "fp32" or (form.precision == "fp16" and form.is_lossy):
+        yield directory, form
+        return
+    weights = "fp32" if form.weights == form.precision else form.weights
+    kv_cache = "fp32" if form.kv_cache == form.precision else form.kv_cache
+    twin = PackageFormat(form.target, "fp32", weights, kv_cache)
+    with tempfile.TemporaryDirectory(prefix="tokenweir-twin-") as name:
+        write_graphs(build_package_graphs(checkpoint, twin, body_of(form)), Path(name))
+        yield Path(name), twin
+
+
+def _certify(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    directory: Path,
+    in_it: PackageFormat,
+    progress: Progress,
+    limits: LossLimits | None,
+    text: Path | None,
+) -> Certificate:
+    generation = generation_contract(checkpoint.config.model, in_it)
+    needs_equal_bits = in_it.target == "cpu"
+    comparison = LossyComparison() if limits else Comparison(needs_equal_bits=needs_equal_bits)
     cases, covered = _compare(checkpoint, model, generation, directory, comparison, progress)
     loss, tolerance = None, comparison.tolerance
     alignment_tolerance = comparison.alignment_tolerance
@@ -62,10 +112,30 @@ def certify(
         alignment_tolerance=alignment_tolerance,
         tolerance=tolerance,
         batch_invariant=comparison.batch_invariant,
-        dtype=weights if kv_cache == "fp32" else f"{weights}, {kv_cache} KV cache",
+        dtype=str(in_it),
         loss=loss,
         covered=covered,
     )
+
+
+def _certify_half(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    directory: Path,
+    form: PackageFormat,
+    progress: Progress,
+) -> HalfPrecision:
+    config = checkpoint.config.model
+    generation = generation_contract(config, form)
+    if generation:
+        limit = (generation.cross_cache or generation.cache).max_len
+        samples = sample_prompts(checkpoint.config.task, checkpoint.tokenizer, limit)
+        return certify_half_generation(model, generation, directory, samples, progress)
+    encoding, image = encoding_contract(config), image_contract(config)
+    if encoding:
+        return certify_half_texts(model, encoding, directory)
+    assert image is not None, "a model generates, encodes text, or sees images"
+    return certify_half_images(model, image, directory)
 
 
 def _compare(

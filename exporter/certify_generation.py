@@ -60,7 +60,7 @@ def certify_generation(
     first difference that `comparison` refuses.
     """
     assert isinstance(model, GPT | EncoderDecoder)
-    cases, per_length = _affordable_cases(model, contract, samples)
+    cases, per_length = affordable_cases(model, contract, samples)
     sides = Sides(model, contract, directory, comparison)
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
@@ -86,7 +86,7 @@ def certify_generation(
     return len(cases) + num_beams + 1, covered
 
 
-def _affordable_cases(
+def affordable_cases(
     model: nn.Module, contract: GenerationContract, samples: Sequence[Tokens]
 ) -> tuple[list[Case], int]:
     """Return cases, shuffled, and how many of them have the same length."""

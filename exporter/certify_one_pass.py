@@ -60,7 +60,7 @@ def certify_encoding(
     difference that `comparison` refuses.
     """
     rng = np.random.default_rng(SEED)
-    groups = [[sample] for sample in samples] + _random_groups(rng, contract)
+    groups = [[sample] for sample in samples] + random_groups(rng, contract)
     certifier = _TextCertifier(model, directory, comparison, contract.vocab_size)
     num_texts, done = sum(map(len, groups)), 0
     total = (1 + len(BATCH_SIZES)) * num_texts
@@ -97,10 +97,7 @@ def certify_images(
     progress: Progress,
 ) -> tuple[int, Covered]:
     """Do as `certify_encoding` with images of noise, of different brightness and contrast."""
-    rng = np.random.default_rng(SEED)
-    shape = (NUM_IMAGES, contract.channels, contract.size, contract.size)
-    spread = rng.uniform(0.1, 2.0, (NUM_IMAGES, 1, 1, 1))
-    pixels = (rng.standard_normal(shape) * spread + rng.uniform(-1, 1, spread.shape)).astype("f4")
+    pixels = draw_images(contract)
     certifier = _Certifier(model, directory, comparison)
     eager_input = torch.from_numpy(pixels).to(next(model.parameters()).dtype)
     certifier.check_rows({"pixel_values": pixels}, eager_input, "image", largest_batch(1))
@@ -112,6 +109,15 @@ def certify_images(
         "undecided_labels": comparison.tokens_undecided,
     }
     return NUM_IMAGES, covered
+
+
+def draw_images(contract: ImageContract) -> Floats:
+    """Return images of noise, of different brightness and contrast, as a model takes them."""
+    rng = np.random.default_rng(SEED)
+    shape = (NUM_IMAGES, contract.channels, contract.size, contract.size)
+    spread = rng.uniform(0.1, 2.0, (NUM_IMAGES, 1, 1, 1))
+    noise = rng.standard_normal(shape) * spread + rng.uniform(-1, 1, spread.shape)
+    return noise.astype(np.float32)
 
 
 class _Certifier:
@@ -214,7 +220,7 @@ class _TextCertifier(_Certifier):
             )
 
 
-def _random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Tokens]]:
+def random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Tokens]]:
     """Return texts of random tokens, those of one length together."""
     return [
         [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]

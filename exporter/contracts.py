@@ -9,10 +9,13 @@ from engine.package import (
     EncodingContract,
     GenerationContract,
     ImageContract,
+    PackageFormat,
     Task,
 )
 from exporter.models.cache import cache_head_dim
 from exporter.models.config import Family, TransformerConfig
+
+_PLAIN = PackageFormat()
 
 ARCHITECTURES: dict[Family, Architecture] = {
     "encoder-decoder": "encoder-decoder",
@@ -31,18 +34,21 @@ TASKS: dict[Family, Task] = {
 
 
 def generation_contract(
-    config: TransformerConfig, kv_cache: CacheDtype = "fp32"
+    config: TransformerConfig, form: PackageFormat = _PLAIN
 ) -> GenerationContract | None:
     """Return the contract of a model that generates, None for others."""
     if not config.num_decoder_layers:
         return None
     has_source = config.num_encoder_layers > 0
     eos = config.eos_token_id
+    cross_cache = None
+    if has_source:
+        cross_cache = _cache_shape(config, config.max_source_len, form.precision)
     return GenerationContract(
         vocab_size=config.vocab_size,
         num_heads=config.num_heads,
-        cache=_cache_shape(config, config.max_target_len, kv_cache),
-        cross_cache=_cache_shape(config, config.max_source_len) if has_source else None,
+        cache=_cache_shape(config, config.max_target_len, form.kv_cache),
+        cross_cache=cross_cache,
         decoder_start_token_id=config.bos_token_id if has_source else None,
         eos_token_ids=() if eos is None else (eos,),
         alignment=has_source,
@@ -74,7 +80,7 @@ def image_contract(config: TransformerConfig) -> ImageContract | None:
     )
 
 
-def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype = "fp32") -> CacheShape:
+def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype) -> CacheShape:
     return CacheShape(
         num_layers=config.num_decoder_layers,
         num_kv_heads=config.kv_heads,

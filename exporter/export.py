@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
 
-import onnx_ir as ir
-
-from engine.errors import CheckpointError, ConfigError, PackageError
+from engine.errors import ConfigError, PackageError
 from engine.package import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -17,11 +14,14 @@ from engine.package import (
     CacheDtype,
     Certificate,
     Manifest,
+    PackageFormat,
+    Precision,
+    Target,
     Weights,
     write_manifest,
 )
 from engine.package_files import hash_file
-from exporter.cases import Progress, sample_prompts
+from exporter.cases import Progress
 from exporter.certificate import certify
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
 from exporter.contracts import (
@@ -31,15 +31,10 @@ from exporter.contracts import (
     generation_contract,
     image_contract,
 )
-from exporter.graphs import Graphs, build_graphs
 from exporter.loss import DEFAULT_LIMITS, LossLimits
-from exporter.models import GPT, EncoderDecoder
-from exporter.quantize import quantize
-from exporter.quantize_cache import calibrate, quantize_cache
+from exporter.package_graphs import body_of, build_package_graphs, check_format, write_graphs
 from exporter.staging import stage
 from exporter.toolchain import read_toolchain
-
-Target = Literal["cpu"]
 
 
 def export_package(
@@ -49,8 +44,9 @@ def export_package(
     name: str | None = None,
     version: str = "1",
     target: Target = "cpu",
-    weights: Weights = "fp32",
-    kv_cache: CacheDtype = "fp32",
+    precision: Precision = "fp32",
+    weights: Weights | None = None,
+    kv_cache: CacheDtype | None = None,
     limits: LossLimits | None = None,
     text: Path | None = None,
     progress: Progress | None = None,
@@ -58,8 +54,9 @@ def export_package(
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
     The model is served under `name`, else under that of `out_dir`, and its answers tell `version`.
-    With another format than fp32 it is not equal: the certificate says what was lost, on `text`
-    too, and `limits` (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows
+    In half precision it is as near to it as it is itself in that type. A format that rounds weights
+    or cache is not equal: the certificate says what was lost, on `text` too, and `limits` (else
+    DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows
     the certificate. An existing package at `out_dir` is replaced when the new one is whole. Raises
     ConfigError, CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
@@ -68,56 +65,25 @@ def export_package(
     _check_name("name", name)
     _check_name("version", version)
     _check_replaceable(out)
+    form = PackageFormat.of(target, precision, weights, kv_cache)
     checkpoint = load_checkpoint(checkpoint_dir)
-    is_lossy = weights != "fp32" or kv_cache != "fp32"
+    check_format(form, checkpoint)
     with stage(out) as staging:
         directory = staging.directory
-        write_graphs(_build_graphs(checkpoint, target, weights, kv_cache), directory)
+        write_graphs(build_package_graphs(checkpoint, form, body_of(form)), directory)
         _copy_files(checkpoint, directory)
         certificate = certify(
             checkpoint,
             directory,
             progress or _no_progress,
-            weights=weights,
-            kv_cache=kv_cache,
-            limits=(limits or DEFAULT_LIMITS[weights]) if is_lossy else None,
+            form=form,
+            limits=(limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None,
             text=text,
         )
-        manifest = _describe(
-            checkpoint, directory, name, version, target, weights, kv_cache, certificate
-        )
+        manifest = _describe(checkpoint, directory, name, version, form, certificate)
         write_manifest(manifest, directory)
         staging.publish()
     return manifest
-
-
-def write_graphs(graphs: Graphs, directory: Path) -> None:
-    """Write each graph and, beside it, its weights in one file."""
-    for name, graph in graphs.items():
-        ir.save(graph, directory / name, external_data=f"{name}.data")
-
-
-def _build_graphs(
-    checkpoint: Checkpoint, target: Target, weights: Weights, kv_cache: CacheDtype
-) -> Graphs:
-    graphs = build_graphs(checkpoint.model, body=target)
-    for graph in graphs.values():
-        quantize(graph, weights)
-    if kv_cache == "int8":
-        _quantize_cache(checkpoint, graphs)
-    return graphs
-
-
-def _quantize_cache(checkpoint: Checkpoint, graphs: Graphs) -> None:
-    model, contract = checkpoint.model, generation_contract(checkpoint.config.model)
-    if contract is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: a model that does not generate has no cache; leave out --kv-cache"
-        )
-    assert isinstance(model, GPT | EncoderDecoder), "the families that generate"
-    limit = (contract.cross_cache or contract.cache).max_len
-    samples = sample_prompts(checkpoint.config.task, checkpoint.tokenizer, limit)
-    quantize_cache(graphs["decoder.onnx"], calibrate(model, contract, samples))
 
 
 def _describe(
@@ -125,13 +91,11 @@ def _describe(
     directory: Path,
     name: str,
     version: str,
-    target: Target,
-    weights: Weights,
-    kv_cache: CacheDtype,
+    form: PackageFormat,
     certificate: Certificate,
 ) -> Manifest:
     config = checkpoint.config.model
-    generation = generation_contract(config, kv_cache)
+    generation = generation_contract(config, form)
     files = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -139,9 +103,10 @@ def _describe(
         version=version,
         architecture=ARCHITECTURES[config.family],
         task=TASKS[config.family],
-        target=target,
+        target=form.target,
+        precision=form.precision,
         layout="slots" if generation else None,
-        weights=weights,
+        weights=form.weights,
         generation=generation,
         encoding=encoding_contract(config),
         image=image_contract(config),

@@ -17,21 +17,27 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from exporter.models import GPT, EncoderDecoder, ViT
+from exporter.fuse import fuse
+from exporter.models import GPT, Bert, EncoderDecoder, Labeller, ViT
 from exporter.models.attention import MultiHeadAttention
 from exporter.models.cache import LayerCache, SourceRow, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import Decoder
-from exporter.operator_bodies import Body, attach_bodies
+from exporter.operator_bodies import CUDA_BODIES, Body, attach_bodies
 from exporter.operators import OPSET, emit_top, emit_write_row
 from exporter.rewrite import simplify
 
 Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...
 
 
-def build_graphs(model: nn.Module, *, body: Body = "cpu") -> Graphs:
-    """Export every graph of a model in eval mode; the model itself is left as it is."""
-    model = copy.deepcopy(model)
+def build_graphs(
+    model: nn.Module, *, body: Body = "cpu", dtype: torch.dtype = torch.float32
+) -> Graphs:
+    """Export every graph of a model in eval mode; the model itself is left as it is.
+
+    Weights, activations and cache are of `dtype`; what leaves a graph is float32 and ids.
+    """
+    model = copy.deepcopy(model).to(dtype)
     match model:
         case EncoderDecoder():
             widen_heads(model.decoder)
@@ -43,11 +49,16 @@ def build_graphs(model: nn.Module, *, body: Body = "cpu") -> Graphs:
             widen_heads(model.decoder)
             graphs = {"decoder.onnx": _export_decoder(model)}
         case ViT():
+            model.embeddings.patches_as_product = body in CUDA_BODIES
             graphs = {"model.onnx": _export_vision(model)}
-        case _:
+        case Bert() | Labeller():
             graphs = {"model.onnx": _export_one_pass(model)}
+        case _:
+            raise TypeError(f"{type(model).__name__} is no model of exporter.models")
     for graph in graphs.values():
         simplify(graph)
+        if body in CUDA_BODIES:
+            fuse(graph)
         attach_bodies(graph, body)
     return graphs
 
@@ -120,20 +131,22 @@ class _DecoderGraph(nn.Module):
         past: Sequence[tuple[Tensor, Tensor]],
         source_lengths: Tensor | None = None,  # [C]
         beam_rows: Tensor | None = None,  # [C, G]
-        row_beams: Tensor | None = None,  # [B]
+        row_queries: Tensor | None = None,  # [B, S]
         cross: Sequence[tuple[Tensor, Tensor]] | None = None,
         alignment_idx: Tensor | None = None,  # [M]
+        alignment_sources: Tensor | None = None,  # [M]
     ) -> _DecoderOutput:
-        caches = [LayerCache(key, value, seqlens_k, total_seq) for key, value in past]
+        caches = [LayerCache(key, value, seqlens_k, total_seq, position_ids) for key, value in past]
         if cross is not None:
-            assert source_lengths is not None and beam_rows is not None and row_beams is not None
+            assert source_lengths is not None and beam_rows is not None and row_queries is not None
             for cache, (key, value) in zip(caches, cross, strict=True):
-                cache.cross = SourceRow(key, value, source_lengths, beam_rows, row_beams)
+                cache.cross = SourceRow(key, value, source_lengths, beam_rows, row_queries)
             caches[-1].alignment_idx = alignment_idx
+            caches[-1].alignment_sources = alignment_sources
         hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
-        logits = self.decoder.output(rows)
+        logits = self.decoder.output(rows).float()
         # The best few leave the graph sorted: to look for them outside costs more than the head.
         top_logits, top_ids = emit_top(logits, num_top)
         top_logprobs = logits.log_softmax(-1).gather(1, top_ids)
@@ -162,14 +175,29 @@ class _EncoderGraph(nn.Module):
 class _OnePassGraph(nn.Module):
     """A text model that takes lengths in place of a mask."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Bert | Labeller) -> None:
+        super().__init__()
+        self.model = model
+        places = torch.arange(model.config.max_source_len)
+        self.places: Tensor  # [max_source_len]
+        self.register_buffer("places", places, persistent=False)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        mask = self.places[: input_ids.shape[1]] < lengths[:, None]  # [B, S]
+        output = self.model(input_ids, mask)
+        return output.logits.float(), output.embedding.float()
+
+
+class _VisionGraph(nn.Module):
+    """A vision model that takes pixels in float32."""
+
+    def __init__(self, model: ViT) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        mask = torch.arange(input_ids.shape[1]) < lengths[:, None]  # [B, S]
-        output = self.model(input_ids, mask)
-        return output.logits, output.embedding
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.model(pixel_values.to(_dtype_of(self.model)))
+        return output.logits.float(), output.embedding.float()
 
 
 class _Inputs(NamedTuple):
@@ -182,11 +210,12 @@ class _Inputs(NamedTuple):
 
 def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
     config, batch = model.config, 2  # of the example; sizes of 1 would become constants
-    example, shapes, names = _decoder_inputs(config, batch)
+    dtype = _dtype_of(model)
+    example, shapes, names = _decoder_inputs(config, batch, dtype)
     outputs = ["logits", "top_ids", "top_logits", "top_logprobs"]
     outputs += _cache_names("present", config.num_decoder_layers)
     if isinstance(model, EncoderDecoder):
-        of_source = _source_inputs(config, batch)
+        of_source = _source_inputs(config, batch, dtype)
         example |= of_source.example
         shapes |= of_source.shapes
         names += of_source.names
@@ -197,8 +226,8 @@ def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
     return graph
 
 
-def _decoder_inputs(config: TransformerConfig, batch: int) -> _Inputs:
-    tokens, past = 3, _example_rows(config, batch, config.max_target_len)
+def _decoder_inputs(config: TransformerConfig, batch: int, dtype: torch.dtype) -> _Inputs:
+    tokens, past = 3, _example_rows(config, batch, config.max_target_len, dtype)
     example = {
         "input_ids": torch.zeros(batch, tokens, dtype=torch.int64),
         "position_ids": torch.zeros(batch, tokens, dtype=torch.int64),
@@ -220,32 +249,34 @@ def _decoder_inputs(config: TransformerConfig, batch: int) -> _Inputs:
     return _Inputs({**example, "past": past}, shapes, names)
 
 
-def _source_inputs(config: TransformerConfig, batch: int) -> _Inputs:
+def _source_inputs(config: TransformerConfig, batch: int, dtype: torch.dtype) -> _Inputs:
     """Return what a decoder with cross-attention takes besides."""
     sources = 3
-    cross = _example_rows(config, sources, config.max_source_len)
+    cross = _example_rows(config, sources, config.max_source_len, dtype)
     example = {
         "source_lengths": torch.ones(sources, dtype=torch.int64),
         "beam_rows": torch.zeros(sources, 2, dtype=torch.int64),
-        "row_beams": torch.zeros(batch, dtype=torch.int64),
+        "row_queries": torch.zeros(batch, 3, dtype=torch.int64),
         "cross": cross,
         "alignment_idx": torch.zeros(5, dtype=torch.int64),
+        "alignment_sources": torch.zeros(5, dtype=torch.int64),
     }
     shapes = {
         "source_lengths": {0: "sources"},
         "beam_rows": {0: "sources", 1: "beams"},
-        "row_beams": {0: "batch"},
+        "row_queries": {0: "batch", 1: "tokens"},
         "cross": [({0: "sources"}, {0: "sources"}) for _ in cross],
         "alignment_idx": {0: "num_alignments"},
+        "alignment_sources": {0: "num_alignments"},
     }
-    names = ["source_lengths", "beam_rows", "row_beams"]
-    names += [*_cache_names("cross_key_values", len(cross)), "alignment_idx"]
+    names = ["source_lengths", "beam_rows", "row_queries"]
+    names += [*_cache_names("cross_key_values", len(cross)), "alignment_idx", "alignment_sources"]
     return _Inputs(example, shapes, names)
 
 
 def _export_encoder(model: EncoderDecoder) -> ir.Model:
     batch = 2
-    rows = _example_rows(model.config, batch, model.config.max_source_len)
+    rows = _example_rows(model.config, batch, model.config.max_source_len, _dtype_of(model))
     example = {"input_ids": torch.zeros(batch, 3, dtype=torch.int64), "rows": rows}
     shapes = {
         "input_ids": {0: "batch", 1: "tokens"},
@@ -256,7 +287,7 @@ def _export_encoder(model: EncoderDecoder) -> ir.Model:
     return _export(_EncoderGraph(model), example, shapes, names, outputs)
 
 
-def _export_one_pass(model: nn.Module) -> ir.Model:
+def _export_one_pass(model: Bert | Labeller) -> ir.Model:
     example = {
         "input_ids": torch.zeros(2, 3, dtype=torch.int64),
         "lengths": torch.tensor([3, 2]),
@@ -270,14 +301,19 @@ def _export_vision(model: ViT) -> ir.Model:
     assert image is not None, "TransformerConfig demands it of a vit"
     example = {"pixel_values": torch.zeros(2, image.channels, image.size, image.size)}
     shapes = {"pixel_values": {0: "batch"}}
-    return _export(model, example, shapes, list(example), ["logits", "embedding"])
+    return _export(_VisionGraph(model), example, shapes, list(example), ["logits", "embedding"])
 
 
 def _example_rows(
-    config: TransformerConfig, batch: int, length: int
+    config: TransformerConfig, batch: int, length: int, dtype: torch.dtype
 ) -> list[tuple[Tensor, Tensor]]:
     size = (batch, config.kv_heads, length, cache_head_dim(config))
-    return [(torch.zeros(size), torch.zeros(size)) for _ in range(config.num_decoder_layers)]
+    row = torch.zeros(size, dtype=dtype)
+    return [(row.clone(), row.clone()) for _ in range(config.num_decoder_layers)]
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
 
 
 def _cache_names(prefix: str, num_layers: int) -> list[str]:

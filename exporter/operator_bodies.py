@@ -1,6 +1,10 @@
 """What computes the operators of `tokenweir`: for each a function a target, in ONNX's text form.
 
 `cpu` is made of the fastest kernels of onnxruntime there, `reference` of standard operators.
+`cuda` has no control flow and no node that onnxruntime keeps off the device (Shape), so that a call
+can be captured as a CUDA graph: sizes are attributes. In half precision it is the kernel of `cpu`,
+in float32, for which that kernel is missing there, TensorScatter and Attention. Its cross-attention
+is Attention with the lengths of the sources in every precision.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ from exporter.operators import DOMAIN, GROUPED_WIDTHS, OPSET
 
 _CONTRIB = "com.microsoft"
 
-Body = Literal["cpu", "reference"]
+Body = Literal["cpu", "cuda", "cuda-fp32", "reference"]
+CUDA_BODIES: tuple[Body, ...] = ("cuda", "cuda-fp32")
 
 # Positions up to seqlens_k[b] of row b exist after the call; the new ones are the last of them.
 _CACHED_ATTENTION_CPU = """
-CachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq) => (output, present_key, present_value)
+CachedAttention <num_heads, num_kv_heads, head_dim, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids) =>
+  (output, present_key, present_value)
 {
   output, present_key, present_value = com.microsoft.GroupQueryAttention
     <num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads, scale: float = @scale>
@@ -32,8 +38,9 @@ CachedAttention <num_heads, num_kv_heads, scale>
 
 # The kernel turns by the place in the row, which it knows from seqlens_k.
 _ROTARY_CACHED_ATTENTION_CPU = """
-RotaryCachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
+RotaryCachedAttention <num_heads, num_kv_heads, head_dim, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids, cos_cache,
+   sin_cache)
   => (output, present_key, present_value)
 {
   output, present_key, present_value = com.microsoft.GroupQueryAttention
@@ -48,7 +55,7 @@ _INT8_CACHE = """k_quant_type: string = "PER_TENSOR", v_quant_type: string = "PE
 
 _INT8_CACHED_ATTENTION_CPU = (
     _CACHED_ATTENTION_CPU.replace("CachedAttention <", "Int8CachedAttention <")
-    .replace("total_seq) =>", "total_seq, key_scale, value_scale) =>")
+    .replace("position_ids) =>", "position_ids, key_scale, value_scale) =>")
     .replace("total_seq)\n}", "total_seq, , , , , , key_scale, value_scale)\n}")
     .replace("scale: float = @scale", _INT8_CACHE)
 )
@@ -61,16 +68,18 @@ _INT8_ROTARY_CACHED_ATTENTION_CPU = (
 )
 
 _SPLIT_HEADS = """
-  one = Constant <value_ints: ints = [1]> ()
+  one = Constant <value_int: int = 1> ()
+  first = Constant <value_int: int = 0> ()
+  start = Gather <axis: int = 1> (position_ids, first)
   last = Cast <to: int = 7> (seqlens_k)
   lengths = Add (last, one)
-  num_new = Shape <start: int = 1, end: int = 2> (packed_qkv)
-  start = Sub (lengths, num_new)
   rank_1 = Constant <value_ints: ints = [1]> ()
   num_heads_scalar = Constant <value_int: int = @num_heads> ()
   num_heads = Reshape (num_heads_scalar, rank_1)
-  num_kv_heads = Shape <start: int = 1, end: int = 2> (past_key)
-  head_dim = Shape <start: int = 3, end: int = 4> (past_key)
+  num_kv_heads_scalar = Constant <value_int: int = @num_kv_heads> ()
+  num_kv_heads = Reshape (num_kv_heads_scalar, rank_1)
+  head_dim_scalar = Constant <value_int: int = @head_dim> ()
+  head_dim = Reshape (head_dim_scalar, rank_1)
   same = Constant <value_ints: ints = [0, 0]> ()
   rest = Constant <value_ints: ints = [-1]> ()
   by_head = Concat <axis: int = 0> (same, rest, head_dim)
@@ -81,14 +90,8 @@ _SPLIT_HEADS = """
 """
 
 _ROTATE = """
-  zero_scalar = Constant <value_int: int = 0> ()
-  one_scalar = Constant <value_int: int = 1> ()
-  num_new_scalar = Squeeze (num_new)
-  offsets = Range (zero_scalar, num_new_scalar, one_scalar)
-  starts = Unsqueeze (start, one)
-  positions = Add (starts, offsets)
-  turned_query = RotaryEmbedding (query, cos_cache, sin_cache, positions)
-  turned_key = RotaryEmbedding (key, cos_cache, sin_cache, positions)
+  turned_query = RotaryEmbedding (query, cos_cache, sin_cache, position_ids)
+  turned_key = RotaryEmbedding (key, cos_cache, sin_cache, position_ids)
 """
 
 _ATTEND = """
@@ -102,14 +105,16 @@ _ATTEND = """
 """
 
 _CACHED_ATTENTION_REFERENCE = f"""
-CachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq) => (output, present_key, present_value)
+CachedAttention <num_heads, num_kv_heads, head_dim, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids) =>
+  (output, present_key, present_value)
 {{{_SPLIT_HEADS}{Template(_ATTEND).substitute(query="query", key="key")}}}
 """
 
 _ROTARY_CACHED_ATTENTION_REFERENCE = f"""
-RotaryCachedAttention <num_heads, num_kv_heads, scale>
-  (packed_qkv, past_key, past_value, seqlens_k, total_seq, cos_cache, sin_cache)
+RotaryCachedAttention <num_heads, num_kv_heads, head_dim, scale>
+  (packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids, cos_cache,
+   sin_cache)
   => (output, present_key, present_value)
 {{{_SPLIT_HEADS}{_ROTATE}{Template(_ATTEND).substitute(query="turned_query", key="turned_key")}}}
 """
@@ -124,18 +129,21 @@ RotaryCachedAttention <num_heads, num_kv_heads, scale>
 # attribute, so there is a branch for each width, and other widths go to Attention-24. Its present
 # outputs are left out, or it copies the row.
 _CROSS_ATTENTION_HEAD = """
-CrossAttention <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x16, scale>
-  (query, cross_key, cross_value, source_lengths, beam_rows, row_beams) => (output)
+CrossAttention
+  <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x16, head_dim, width, scale>
+  (query, cross_key, cross_value, source_lengths, beam_rows, row_queries) => (output)
 {
   rest = Constant <value_ints: ints = [-1]> ()
   same = Constant <value_ints: ints = [0]> ()
-  flat_rows = Reshape (beam_rows, rest)
-  gathered = Gather <axis: int = 0> (query, flat_rows)
-  num_sources = Shape <start: int = 0, end: int = 1> (cross_key)
-  width = Shape <start: int = 2, end: int = 3> (query)
-  head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
-  by_source = Concat <axis: int = 0> (num_sources, rest, width)
-  queries = Reshape (gathered, by_source)
+  rank_1 = Constant <value_ints: ints = [1]> ()
+  heads_scalar = Constant <value_int: int = @num_heads> ()
+  heads_1d = Reshape (heads_scalar, rank_1)
+  head_dim_scalar = Constant <value_int: int = @head_dim> ()
+  head_dim_1d = Reshape (head_dim_scalar, rank_1)
+  width_scalar = Constant <value_int: int = @width> ()
+  width_1d = Reshape (width_scalar, rank_1)
+  by_query = Concat <axis: int = 0> (rest, width_1d)
+  gathered = Gather <axis: int = 0> (query, beam_rows)
 """
 
 # Outside of the branches, so that onnxruntime computes it once for all layers.
@@ -147,15 +155,20 @@ _NO_NEW_KEY = """
   total_seq = Cast <to: int = 6> (capacity)
 """
 
+# [C, G, S, width] becomes [C, G * S, width].
+_BY_SOURCE = """
+  by_source = Concat <axis: int = 0> (same, rest, width_1d)
+  queries = Reshape (gathered, by_source)
+"""
+
 _CROSS_ATTENTION_TAIL = """
-  by_beam = Shape (gathered)
-  beams = Reshape (attended, by_beam)
-  output = Gather <axis: int = 0> (beams, row_beams)
+  in_order = Reshape (attended, by_query)
+  output = Gather <axis: int = 0> (in_order, row_queries)
 }
 """
 
 _SEVERAL_QUERIES = """
-      by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
+      by_head = Concat <axis: int = 0> (same, same, rest, head_dim_1d)
       heads = Reshape (queries, by_head)
       heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
       over_row = Attention <scale: float = @scale>
@@ -173,7 +186,7 @@ def _cross_attention_cpu() -> str:
     result, inner = "attended_all", _SEVERAL_QUERIES
     for width in reversed(GROUPED_WIDTHS):
         result, inner = f"attended_or_{width}", _queries_of_width(width, result, inner)
-    return f"""{_CROSS_ATTENTION_HEAD}
+    return f"""{_CROSS_ATTENTION_HEAD}{_BY_SOURCE}
   zero = Constant <value_ints: ints = [0]> ()
   one = Constant <value_ints: ints = [1]> ()
 {constants}
@@ -198,17 +211,17 @@ def _queries_of_width(width: int, otherwise: str, others: str) -> str:
       is_{width} = Equal (num_queries, of_{width})
       attended_or_{width} = If (is_{width}) <
         then_branch: graph = grouped_{width} () => (float[C, Q, W] attended_{width}) {{
-          by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
+          by_head = Concat <axis: int = 0> (same, same, rest, head_dim_1d)
           heads = Reshape (queries, by_head)
           grouped = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-          as_one = Concat <axis: int = 0> (num_sources, one, rest)
+          as_one = Concat <axis: int = 0> (same, one, rest)
           one_query = Reshape (grouped, as_one)
           over_row = com.microsoft.GroupQueryAttention
             <num_heads: int = @num_heads_x{width}, kv_num_heads: int = @num_heads,
              scale: float = @scale, causal: int = 0>
             (one_query, no_key, no_key, cross_key, cross_value, seqlens_k, total_seq)
           query_count = Constant <value_ints: ints = [{width}]> ()
-          by_group = Concat <axis: int = 0> (same, rest, query_count, head_dim)
+          by_group = Concat <axis: int = 0> (same, rest, query_count, head_dim_1d)
           groups = Reshape (over_row, by_group)
           tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (groups)
           attended_{width} = Reshape (tokens_first, by_source)
@@ -218,8 +231,17 @@ def _queries_of_width(width: int, otherwise: str, others: str) -> str:
 """
 
 
-_CROSS_ATTENTION_REFERENCE = f"""{_CROSS_ATTENTION_HEAD}
-  by_head = Concat <axis: int = 0> (same, same, rest, head_dim)
+_CROSS_ATTENTION_CUDA = f"""{_CROSS_ATTENTION_HEAD}
+  by_head = Concat <axis: int = 0> (same, rest, heads_1d, head_dim_1d)
+  heads = Reshape (gathered, by_head)
+  heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
+  over_row = Attention <scale: float = @scale>
+    (heads_first, cross_key, cross_value, , , , source_lengths)
+  attended = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
+{_CROSS_ATTENTION_TAIL}"""
+
+_CROSS_ATTENTION_REFERENCE = f"""{_CROSS_ATTENTION_HEAD}{_BY_SOURCE}
+  by_head = Concat <axis: int = 0> (same, same, rest, head_dim_1d)
   heads = Reshape (queries, by_head)
   heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
   key_t = Transpose <perm: ints = [0, 1, 3, 2]> (cross_key)
@@ -250,77 +272,113 @@ _CROSS_ATTENTION_REFERENCE = f"""{_CROSS_ATTENTION_HEAD}
 # of the Marian-base shape, 8 rows with sources of 25 in rows of 512, took of the CPU time of the
 # same graph without the output: 0.99 unasked, 1.00 asked for one row, 1.07 for all eight
 # (one thread, medians of 150 steps in turns; the plain graph twice: 1.00).
-_CROSS_ALIGNMENT = """
-CrossAlignment <scale>
-  (query, cross_key, source_lengths, beam_rows, row_beams, alignment_idx) => (alignment)
-{
-  num_wanted = Shape (alignment_idx)
-  is_wanted = Cast <to: int = 9> (num_wanted)
-  alignment = If (is_wanted) <
-    then_branch: graph = wanted () => (float[M, L] alignment_wanted) {
+_CROSS_ALIGNMENT_HEAD = """
+CrossAlignment <num_heads, head_dim, width, capacity, scale>
+  (query, cross_key, source_lengths, alignment_idx, alignment_sources) => (alignment)
+{"""
+
+# The weights of the queries that are asked for, [M, num_heads, L], in float32.
+_ALIGNMENT_WEIGHTS = """
       rest = Constant <value_ints: ints = [-1]> ()
       same = Constant <value_ints: ints = [0]> ()
       one = Constant <value_ints: ints = [1]> ()
-      num_queries = Shape <start: int = 1, end: int = 2> (query)
-      row = Div (alignment_idx, num_queries)
-      place = Gather <axis: int = 0> (row_beams, row)
-      group = Shape <start: int = 1, end: int = 2> (beam_rows)
-      source = Div (place, group)
-      width = Shape <start: int = 2, end: int = 3> (query)
-      by_query = Concat <axis: int = 0> (rest, width)
+      heads_scalar = Constant <value_int: int = @num_heads> ()
+      heads_1d = Reshape (heads_scalar, one)
+      head_dim_scalar = Constant <value_int: int = @head_dim> ()
+      head_dim_1d = Reshape (head_dim_scalar, one)
+      width_scalar = Constant <value_int: int = @width> ()
+      width_1d = Reshape (width_scalar, one)
+      by_query = Concat <axis: int = 0> (rest, width_1d)
       queries = Reshape (query, by_query)
       wanted_queries = Gather <axis: int = 0> (queries, alignment_idx)
-      head_dim = Shape <start: int = 3, end: int = 4> (cross_key)
-      num_heads = Shape <start: int = 1, end: int = 2> (cross_key)
-      by_head = Concat <axis: int = 0> (same, num_heads, head_dim, one)
+      by_head = Concat <axis: int = 0> (same, heads_1d, head_dim_1d, one)
       columns = Reshape (wanted_queries, by_head)
-      keys = Gather <axis: int = 0> (cross_key, source)
+      keys = Gather <axis: int = 0> (cross_key, alignment_sources)
       products_of_heads = MatMul (keys, columns)
-      products = Squeeze (products_of_heads, rest)
+      squeezed = Squeeze (products_of_heads, rest)
+      products = Cast <to: int = 1> (squeezed)
       scale = Constant <value_float: float = @scale> ()
       scores = Mul (products, scale)
       zero = Constant <value_int: int = 0> ()
       step = Constant <value_int: int = 1> ()
-      capacity_1d = Shape <start: int = 2, end: int = 3> (cross_key)
-      capacity = Squeeze (capacity_1d)
+      capacity = Constant <value_int: int = @capacity> ()
       positions = Range (zero, capacity, step)
-      lengths = Gather <axis: int = 0> (source_lengths, source)
+      lengths = Gather <axis: int = 0> (source_lengths, alignment_sources)
       per_row = Constant <value_ints: ints = [-1, 1, 1]> ()
       limits = Reshape (lengths, per_row)
       is_real = Less (positions, limits)
       minus_infinity = Constant <value_float: float = -inf> ()
       masked = Where (is_real, scores, minus_infinity)
       weights = Softmax <axis: int = -1> (masked)
-      count = Cast <to: int = 1> (num_heads)
+"""
+
+_CROSS_ALIGNMENT = f"""{_CROSS_ALIGNMENT_HEAD}
+  num_wanted = Shape (alignment_idx)
+  is_wanted = Cast <to: int = 9> (num_wanted)
+  alignment = If (is_wanted) <
+    then_branch: graph = wanted () => (float[M, L] alignment_wanted) {{ {_ALIGNMENT_WEIGHTS}
+      count = Cast <to: int = 1> (heads_1d)
       share = Reciprocal (count)
-      one_row = Concat <axis: int = 0> (one, num_heads)
+      one_row = Concat <axis: int = 0> (one, heads_1d)
       shares = Expand (share, one_row)
       mean = MatMul (shares, weights)
       alignment_wanted = Squeeze (mean, one)
-    },
-    else_branch: graph = unwanted () => (float[M, L] nothing) {
-      nothing = Constant <value: tensor = float[0, 0] {}> ()
-    }
+    }},
+    else_branch: graph = unwanted () => (float[M, L] nothing) {{
+      nothing = Constant <value: tensor = float[0, 0] {{}}> ()
+    }}
   >
-}"""
+}}"""
+
+# The mean as a product: a reduction on CUDA asks for cuDNN, which nothing else here needs. Each
+# query has shares of its own, for a product with M = 0 broadcasts to no batch.
+_CROSS_ALIGNMENT_CUDA = f"""{_CROSS_ALIGNMENT_HEAD}{_ALIGNMENT_WEIGHTS}
+      row_of_heads = Concat <axis: int = 0> (one, one, heads_1d)
+      ones = ConstantOfShape <value: tensor = float[1] {{1.0}}> (row_of_heads)
+      num_heads = Cast <to: int = 1> (heads_1d)
+      share = Div (ones, num_heads)
+      nothing = Constant <value_int: int = 0> ()
+      zeros = Mul (limits, nothing)
+      float_zeros = Cast <to: int = 1> (zeros)
+      shares = Add (float_zeros, share)
+      means = MatMul (shares, weights)
+      alignment = Squeeze (means, one)
+}}"""
 
 _TEXTS: Mapping[str, Mapping[Body, str]] = MappingProxyType(
     {
         "CachedAttention": {
             "cpu": _CACHED_ATTENTION_CPU,
+            "cuda": _CACHED_ATTENTION_CPU,
+            "cuda-fp32": _CACHED_ATTENTION_REFERENCE,
             "reference": _CACHED_ATTENTION_REFERENCE,
         },
         "RotaryCachedAttention": {
             "cpu": _ROTARY_CACHED_ATTENTION_CPU,
+            "cuda": _ROTARY_CACHED_ATTENTION_CPU,
+            "cuda-fp32": _ROTARY_CACHED_ATTENTION_REFERENCE,
             "reference": _ROTARY_CACHED_ATTENTION_REFERENCE,
         },
-        "Int8CachedAttention": {"cpu": _INT8_CACHED_ATTENTION_CPU},
-        "Int8RotaryCachedAttention": {"cpu": _INT8_ROTARY_CACHED_ATTENTION_CPU},
+        "Int8CachedAttention": {
+            "cpu": _INT8_CACHED_ATTENTION_CPU,
+            "cuda": _INT8_CACHED_ATTENTION_CPU,
+        },
+        "Int8RotaryCachedAttention": {
+            "cpu": _INT8_ROTARY_CACHED_ATTENTION_CPU,
+            "cuda": _INT8_ROTARY_CACHED_ATTENTION_CPU,
+        },
         "CrossAttention": {
             "cpu": _cross_attention_cpu(),
+            "cuda": _CROSS_ATTENTION_CUDA,
+            "cuda-fp32": _CROSS_ATTENTION_CUDA,
             "reference": _CROSS_ATTENTION_REFERENCE,
         },
-        "CrossAlignment": {"cpu": _CROSS_ALIGNMENT, "reference": _CROSS_ALIGNMENT},
+        "CrossAlignment": {
+            "cpu": _CROSS_ALIGNMENT,
+            "cuda": _CROSS_ALIGNMENT_CUDA,
+            "cuda-fp32": _CROSS_ALIGNMENT_CUDA,
+            "reference": _CROSS_ALIGNMENT,
+        },
     }
 )
 

@@ -6,11 +6,11 @@ as that operator.
 
 | operator              | inputs                                                                 |
 |-----------------------|------------------------------------------------------------------------|
-| CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq                 |
+| CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids   |
 | RotaryCachedAttention | the same, cos_cache, sin_cache                                         |
 | Int8...               | of the two above, with an int8 cache: the same, key_scale, value_scale |
-| CrossAttention        | query, cross_key, cross_value, source_lengths, beam_rows, row_beams    |
-| CrossAlignment        | query, cross_key, source_lengths, beam_rows, row_beams, alignment_idx  |
+| CrossAttention        | query, cross_key, cross_value, source_lengths, beam_rows, row_queries  |
+| CrossAlignment        | query, cross_key, source_lengths, alignment_idx, alignment_sources     |
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def emit_cached_attention(
     past_value: Tensor,
     seqlens_k: Tensor,
     total_seq: Tensor,
+    position_ids: Tensor,
     *,
     num_heads: int,
     num_kv_heads: int,
@@ -44,14 +45,20 @@ def emit_cached_attention(
     """Emit a CachedAttention node, or with `rotary` a RotaryCachedAttention node.
 
     query [B, S, num_heads * D]; key, value [B, S, num_kv_heads * D]; past_key, past_value
-    [B, num_kv_heads, L, D]; seqlens_k int32 [B]; total_seq int32 [1]; rotary, cosines
-    and sines [L, D / 2]. Returns the output [B, S, num_heads * D] and both rows after the call.
+    [B, num_kv_heads, L, D]; seqlens_k int32 [B]; total_seq int32 [1]; position_ids int64 [B, S];
+    rotary, cosines and sines [L, D / 2]. Returns the output [B, S, num_heads * D] and both rows
+    after the call.
     """
     packed = torch.cat((query, key, value), dim=-1)  # [B, S, (num_heads + 2 * num_kv_heads) * D]
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{'Rotary' if rotary else ''}CachedAttention",
-        (packed, past_key, past_value, seqlens_k, total_seq, *(rotary or ())),
-        {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale},
+        (packed, past_key, past_value, seqlens_k, total_seq, position_ids, *(rotary or ())),
+        {
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": past_key.shape[3],
+            "scale": scale,
+        },
         dtypes=(query.dtype, past_key.dtype, past_value.dtype),
         shapes=(query.shape, past_key.shape, past_value.shape),
         version=VERSION,
@@ -65,7 +72,7 @@ def emit_cross_attention(
     cross_value: Tensor,
     source_lengths: Tensor,
     beam_rows: Tensor,
-    row_beams: Tensor,
+    row_queries: Tensor,
     *,
     num_heads: int,
     scale: float,
@@ -74,15 +81,22 @@ def emit_cross_attention(
 
     query [B, S, num_heads * D]; cross_key, cross_value [C, num_heads, L, D], of which the first
     source_lengths[c] positions of row c are real; source_lengths int64 [C]; beam_rows int64 [C, G]:
-    the rows of `query` that attend to source c, any row where there are fewer than G; row_beams
-    int64 [B]: where each row stands in the flattened beam_rows. G or S is 1. Returns the output
-    [B, S, num_heads * D].
+    the rows of `query` that attend to source c, any row where there are fewer than G; row_queries
+    int64 [B, S]: where each query stands in the flattened [C, G, S]. G or S is 1. Returns the
+    output [B, S, num_heads * D].
     """
+    head_dim = cross_key.shape[3]
     grouped = {f"num_heads_x{width}": num_heads * width for width in sorted(GROUPED_WIDTHS)}
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::CrossAttention",
-        (query, cross_key, cross_value, source_lengths, beam_rows, row_beams),
-        {"num_heads": num_heads, **grouped, "scale": scale},
+        (query, cross_key, cross_value, source_lengths, beam_rows, row_queries),
+        {
+            "num_heads": num_heads,
+            **grouped,
+            "head_dim": head_dim,
+            "width": num_heads * head_dim,
+            "scale": scale,
+        },
         dtype=query.dtype,
         shape=query.shape,
         version=VERSION,
@@ -93,24 +107,32 @@ def emit_cross_alignment(
     query: Tensor,
     cross_key: Tensor,
     source_lengths: Tensor,
-    beam_rows: Tensor,
-    row_beams: Tensor,
     alignment_idx: Tensor,
+    alignment_sources: Tensor,
     *,
+    num_heads: int,
     scale: float,
 ) -> Tensor:
     """Emit a CrossAlignment node into the graph being exported.
 
-    alignment_idx int64 [M] into the flattened B*S queries; the others as of emit_cross_attention.
-    Returns the attention of those queries to their sources, the mean over the heads, [M, L]: 0
-    beyond a source's end. With M = 0 nothing is computed, and the shape is [0, 0].
+    alignment_idx int64 [M] into the flattened B*S queries, alignment_sources int64 [M] the source
+    of each; the others as of emit_cross_attention. Returns the attention of those queries to their
+    sources, the mean over the heads, float32 [M, L]: 0 beyond a source's end. With M = 0 nothing
+    is computed, and the shape is [0, 0] or [0, L].
     """
+    head_dim, capacity = cross_key.shape[3], cross_key.shape[2]
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::CrossAlignment",
-        (query, cross_key, source_lengths, beam_rows, row_beams, alignment_idx),
-        {"scale": scale},
-        dtype=query.dtype,
-        shape=(alignment_idx.shape[0], cross_key.shape[2]),
+        (query, cross_key, source_lengths, alignment_idx, alignment_sources),
+        {
+            "num_heads": num_heads,
+            "head_dim": head_dim,
+            "width": num_heads * head_dim,
+            "capacity": capacity,
+            "scale": scale,
+        },
+        dtype=torch.float32,
+        shape=(alignment_idx.shape[0], capacity),
         version=VERSION,
     )
 
@@ -120,17 +142,32 @@ def emit_attention(
 ) -> Tensor:
     """Emit a standard Attention node into the graph being exported.
 
-    query [B, T, num_heads * d_k]; key [B, S, num_heads * d_k]; value [B, S, num_heads * d_v]; mask
-    bool, broadcast to [B, num_heads, T, S]. Returns the output [B, T, num_heads * d_v].
+    query, key [B, S, num_heads * d_k]; value [B, S, num_heads * d_v]; mask of keys bool
+    [B, 1, 1, S]. Returns the output [B, S, num_heads * d_v].
     """
-    if mask is not None:  # the kernel broadcasts over heads only
-        mask = mask.expand(-1, -1, query.shape[1], key.shape[1])
+    if mask is not None:
+        mask = _repeat_rows(mask)
     return torch.onnx.ops.symbolic(
         "Attention",
         (query, key, value, mask),
         {"q_num_heads": num_heads, "kv_num_heads": num_heads, "scale": scale},
         dtype=query.dtype,
         shape=(*query.shape[:2], value.shape[2]),
+    )
+
+
+def _repeat_rows(mask: Tensor) -> Tensor:
+    """Turn a mask [B, 1, 1, S] into [B, 1, S, S]: the kernel broadcasts over heads only.
+
+    The new shape is read off a tensor: arithmetic with sizes would leave a device for the CPU.
+    """
+    batch, length = mask.shape[0], mask.shape[3]
+    columns = mask.unsqueeze(4)  # [B, 1, 1, S, 1]
+    size = torch.onnx.ops.symbolic(
+        "Shape", (columns,), {"start": 3}, dtype=torch.int64, shape=(2,)
+    )  # S, 1
+    return torch.onnx.ops.symbolic(
+        "Expand", (mask, size), dtype=torch.bool, shape=(batch, 1, length, length)
     )
 
 

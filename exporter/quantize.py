@@ -35,11 +35,17 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from engine.package import Weights
+from engine.package import PackageFormat, Precision
 
 BLOCK_SIZE = 32  # inputs of an output that share a scale
 ACCURACY_LEVEL = 4  # of MatMulNBits: multiply in integers, at a scale for each block of a row
 
+_AS_ACTIVATIONS = 0  # ACCURACY_LEVEL of a product in the type of its input
+_DTYPES: dict[Precision, ir.DataType] = {
+    "fp32": ir.DataType.FLOAT,
+    "fp16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+}
 _CONTRIB = "com.microsoft"
 _TINY = np.float32(1e-8)  # in place of the largest value of a row of zeros
 _ZERO_POINT = np.uint8(128)  # kernels are fast for unsigned inputs, 10 to 90 times slower otherwise
@@ -47,11 +53,14 @@ _ZERO_POINT = np.uint8(128)  # kernels are fast for unsigned inputs, 10 to 90 ti
 Matrix = NDArray[np.float32]
 
 
-def quantize(model: ir.Model, weights: Weights) -> None:
-    """Rewrite every product with a weight matrix, and the token embedding, in place."""
-    if weights == "fp32":
+def quantize(model: ir.Model, form: PackageFormat) -> None:
+    """Rewrite every product with a weight matrix, and the token embedding, in place.
+
+    Scales are of the type of the activations.
+    """
+    if form.weights == form.precision:
         return
-    quantizer = _Quantizer(model.graph, weights)
+    quantizer = _Quantizer(model.graph, form)
     for node in list(model.graph):
         if node.op_type in {"MatMul", "Gemm"} and (product := _product(node)) is not None:
             quantizer.replace_product(node, product)
@@ -105,7 +114,7 @@ def _product(node: ir.Node) -> _Product | None:
     assert x is not None and weight is not None and weight.name is not None
     if weight.const_value is None or len(weight.const_value.shape) != 2:
         return None
-    matrix = weight.const_value.numpy()
+    matrix = weight.const_value.numpy().astype(np.float32)
     if "transB" in node.attributes and node.attributes["transB"].as_int():
         matrix = matrix.T
     return _Product(x, weight.name, matrix, node.inputs[2] if len(node.inputs) > 2 else None)
@@ -120,15 +129,17 @@ def _is_embedding(node: ir.Node) -> bool:
 class _Quantizer:
     """Puts new nodes into a graph, and shares what several products have in common."""
 
-    def __init__(self, graph: ir.Graph, weights: Weights) -> None:
+    def __init__(self, graph: ir.Graph, form: PackageFormat) -> None:
         self._graph = graph
+        self._dtype = _DTYPES[form.precision]
+        self._accuracy_level = ACCURACY_LEVEL if form.target == "cpu" else _AS_ACTIVATIONS
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._constants: dict[str, ir.Value] = {}
         self._multiply: Callable[[ir.Node, _Product], ir.Value] = {
             "int8": self._multiply_rows,
             "int8-blocks": lambda node, product: self._multiply_blocks(node, product, 8),
             "int4": lambda node, product: self._multiply_blocks(node, product, 4),
-        }[weights]
+        }[form.weights]
 
     def replace_product(self, node: ir.Node, product: _Product) -> None:
         """Replace x @ matrix + bias."""
@@ -141,12 +152,12 @@ class _Quantizer:
         """Replace rows of a table by rows in 8 bits and their scales."""
         table, index = node.inputs[:2]
         assert table is not None and table.const_value is not None and table.name is not None
-        values, scales = quantize_columns(table.const_value.numpy().T)
+        values, scales = quantize_columns(table.const_value.numpy().T.astype(np.float32))
         rows = self._add(node, "Gather", [self._weight(f"{table.name}.rows", values.T), index])
         scale = self._add(
             node, "Gather", [self._weight(f"{table.name}.row_scales", scales[:, None]), index]
         )
-        floats = self._add(node, "Cast", [rows], {"to": ir.DataType.FLOAT})
+        floats = self._add(node, "Cast", [rows], {"to": self._dtype})
         self._replace(node, self._add(node, "Mul", [floats, scale]))
 
     def _multiply_rows(self, node: ir.Node, product: _Product) -> ir.Value:
@@ -193,7 +204,7 @@ class _Quantizer:
             "N": N,
             "bits": bits,
             "block_size": BLOCK_SIZE,
-            "accuracy_level": ACCURACY_LEVEL,
+            "accuracy_level": self._accuracy_level,
         }
         return self._add(node, "MatMulNBits", inputs, attributes, domain=_CONTRIB)
 
@@ -218,6 +229,8 @@ class _Quantizer:
         while name in self._graph.initializers:  # a matrix that two products use
             name += "_"
         array = np.ascontiguousarray(array)
+        if array.dtype == np.float32:
+            array = array.astype(self._dtype.numpy())
         value = ir.Value(
             name=name,
             const_value=ir.tensor(array, name=name),

@@ -113,11 +113,11 @@ def _written(
     shape, length = contract.cache, len(target)
     empty = torch.zeros(1, shape.num_kv_heads, length, shape.head_dim)
     last = torch.tensor([length - 1], dtype=torch.int32)
-    caches = [LayerCache(empty, empty, last, last + 1) for _ in range(shape.num_layers)]
+    positions = torch.arange(length)[None]
+    caches = [LayerCache(empty, empty, last, last + 1, positions) for _ in range(shape.num_layers)]
     if isinstance(model, EncoderDecoder):
         rows = model.decoder.cross_key_values(model.encode(torch.tensor([source])))
         for cache, (key, value) in zip(caches, rows, strict=True):
             cache.cross = SourceRow.one_each(key, value, torch.tensor([len(source)]))
-    positions = torch.arange(length)[None]
     model.decoder.hidden_states(torch.tensor([target]), position_ids=positions, caches=caches)
     return caches

@@ -10,15 +10,49 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    NameFixPass,
+    RemoveUnusedNodesPass,
+)
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 
 def simplify(model: ir.Model) -> None:
     """Rewrite a graph in place."""
     _RULES.apply_to_model(model)
+    _state_shapes(model.graph)
     RemoveUnusedNodesPass()(model)
+    NameFixPass()(model)  # torch may give a node the name of one of our outputs
     ClearMetadataAndDocStringPass()(model)  # stack traces, with the paths of this machine
+
+
+def _state_shapes(graph: ir.Graph) -> None:
+    """Give every Reshape a constant shape where one says the same.
+
+    A size that is the input's at the same place is 0, and one size may be left to be found: -1.
+    """
+    for node in graph:
+        if node.op_type != "Reshape":
+            continue
+        data, shape = node.inputs
+        assert data is not None and shape is not None
+        given, wanted = data.shape, node.outputs[0].shape
+        if shape.const_value is not None or given is None or wanted is None:
+            continue
+        sizes = [_size(size, given[i] if i < len(given) else None) for i, size in enumerate(wanted)]
+        if sizes.count(-1) <= 1:
+            value = ir.Value(name=f"{node.outputs[0].name}.shape", const_value=ir.tensor(sizes))
+            value.shape, value.dtype = ir.Shape([len(sizes)]), ir.DataType.INT64
+            graph.register_initializer(value)
+            node.replace_input_with(1, value)
+            node.attributes.pop("allowzero", None)
+
+
+def _size(size: int | ir.SymbolicDim, same_place: int | ir.SymbolicDim | None) -> int:
+    if isinstance(size, int):
+        return size
+    return 0 if size == same_place and size.value is not None else -1
 
 
 # `table[index]` comes out as GatherND.

@@ -11,7 +11,14 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.errors import CertificateError
-from engine.package import MANIFEST_NAME, CacheDtype, Certificate, Manifest, Package, load_package
+from engine.package import (
+    MANIFEST_NAME,
+    Certificate,
+    Manifest,
+    Package,
+    PackageFormat,
+    load_package,
+)
 from engine.wording import listed, shortened
 from exporter.cases import Progress
 from exporter.certificate import certify
@@ -76,15 +83,13 @@ def verify_package(
     """
     package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
     manifest, stored = package.manifest, package.manifest.certificate
-    kv_cache = manifest.generation.cache.dtype if manifest.generation else "fp32"
-    _check_is_of(package, checkpoint, kv_cache)
+    _check_is_of(package, checkpoint)
     _check_toolchain(package, read_toolchain())
     found = certify(
         checkpoint,
         package.path,
         progress or _no_progress,
-        weights=manifest.weights,
-        kv_cache=kv_cache,
+        form=manifest.format,
         limits=limits_of(stored.loss) if stored.loss else None,
         text=text,
     )
@@ -92,14 +97,14 @@ def verify_package(
     return Verification(package, checkpoint.path, found, tuple(_judge(package, found)))
 
 
-def _check_is_of(package: Package, checkpoint: Checkpoint, kv_cache: CacheDtype) -> None:
+def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
     for name in copied_files(checkpoint):
         if package.file(name).read_bytes() != (checkpoint.path / name).read_bytes():
             raise CertificateError(
                 f"{package.path / name} is not that of {checkpoint.path}; "
                 "give the checkpoint that the package was exported from, or export it again"
             )
-    for field, wanted in _contract_of(checkpoint, kv_cache).items():
+    for field, wanted in _contract_of(checkpoint, package.manifest.format).items():
         found = getattr(package.manifest, field)
         if found != wanted:
             raise CertificateError(
@@ -108,12 +113,12 @@ def _check_is_of(package: Package, checkpoint: Checkpoint, kv_cache: CacheDtype)
             )
 
 
-def _contract_of(checkpoint: Checkpoint, kv_cache: CacheDtype) -> dict[str, object]:
+def _contract_of(checkpoint: Checkpoint, form: PackageFormat) -> dict[str, object]:
     config = checkpoint.config.model
     return {
         "architecture": ARCHITECTURES[config.family],
         "task": TASKS[config.family],
-        "generation": generation_contract(config, kv_cache),
+        "generation": generation_contract(config, form),
         "encoding": encoding_contract(config),
         "image": image_contract(config),
         "labels": config.labels,

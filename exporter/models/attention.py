@@ -251,6 +251,7 @@ class MultiHeadAttention(nn.Module):
             cache.value,
             cache.seqlens_k,
             cache.total_seq,
+            cache.position_ids,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             scale=self.scale,
@@ -270,9 +271,14 @@ class MultiHeadAttention(nn.Module):
         output = cross_attention_over_row(
             query, cross, num_heads=self.num_heads, scale=self.scale
         )  # (B, T, h * width)
-        if cache.alignment_idx is not None:
+        if cache.alignment_idx is not None and cache.alignment_sources is not None:
             cache.alignment = cross_alignment_over_row(
-                query, cross, cache.alignment_idx, num_heads=self.num_heads, scale=self.scale
+                query,
+                cross,
+                cache.alignment_idx,
+                cache.alignment_sources,
+                num_heads=self.num_heads,
+                scale=self.scale,
             )
         return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
 

@@ -34,13 +34,21 @@ class SourceRow:
     value: Tensor  # (C, num_kv_heads, max_len, head_dim)
     source_lengths: Tensor  # int64 (C,)
     beam_rows: Tensor  # int64 (C, G): the decoder's rows of each source, any where there are fewer
-    row_beams: Tensor  # int64 (B,): where each row stands in the flattened beam_rows
+    # int64 (B, S): where each query stands in the flattened (C, G, S); eager attention takes one
+    # column of it for any S
+    row_queries: Tensor
 
     @classmethod
     def one_each(cls, key: Tensor, value: Tensor, source_lengths: Tensor) -> SourceRow:
         """Return the source rows of a decoder whose row i attends to source i."""
         rows = torch.arange(key.shape[0], device=key.device)
-        return cls(key, value, source_lengths, rows[:, None], rows)
+        return cls(key, value, source_lengths, rows[:, None], rows[:, None])
+
+    @property
+    def of_rows(self) -> Tensor:
+        """The source of each row of the decoder, int64 (B,)."""
+        num_queries = self.row_queries.shape[1]
+        return self.row_queries[:, 0] // (self.beam_rows.shape[1] * num_queries)
 
 
 @dataclass
@@ -50,9 +58,11 @@ class LayerCache:
     key: Tensor  # (B, num_kv_heads, max_len, head_dim)
     value: Tensor  # (B, num_kv_heads, max_len, head_dim)
     seqlens_k: Tensor  # int32 (B,): length of the row after the pass, minus 1
-    total_seq: Tensor  # int32 (1,): the largest length after the pass
+    total_seq: Tensor  # int32 (1,): the largest length after the pass, or more
+    position_ids: Tensor  # int64 (B, S): the positions that the pass writes
     cross: SourceRow | None = None  # only with cross-attention
     alignment_idx: Tensor | None = None  # int64 (M,): queries whose alignment is wanted
+    alignment_sources: Tensor | None = None  # int64 (M,): the source that each of them attends to
     alignment: Tensor | None = None  # (M, max_len of the source), after a pass
 
 
@@ -70,6 +80,7 @@ def cached_attention(
     past_value: Tensor,
     seqlens_k: Tensor,
     total_seq: Tensor,
+    position_ids: Tensor,
     *,
     num_heads: int,
     num_kv_heads: int,
@@ -80,8 +91,9 @@ def cached_attention(
 
     query (B, S, num_heads * D); key, value (B, S, num_kv_heads * D); past_key, past_value
     (B, num_kv_heads, max_len, D); seqlens_k int32 (B,) = length of the row after this call,
-    minus 1; total_seq int32 (1,) = the largest such length (only kernels need it). With `rotary`,
-    cosines and sines (max_len, D / 2), queries and keys are turned by their place in the row.
+    minus 1; total_seq int32 (1,) = at least the largest such length; position_ids int64 (B, S) =
+    the new positions. With `rotary`, cosines and sines (max_len, D / 2), queries and keys are
+    turned by their place in the row.
     Returns the output (B, S, num_heads * D) and the rows as they are afterwards. The new positions
     are the last S of the row. The one exception is a first call padded on the right (length below
     S): it writes positions 0 to S-1, and gives garbage for padding that later calls overwrite.
@@ -95,6 +107,7 @@ def cached_attention(
         past_value,
         seqlens_k,
         total_seq,
+        position_ids,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         scale=scale,
@@ -110,28 +123,26 @@ def _eager_cached_attention(
     past_value: Tensor,
     seqlens_k: Tensor,
     total_seq: Tensor,
+    position_ids: Tensor,
     *,
     num_heads: int,
     num_kv_heads: int,
     scale: float,
     rotary: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_new = query.shape[1]
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
     key = split_heads(key, num_kv_heads)  # (B, num_kv_heads, S, D)
     value = split_heads(value, num_kv_heads)
-    start = (seqlens_k.long() + 1 - num_new).clamp(min=0)  # (B,)
-    positions = start[:, None] + torch.arange(num_new, device=query.device)  # (B, S)
 
     if rotary is not None:
-        cos, sin = (table[positions][:, None] for table in rotary)  # (B, 1, S, D / 2)
+        cos, sin = (table[position_ids][:, None] for table in rotary)  # (B, 1, S, D / 2)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
 
-    index = positions[:, None, :, None].expand_as(key)
+    index = position_ids[:, None, :, None].expand_as(key)
     present_key = past_key.scatter(2, index, key)
     present_value = past_value.scatter(2, index, value)
 
-    allowed = torch.arange(past_key.shape[2], device=query.device) <= positions[..., None]
+    allowed = torch.arange(past_key.shape[2], device=query.device) <= position_ids[..., None]
     output = F.scaled_dot_product_attention(
         query,
         present_key,
@@ -157,11 +168,11 @@ def cross_attention_over_row(
             source.value,
             source.source_lengths,
             source.beam_rows,
-            source.row_beams,
+            source.row_queries,
             num_heads=num_heads,
             scale=scale,
         )
-    index = source.row_beams // source.beam_rows.shape[1]  # (B,)
+    index = source.of_rows  # (B,)
     query = split_heads(query, num_heads)  # (B, num_heads, S, D)
     positions = torch.arange(source.key.shape[2], device=query.device)
     allowed = positions < source.source_lengths[index, None]  # (B, max_len)
@@ -177,28 +188,34 @@ def cross_attention_over_row(
 
 
 def cross_alignment_over_row(
-    query: Tensor, source: SourceRow, alignment_idx: Tensor, *, num_heads: int, scale: float
+    query: Tensor,
+    source: SourceRow,
+    alignment_idx: Tensor,
+    alignment_sources: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
 ) -> Tensor:
     """Return how much queries attend to each position of their source, the mean over the heads.
 
-    query (B, S, num_heads * D); alignment_idx int64 (M,) into the flattened B*S. Returns
-    (M, max_len), 0 beyond the end of a source.
+    query (B, S, num_heads * D); alignment_idx int64 (M,) into the flattened B*S, alignment_sources
+    int64 (M,) the source of each. Returns float32 (M, max_len), 0 beyond the end of a source.
     """
     if torch.onnx.is_in_onnx_export():
         return emit_cross_alignment(
             query,
             source.key,
             source.source_lengths,
-            source.beam_rows,
-            source.row_beams,
             alignment_idx,
+            alignment_sources,
+            num_heads=num_heads,
             scale=scale,
         )
-    place = source.row_beams[alignment_idx // query.shape[1]]  # (M,)
-    index = place // source.beam_rows.shape[1]
     wanted = query.flatten(0, 1)[alignment_idx, None]  # (M, 1, num_heads * D)
-    scores = split_heads(wanted, num_heads) @ source.key[index].mT  # (M, num_heads, 1, max_len)
-    allowed = torch.arange(scores.shape[-1]) < source.source_lengths[index, None]  # (M, max_len)
+    scores = split_heads(wanted, num_heads) @ source.key[alignment_sources].mT  # (M, h, 1, L)
+    allowed = (
+        torch.arange(scores.shape[-1]) < source.source_lengths[alignment_sources, None]
+    )  # (M, L)
     masked = (scores * scale).masked_fill(~allowed[:, None, None], -torch.inf)
     return masked.softmax(dim=-1).mean(dim=(1, 2))
 

@@ -40,6 +40,12 @@ class SinusoidalPositions(nn.Module):
             self._grow(int(position_ids.max()) + 1)
         return self.table[position_ids]
 
+    def first(self, length: int) -> Tensor:
+        """Return the first positions, (length, width)."""
+        if not torch.compiler.is_exporting():
+            self._grow(length)
+        return self.table[:length]
+
     def _grow(self, length: int) -> None:
         if length > self.table.shape[0]:
             table = sinusoidal_table(length, self.table.shape[1], halves=self.halves)
@@ -61,6 +67,12 @@ class LearnedPositions(nn.Module):
             self._check(int(position_ids.max()) + 1)
         return self.weight[position_ids]
 
+    def first(self, length: int) -> Tensor:
+        """Return the first positions, (length, width)."""
+        if not torch.compiler.is_exporting():
+            self._check(length)
+        return self.weight[:length]
+
     def _check(self, length: int) -> None:
         if length > self.max_len:
             raise ValueError(
@@ -69,7 +81,10 @@ class LearnedPositions(nn.Module):
             )
 
 
-def make_positions(config: TransformerConfig, max_len: int) -> nn.Module | None:
+Positions = SinusoidalPositions | LearnedPositions
+
+
+def make_positions(config: TransformerConfig, max_len: int) -> Positions | None:
     """Return the positions that are added to embeddings; None if attention turns heads instead."""
     if config.positions == "rotary":
         return None
@@ -122,11 +137,13 @@ class Embeddings(nn.Module):
         hidden = self.token(input_ids) * self.scale
         if self.positions is not None:
             if position_ids is None:
-                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-            hidden = hidden + self.positions(position_ids)
+                hidden = hidden + self.positions.first(input_ids.shape[1])
+            else:
+                hidden = hidden + self.positions(position_ids)
         if self.token_type is not None:
             if token_type_ids is None:
-                token_type_ids = torch.zeros_like(input_ids)
-            hidden = hidden + self.token_type(token_type_ids)
+                hidden = hidden + self.token_type.weight[0]
+            else:
+                hidden = hidden + self.token_type(token_type_ids)
         output: Tensor = self.dropout(self.norm(hidden))
         return output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from exporter.models.config import ImageConfig, TransformerConfig
 from exporter.models.embeddings import INIT_STD, make_positions
@@ -27,15 +28,35 @@ class PatchEmbeddings(nn.Module):
         assert positions is not None, "TransformerConfig keeps rotary positions to gpt"
         self.positions = positions
         self.dropout = nn.Dropout(config.dropout)
+        self.patches_as_product = False  # for a target whose convolutions need another library
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Map (B, channels, size, size) to (B, 1 + num_patches, d_model)."""
-        patches = self.projection(pixel_values).flatten(2).transpose(1, 2)  # (B, patches, d_model)
-        class_token = self.class_token.expand(patches.shape[0], 1, -1)
-        hidden = torch.cat([class_token, patches], dim=1)
-        position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        output: Tensor = self.dropout(hidden + self.positions(position_ids))
+        project = self._multiply if self.patches_as_product else self._convolve
+        patches = project(pixel_values)  # (B, num_patches, d_model)
+        hidden = self._behind_class_token(patches)
+        output: Tensor = self.dropout(hidden + self.positions.first(hidden.shape[1]))
         return output
+
+    def _behind_class_token(self, patches: Tensor) -> Tensor:
+        """Put the class token before the patches; in a graph no node of it is about shapes."""
+        places = torch.arange(patches.shape[1] + 1, device=patches.device)
+        moved = patches.index_select(1, (places - 1).clamp(min=0))
+        return torch.where((places == 0)[:, None], self.class_token, moved)
+
+    def _convolve(self, pixel_values: Tensor) -> Tensor:
+        features: Tensor = self.projection(pixel_values)  # (B, d_model, rows, columns)
+        return features.flatten(2).transpose(1, 2)
+
+    def _multiply(self, pixel_values: Tensor) -> Tensor:
+        """Do as `_convolve`, exactly: patches do not overlap, so each is one row of a product."""
+        width = self.projection.kernel_size[0]
+        channels, size = pixel_values.shape[1:3]
+        rows_and_columns = (size // width, width, size // width, width)
+        grid = pixel_values.reshape(-1, channels, *rows_and_columns)
+        rows = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, patches, C * p * p)
+        weight = self.projection.weight.flatten(1)  # (d_model, C * p * p)
+        return F.linear(rows, weight, self.projection.bias)
 
 
 class ViT(nn.Module):

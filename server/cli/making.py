@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ from server.cli.interruption import cleaned_up
 from server.cli.options import any_path, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
-    from engine.package import CacheDtype, Weights
+    from engine.package import CacheDtype, Precision, Target, Weights
     from exporter.loss import LossLimits
     from exporter.training.trainer import TrainingReport
 
@@ -138,21 +138,28 @@ def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
 )
 @click.option("--version", default="1", show_default=True, help="Told by every answer.")
 @click.option(
-    "--target", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Runs on."
+    "--target",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="What the graphs are made for.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Number format of all that is not rounded further; fp16 and bf16 with --target cuda.",
 )
 @click.option(
     "--weights",
-    type=click.Choice(["fp32", "int8", "int8-blocks", "int4"]),
-    default="fp32",
-    show_default=True,
-    help="Number format of the weights.",
+    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]),
+    help="Number format of the weights.  [default: --precision]",
 )
 @click.option(
     "--kv-cache",
-    type=click.Choice(["fp32", "int8"]),
-    default="fp32",
-    show_default=True,
-    help="Number format of a decoder's cached keys and values.",
+    type=click.Choice(["fp32", "fp16", "bf16", "int8"]),
+    help="Number format of a decoder's cached keys and values.  [default: --precision]",
 )
 @text_option
 @click.option("--max-token-loss", type=_SHARE, help="Greedy tokens that may differ, as a share.")
@@ -165,9 +172,10 @@ def export(
     out: Path,
     name: str | None,
     version: str,
-    target: Literal["cpu"],
-    weights: Weights,
-    kv_cache: CacheDtype,
+    target: Target,
+    precision: Precision,
+    weights: Weights | None,
+    kv_cache: CacheDtype | None,
     text: Path | None,
     **limits: float | None,
 ) -> None:
@@ -188,12 +196,14 @@ def export(
     """
     from dataclasses import replace
 
+    from engine.package import PackageFormat
     from exporter.loss import DEFAULT_LIMITS
 
     given = {name: value for name, value in limits.items() if value is not None}
-    if weights == kv_cache == "fp32" and (given or text):
+    form = PackageFormat.of(target, precision, weights, kv_cache)
+    if not form.is_lossy and (given or text):
         raise click.UsageError(
-            "fp32 loses nothing: give --weights or --kv-cache, or no --text and --max-...-loss"
+            f"{form} loses nothing: give --weights or --kv-cache, or no --text and --max-...-loss"
         )
     export_with_progress(
         checkpoint,
@@ -201,10 +211,11 @@ def export(
         name=name,
         version=version,
         target=target,
+        precision=precision,
         weights=weights,
         kv_cache=kv_cache,
         text=text,
-        limits=replace(DEFAULT_LIMITS[weights], **given),
+        limits=replace(DEFAULT_LIMITS[form.weights], **given),
     )
     click.echo(f"package: {out}")
 
@@ -215,9 +226,10 @@ def export_with_progress(
     *,
     name: str | None = None,
     version: str = "1",
-    target: Literal["cpu"] = "cpu",
-    weights: Weights = "fp32",
-    kv_cache: CacheDtype = "fp32",
+    target: Target = "cpu",
+    precision: Precision = "fp32",
+    weights: Weights | None = None,
+    kv_cache: CacheDtype | None = None,
     text: Path | None = None,
     limits: LossLimits | None = None,
 ) -> None:
@@ -233,6 +245,7 @@ def export_with_progress(
             name=name,
             version=version,
             target=target,
+            precision=precision,
             weights=weights,
             kv_cache=kv_cache,
             text=text,

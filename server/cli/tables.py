@@ -39,7 +39,8 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table = Table(title=f"Certificate of {manifest.name} {manifest.version}", show_header=False)
     table.add_row("model", f"{manifest.architecture}, {manifest.task}")
     cache = f", KV cache {manifest.generation.cache.dtype}" if manifest.generation else ""
-    table.add_row("target", f"{manifest.target}, weights {manifest.weights}{cache}")
+    numbers = f"{manifest.precision}, weights {manifest.weights}{cache}"
+    table.add_row("target", f"{manifest.target}, {numbers}")
     table.add_row("cases compared with PyTorch", f"{c.cases:,}")
     if c.tokens_compared:
         table.add_row("greedy tokens equal", f"{c.tokens_equal:,} of {c.tokens_compared:,}")

@@ -78,7 +78,7 @@ def _alphabet_decoder(*, cross: bool) -> ModelProto:
     ]
     if cross:
         inputs += [("source_lengths", INT64, ["C"]), ("beam_rows", INT64, ["C", "G"])]
-        inputs += [("row_beams", INT64, ["B"])]
+        inputs += [("row_queries", INT64, ["B", "S"])]
         inputs += [(f"cross_{name}", FLOAT, CACHE_SHAPE) for name in names]
     outputs: list[tuple[str, int, Sequence[str | int]]] = [
         ("logits", FLOAT, ["N", VOCAB]),

@@ -481,7 +481,7 @@ def _write_decoder(model: TinyModel, path: Path) -> None:
     if model.has_encoder:
         inputs["source_lengths"] = (TensorProto.INT64, ["C"])
         inputs["beam_rows"] = (TensorProto.INT64, ["C", "G"])
-        inputs["row_beams"] = (TensorProto.INT64, ["B"])
+        inputs["row_queries"] = (TensorProto.INT64, ["B", "S"])
     flat = g.add("Reshape", x, g.shape(-1, WIDTH))
     last = g.add("Gather", flat, "logit_idx")
     g.add("MatMul", last, g.constant(model.head), outputs=["logits"])
@@ -499,7 +499,9 @@ _CROSS_ROW = (TensorProto.FLOAT, ["C", HEADS, MAX_SOURCE, DIM])
 def _cross_attention(g: _Graph, model: TinyModel, i: int, x: str) -> str:
     """Attend to the first source_lengths positions of the row's source."""
     group = g.add("Shape", "beam_rows", start=1, end=2)
-    source = g.add("Div", "row_beams", group)  # (B)
+    queries = g.add("Mul", group, g.add("Shape", "row_queries", start=1, end=2))  # of a source
+    first = g.add("Gather", "row_queries", g.constant(np.asarray(0, np.int64)), axis=1)
+    source = g.add("Div", first, queries)  # (B)
     keys = g.add("Gather", f"cross_key_values.{i}.key", source)
     values = g.add("Gather", f"cross_key_values.{i}.value", source)
     lengths = g.add("Gather", "source_lengths", source)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import CertificateError
-from exporter import export, rewrite
+from exporter import export, package_graphs, rewrite
 from exporter import graphs as graphs_module
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs import Graphs
@@ -259,7 +259,7 @@ def alignment_sees_behind_the_source(surgery: Surgery) -> None:
 @cross_decoder
 def alignment_of_the_first_position_only(surgery: Surgery) -> None:
     (node,) = surgery.nodes("CrossAlignment")
-    node.input[5] = surgery.compute_before(node, "Mul", "alignment_idx", np.int64(0).reshape(1))
+    node.input[3] = surgery.compute_before(node, "Mul", "alignment_idx", np.int64(0).reshape(1))
 
 
 # The cache
@@ -346,6 +346,7 @@ def _is_cross(surgery: Surgery) -> bool:
 def _position_table(surgery: Surgery) -> str:
     weights = {tensor.name for tensor in surgery.model.graph.initializer}
     tables = [n.input[0] for n in surgery.nodes("Gather") if n.input[1] != "input_ids"]
+    tables += [n.input[0] for n in surgery.model.graph.node if n.op_type == "Slice"]
     return next(name for name in tables if name in weights)
 
 
@@ -704,10 +705,10 @@ def second_source_at_other_positions(surgery: Surgery) -> None:
     )
 
 
-def _replace_row_beams(surgery: Surgery, make: Callable[[onnx.NodeProto, str, str], str]) -> None:
+def _replace_row_queries(surgery: Surgery, make: Callable[[onnx.NodeProto, str, str], str]) -> None:
     node = surgery.nodes("CrossAttention")[0]
     group = surgery.compute_before(node, "Shape", "beam_rows", start=1, end=2)
-    surgery.replace_uses("row_beams", make(node, "row_beams", group), of="CrossAttention")
+    surgery.replace_uses("row_queries", make(node, "row_queries", group), of="CrossAttention")
 
 
 @cross_decoder
@@ -716,17 +717,21 @@ def all_beams_given_the_first_ones_cross_attention(surgery: Surgery) -> None:
         source = surgery.compute_before(node, "Div", place, group)
         return surgery.compute_before(node, "Mul", source, group)
 
-    _replace_row_beams(surgery, first_of_group)
+    _replace_row_queries(surgery, first_of_group)
 
 
 @cross_decoder
-def row_beams_ignored(surgery: Surgery) -> None:
+def row_queries_ignored(surgery: Surgery) -> None:
     def numbers(node: onnx.NodeProto, place: str, group: str) -> str:
-        rows = surgery.row_numbers(node, place, 1)
+        rows = surgery.row_numbers(node, place, 2)
         from_0 = surgery.compute_before(node, "Sub", rows, np.ones(1, np.float32))
-        return surgery.compute_before(node, "Cast", from_0, to=onnx.TensorProto.INT64)
+        row = surgery.compute_before(node, "Cast", from_0, to=onnx.TensorProto.INT64)
+        slice_of = [np.array([i], np.int64) for i in (0, 1, 1)]
+        first = surgery.compute_before(node, "Slice", place, *slice_of)
+        within = surgery.compute_before(node, "Sub", place, first)
+        return surgery.compute_before(node, "Add", row, within)
 
-    _replace_row_beams(surgery, numbers)
+    _replace_row_queries(surgery, numbers)
 
 
 @cross_decoder
@@ -737,7 +742,7 @@ def beams_beyond_the_eighth_given_its_cross_attention(surgery: Surgery) -> None:
         over = surgery.compute_before(node, "Max", behind, np.array([0], np.int64))
         return surgery.compute_before(node, "Sub", place, over)
 
-    _replace_row_beams(surgery, at_most_7)
+    _replace_row_queries(surgery, at_most_7)
 
 
 @cross_decoder
@@ -904,8 +909,8 @@ def pooler_without_tanh(surgery: Surgery) -> None:
 
 @mutant("bert", file="model.onnx")
 def token_types_forgotten(surgery: Surgery) -> None:
-    types = next(n for n in surgery.nodes("Gather") if "token_type" in n.input[0])
-    surgery.change_weight(types.input[0], np.zeros_like)
+    normed = surgery.producer(surgery.nodes("LayerNormalization")[0].input[0])
+    surgery.change_weight(normed.input[1], np.zeros_like)
 
 
 @mutant("bert", "vit", file="model.onnx")
@@ -922,8 +927,10 @@ def normaliser_counts_padding(surgery: Surgery) -> None:
 
 @mutant("vit", file="model.onnx")
 def class_token_last(surgery: Surgery) -> None:
-    node = surgery.nodes("Concat")[-1]
-    node.input[0], node.input[1] = node.input[1], node.input[0]
+    """The patches move up by one place, and the token takes that of the last."""
+    places = surgery.nodes("Gather")[0]
+    surgery.change_weight(places.input[1], lambda w: np.append(w[1:], w[-1:]))
+    surgery.change_weight(surgery.nodes("Where")[0].input[0], lambda w: np.roll(w, -1, axis=0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -932,7 +939,7 @@ def test_the_graphs_as_they_are_get_a_certificate(
 ) -> None:
     checkpoint, graphs = tiny_graphs(family)
     again = {name: Surgery(graph).graph() for name, graph in graphs.items()}
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: again)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: again)
 
     export.export_package(checkpoint, tmp_path / "package")
 
@@ -952,7 +959,7 @@ def test_a_faulty_graph_is_refused_and_leaves_nothing(
     surgery = Surgery(graphs[file])
     mutate(surgery)
     mutated = {**graphs, file: surgery.graph()}
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: mutated)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: mutated)
 
     with pytest.raises(CertificateError, match=PLACE):
         export.export_package(checkpoint, tmp_path / "package")
@@ -969,7 +976,7 @@ def test_a_wrong_alignment_is_named_with_case_and_difference(
     surgery = Surgery(graphs[file])
     mutate(surgery)
     monkeypatch.setattr(
-        export, "build_graphs", lambda model, body: {**graphs, file: surgery.graph()}
+        package_graphs, "build_graphs", lambda model, **_: {**graphs, file: surgery.graph()}
     )
 
     message = r"^source of \d tokens, prompt of \d, .* step \d.* alignment.* differs by 0\.\d+"
@@ -1051,10 +1058,10 @@ def uneven_checkpoint(
 def test_the_scale_of_one_layer_used_for_all_loses_more_than_is_allowed(
     uneven_checkpoint: Path, is_spoilt: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    quantize_cache = export.quantize_cache
+    quantize_cache = package_graphs.quantize_cache
     if is_spoilt:
         monkeypatch.setattr(
-            export,
+            package_graphs,
             "quantize_cache",
             lambda decoder, scales: quantize_cache(decoder, [scales[0]] * len(scales)),
         )
@@ -1082,7 +1089,7 @@ def test_a_cache_in_8_bits_excuses_no_wrong_choice(
     file, mutate = MUTANTS["gpt", name]
     surgery = Surgery(graphs[file])
     mutate(surgery)
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: {file: surgery.graph()})
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: {file: surgery.graph()})
     any_loss = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
 
     with pytest.raises(CertificateError, match="prompt of .* top_log|prompt of .* top_ids"):
@@ -1142,7 +1149,7 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
         mutate(surgery)
         write_graphs({**quantized, file: surgery.graph()}, directory)
 
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
     monkeypatch.setattr(export, "write_graphs", write_mutant)
 
     with pytest.raises(CertificateError, match=message):

@@ -14,8 +14,8 @@ from exporter.certify_threads import certify_threads
 from exporter.checkpoint import load_checkpoint
 from exporter.comparison import Comparison, LossyComparison
 from exporter.contracts import generation_contract
-from exporter.export import write_graphs
 from exporter.graphs import build_graphs
+from exporter.package_graphs import write_graphs
 from exporter.sides import Sides
 
 MakeCheckpoint = Callable[..., Path]

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
 from engine.package import load_package
-from exporter import export
+from exporter import export, package_graphs
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import Graphs, build_graphs
@@ -102,7 +102,7 @@ def export_tiny(
 
     def make(family: str, out: Path) -> Path:
         checkpoint, graphs = tiny_graphs(family)
-        monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+        monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
         export_package(checkpoint, out)
         return checkpoint
 
@@ -242,7 +242,7 @@ def test_the_eager_model_is_left_as_it_was(make_checkpoint: MakeCheckpoint) -> N
     checkpoint = load_checkpoint(make_checkpoint("gpt", **options))
     before = {name: weight.clone() for name, weight in checkpoint.model.state_dict().items()}
 
-    export.build_graphs(checkpoint.model, body="cpu")
+    package_graphs.build_graphs(checkpoint.model, body="cpu")
 
     after = checkpoint.model.state_dict()
     assert all(after[name].equal(weight) for name, weight in before.items())
@@ -272,7 +272,7 @@ def test_an_existing_package_stays_when_the_new_one_is_refused(
         if node.op_type == "Gelu":
             node.op_type = "Identity"
             node.attributes.clear()
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
 
     with pytest.raises(CertificateError):
         export_package(checkpoint, tmp_path / "package")

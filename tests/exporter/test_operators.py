@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engine.package import PackageFormat
 from engine.session import create_session
 from exporter.certificate import certify
 from exporter.checkpoint import load_checkpoint
-from exporter.export import write_graphs
 from exporter.graphs import Graphs
 from exporter.models.cache import (
     SourceRow,
@@ -25,16 +25,17 @@ from exporter.models.cache import (
 )
 from exporter.operator_bodies import Body, attach_bodies
 from exporter.operators import DOMAIN
+from exporter.package_graphs import write_graphs
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
-BODIES: tuple[Body, ...] = ("cpu", "reference")
+BODIES: tuple[Body, ...] = ("cpu", "cuda", "reference")
 FIXED = {"total_seq", "cos", "sin"}  # inputs whose sizes are
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY, SCALE = 4, 2, 8, 12, 0.3
 ROTARY_HEAD_DIM = 16  # the smallest that the kernel turns
 
 
 class Cached(nn.Module):
-    def forward(self, query, key, value, past_key, past_value, seqlens_k, total_seq):  # type: ignore[no-untyped-def]
+    def forward(self, query, key, value, past_key, past_value, seqlens_k, total_seq, position_ids):  # type: ignore[no-untyped-def]
         return cached_attention(
             query,
             key,
@@ -43,6 +44,7 @@ class Cached(nn.Module):
             past_value,
             seqlens_k,
             total_seq,
+            position_ids,
             num_heads=HEADS,
             num_kv_heads=KV_HEADS,
             scale=SCALE,
@@ -51,7 +53,7 @@ class Cached(nn.Module):
 
 class RotaryCached(nn.Module):
     def forward(  # type: ignore[no-untyped-def]
-        self, query, key, value, past_key, past_value, seqlens_k, total_seq, cos, sin
+        self, query, key, value, past_key, past_value, seqlens_k, total_seq, position_ids, cos, sin
     ):
         return cached_attention(
             query,
@@ -61,6 +63,7 @@ class RotaryCached(nn.Module):
             past_value,
             seqlens_k,
             total_seq,
+            position_ids,
             num_heads=HEADS,
             num_kv_heads=KV_HEADS,
             scale=SCALE,
@@ -69,16 +72,16 @@ class RotaryCached(nn.Module):
 
 
 class Cross(nn.Module):
-    def forward(self, query, cross_key, cross_value, source_lengths, beam_rows, row_beams):  # type: ignore[no-untyped-def]
-        source = SourceRow(cross_key, cross_value, source_lengths, beam_rows, row_beams)
+    def forward(self, query, cross_key, cross_value, source_lengths, beam_rows, row_queries):  # type: ignore[no-untyped-def]
+        source = SourceRow(cross_key, cross_value, source_lengths, beam_rows, row_queries)
         return cross_attention_over_row(query, source, num_heads=KV_HEADS, scale=SCALE)
 
 
 class Alignment(nn.Module):
-    def forward(self, query, cross_key, source_lengths, beam_rows, row_beams, alignment_idx):  # type: ignore[no-untyped-def]
-        source = SourceRow(cross_key, cross_key, source_lengths, beam_rows, row_beams)
+    def forward(self, query, cross_key, source_lengths, alignment_idx, alignment_sources):  # type: ignore[no-untyped-def]
+        source = SourceRow.one_each(cross_key, cross_key, source_lengths)
         return cross_alignment_over_row(
-            query, source, alignment_idx, num_heads=KV_HEADS, scale=SCALE
+            query, source, alignment_idx, alignment_sources, num_heads=KV_HEADS, scale=SCALE
         )
 
 
@@ -93,7 +96,13 @@ def cached_inputs(lengths: list[int], num_new: int, head_dim: int = HEAD_DIM) ->
         "past_value": torch.randn(row),
         "seqlens_k": torch.tensor(lengths, dtype=torch.int32) - 1,
         "total_seq": torch.tensor([max(lengths)], dtype=torch.int32),
+        "position_ids": torch.stack([_last(length, num_new) for length in lengths]),
     }
+
+
+def _last(length: int, num_new: int) -> Tensor:
+    """Return the last positions of a row; a first call may be padded on the right."""
+    return max(length - num_new, 0) + torch.arange(num_new)
 
 
 def rotary_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
@@ -117,7 +126,9 @@ def cross_inputs(
         "cross_value": torch.randn(row),
         "source_lengths": torch.tensor(lengths),
         "beam_rows": torch.tensor(beam_rows),
-        "row_beams": torch.tensor([places[row] for row in range(len(places))]),
+        "row_queries": torch.stack(
+            [places[row] * num_new + torch.arange(num_new) for row in range(len(places))]
+        ),
     }
 
 
@@ -126,8 +137,11 @@ def alignment_inputs(
 ) -> dict[str, Tensor]:
     """Return inputs that ask for the attention of some of the flattened queries."""
     inputs = cross_inputs(lengths, num_new, beams)
-    del inputs["cross_value"]
-    return {**inputs, "alignment_idx": torch.tensor(wanted, dtype=torch.int64)}
+    idx = torch.tensor(wanted, dtype=torch.int64)
+    num_queries = num_new * inputs["beam_rows"].shape[1]
+    sources = inputs.pop("row_queries").flatten()[idx] // num_queries
+    del inputs["cross_value"], inputs["beam_rows"]
+    return {**inputs, "alignment_idx": idx, "alignment_sources": sources}
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +168,18 @@ def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
     fixed: dict[str, dict[int, str]] = {name: {} for name in inputs if name in FIXED}
     if "beam_rows" in inputs:
         open_sizes["beam_rows"] = {0: "sources", 1: "beams"}
-        for name in inputs.keys() & {"cross_key", "cross_value", "source_lengths"}:
-            open_sizes[name] = {0: "sources"}
+    for name in inputs.keys() & {"cross_key", "cross_value", "source_lengths"}:
+        open_sizes[name] = {0: "sources"}
+    for name in inputs.keys() & {"position_ids", "row_queries"}:
+        open_sizes[name] = {0: "batch", 1: "tokens"}
+    for name in inputs.keys() & {"alignment_idx", "alignment_sources"}:
+        open_sizes[name] = {0: "wanted"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells of its own use of deprecated functions
         program = torch.onnx.export(
             module,
             kwargs=inputs,
-            dynamic_shapes={**open_sizes, **fixed},
+            dynamic_shapes={name: {**open_sizes, **fixed}[name] for name in inputs},
             opset_version=24,
             dynamo=True,
             verbose=False,
@@ -315,6 +333,7 @@ def test_alignment_is_the_same_alone_and_beside_others_and_does_not_see_a_nan_be
     inputs["cross_key"][0, :, 3:] = torch.nan
 
     both = {**inputs, "alignment_idx": torch.tensor([1, 0])}
+    both["alignment_sources"] = both["alignment_idx"]
     (together,) = run(graphs["CrossAlignment"], "cpu", both, tmp_path)
 
     assert np.array_equal(together[1], alone[0])
@@ -341,7 +360,8 @@ def test_a_model_of_standard_operators_gets_the_certificate_too(
         attach_bodies(graph, "reference")
     write_graphs(graphs, tmp_path)
 
-    certificate = certify(checkpoint, tmp_path, lambda done, total: None)
+    for_another_device = PackageFormat(target="cuda")  # no bits are promised
+    certificate = certify(checkpoint, tmp_path, lambda done, total: None, form=for_another_device)
 
     assert certificate.tokens_equal > 0
     for function in graphs["decoder.onnx"].functions.values():

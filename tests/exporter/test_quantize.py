@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from engine.errors import CertificateError, ConfigError
-from engine.package import Manifest, Weights, load_package
-from exporter import export
+from engine.package import Manifest, PackageFormat, Weights, load_package
+from exporter import package_graphs
 from exporter.checkpoint import load_checkpoint
 from exporter.contracts import generation_contract
-from exporter.export import export_package, write_graphs
+from exporter.export import export_package
 from exporter.graphs import Graphs
 from exporter.loss import DEFAULT_LIMITS, LossLimits
+from exporter.package_graphs import write_graphs
 from exporter.perplexity import measure_perplexity
 from exporter.quantize import quantize, quantize_blocks, quantize_columns
 from exporter.verification import verify_package
@@ -36,7 +37,7 @@ def export_tiny(tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch) -> Exp
 
     def make(family: str, out: Path, weights: Weights, **options: object) -> Manifest:
         checkpoint, graphs = tiny_graphs(family)
-        monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+        monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
         options = {"limits": ANY_LOSS, **options}
         return export_package(checkpoint, out, weights=weights, **options)  # type: ignore[arg-type]
 
@@ -78,7 +79,7 @@ def test_products_of_one_input_share_its_rounded_rows(tiny_graphs: TinyGraphs) -
     encoder = graphs["encoder.onnx"]
     num_products = sum(node.op_type == "MatMul" for node in encoder.graph)
 
-    quantize(encoder, "int8")
+    quantize(encoder, PackageFormat(weights="int8"))
 
     ops = Counter(node.op_type for node in encoder.graph)
     assert ops["MatMulIntegerToFloat"] == num_products

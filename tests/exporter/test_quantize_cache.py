@@ -11,8 +11,8 @@ import pytest
 
 from engine.errors import CheckpointError
 from engine.kv_cache import SlotCache
-from engine.package import load_package
-from exporter import export
+from engine.package import PackageFormat, load_package
+from exporter import package_graphs
 from exporter.checkpoint import load_checkpoint
 from exporter.contracts import generation_contract
 from exporter.export import export_package
@@ -41,7 +41,7 @@ def test_a_cache_in_8_bits_is_near_the_eager_model(
     family: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checkpoint, graphs = tiny_graphs(family)
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
 
     export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=ANY_LOSS)
 
@@ -64,7 +64,7 @@ def test_weights_and_cache_may_both_be_8_bits(
     tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checkpoint, graphs = tiny_graphs("gpt")
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
 
     export_package(
         checkpoint, tmp_path / "package", weights="int8", kv_cache="int8", limits=ANY_LOSS
@@ -121,7 +121,7 @@ def test_a_layer_that_writes_zeros_has_a_scale(make_checkpoint: MakeCheckpoint) 
 
 def test_the_engine_holds_rows_of_the_contract_s_type(make_checkpoint: MakeCheckpoint) -> None:
     config = load_checkpoint(make_checkpoint("encoder-decoder")).config.model
-    contract = generation_contract(config, "int8")
+    contract = generation_contract(config, PackageFormat(kv_cache="int8"))
     assert contract is not None
 
     cache = SlotCache(2, contract.cache, contract.cross_cache)
@@ -134,7 +134,7 @@ def test_a_model_without_a_cache_has_none_to_round(
     tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checkpoint, graphs = tiny_graphs("bert")
-    monkeypatch.setattr(export, "build_graphs", lambda model, body: graphs)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
 
     with pytest.raises(CheckpointError, match="leave out --kv-cache"):
         export_package(checkpoint, tmp_path / "package", kv_cache="int8")

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import CertificateError, PackageError
 from engine.package import Certificate, load_package, seal
-from exporter import export, verification
+from exporter import package_graphs, verification
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import Graphs
@@ -30,7 +30,7 @@ def exported(
     checkpoint, graphs = tiny_graphs("gpt")
     package = tmp_path_factory.mktemp("verified") / "package"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "build_graphs", lambda model, body: graphs)
+        patch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
         export_package(checkpoint, package)
     return checkpoint, package
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.model_runner import SlotModelRunner
-from engine.package import CacheDtype, GenerationContract, Weights
+from engine.package import CacheDtype, GenerationContract, PackageFormat, Weights
 from exporter.contracts import generation_contract
-from exporter.export import write_graphs
 from exporter.graphs import build_graphs
 from exporter.models import TransformerConfig
+from exporter.package_graphs import write_graphs
 from exporter.quantize import quantize
 from exporter.quantize_cache import calibrate, quantize_cache
 from tests.parity.conftest import random_model
@@ -43,11 +43,12 @@ def write_bare(
 ) -> Bare:
     """Write the graphs of a random model."""
     model = random_model(config)
-    contract = generation_contract(config, kv_cache)
+    form = PackageFormat(weights=weights, kv_cache=kv_cache)
+    contract = generation_contract(config, form)
     assert contract is not None
     graphs = build_graphs(model)
     for graph in graphs.values():
-        quantize(graph, weights)
+        quantize(graph, form)
     if kv_cache == "int8":
         quantize_cache(graphs["decoder.onnx"], calibrate(model, contract, []))
     path.mkdir()

@@ -23,8 +23,8 @@ from engine.request import (
     ScoreRequest,
     SequenceFinished,
 )
-from exporter.export import write_graphs
 from exporter.graphs import build_graphs
+from exporter.package_graphs import write_graphs
 from tests.parity.conftest import CONFIGS, Exported, random_model
 
 NAN, HUGE = 58, 57  # tokens with such an embedding, which the model never writes

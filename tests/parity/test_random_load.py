@@ -321,6 +321,7 @@ async def test_every_request_under_random_load_gets_what_it_gets_alone(
     try:
         answers = await under_load(watch, plans)
         await watch.come_to_rest()
+        assert_nothing_is_left(watch)
         alone = [await answer(lonely, plan.request) for plan in plans]
     finally:
         await engine.stop()
@@ -343,7 +344,6 @@ async def test_every_request_under_random_load_gets_what_it_gets_alone(
     assert sum(outcomes.values()) == NUM_REQUESTS
     assert all(outcomes[outcome] for outcome in ("whole", "left", "late")), "it tried nothing"
     assert watch.too_late == []
-    assert_nothing_is_left(watch)
     assert objects_of(Request, Sequence, RequestStream, BeamSearch) == before
     matchers = objects_of(ConstraintMatcher)[ConstraintMatcher]
     assert matchers == 2 * len(CONSTRAINTS), "only those that are compiled once, in each engine"

@@ -31,6 +31,7 @@ def empty_caches(
                 value=torch.zeros(shape),
                 seqlens_k=torch.zeros(batch_size, dtype=torch.int32),
                 total_seq=torch.zeros(1, dtype=torch.int32),
+                position_ids=torch.zeros(batch_size, 1, dtype=torch.int64),
                 cross=sources[i] if sources else None,
             )
         )
@@ -61,10 +62,11 @@ def step(
     """Run the newest tokens `ids` (B, S) of rows that hold `lengths_before` positions."""
     start = torch.tensor(lengths_before)
     lengths = start + ids.shape[1]
+    position_ids = start[:, None] + torch.arange(ids.shape[1])
     for cache in caches:
         cache.seqlens_k = (lengths - 1).int()
         cache.total_seq = lengths.max().int()[None]
-    position_ids = start[:, None] + torch.arange(ids.shape[1])
+        cache.position_ids = position_ids
     return decoder(ids, position_ids=position_ids, caches=caches)
 
 
@@ -157,6 +159,7 @@ def test_cached_attention_writes_only_the_new_positions():
         past,
         torch.tensor([2, 7], dtype=torch.int32),
         torch.tensor([8], dtype=torch.int32),
+        torch.tensor([[0, 1, 2], [5, 6, 7]]),
         num_heads=2,
         num_kv_heads=2,
         scale=1.0,
@@ -183,6 +186,7 @@ def test_first_call_padded_on_the_right_is_exact_where_tokens_are_real():
         past,
         torch.tensor([4, 2], dtype=torch.int32),
         torch.tensor([5], dtype=torch.int32),
+        torch.arange(5).expand(2, -1),
         **numbers,
     )
     alone, _, _ = cached_attention(
@@ -193,6 +197,7 @@ def test_first_call_padded_on_the_right_is_exact_where_tokens_are_real():
         past[1:],
         torch.tensor([2], dtype=torch.int32),
         torch.tensor([3], dtype=torch.int32),
+        torch.arange(3)[None],
         **numbers,
     )
 
@@ -212,6 +217,7 @@ def test_fewer_key_heads_than_query_heads_are_shared():
         past,
         torch.tensor([2], dtype=torch.int32),
         torch.tensor([3], dtype=torch.int32),
+        torch.arange(3)[None],
         num_heads=4,
         num_kv_heads=2,
         scale=8**-0.5,

@@ -39,7 +39,14 @@ class DecoderStep(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         pairs = zip(past[0::2], past[1::2], cross[0::2], cross[1::2], strict=True)
         caches = [
-            LayerCache(key, value, seqlens_k, total_seq, SourceRow.one_each(ck, cv, source_lengths))
+            LayerCache(
+                key,
+                value,
+                seqlens_k,
+                total_seq,
+                position_ids,
+                SourceRow.one_each(ck, cv, source_lengths),
+            )
             for key, value, ck, cv in pairs
         ]
         logits = self.decoder(input_ids, position_ids=position_ids, caches=caches)

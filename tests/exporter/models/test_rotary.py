@@ -94,12 +94,14 @@ def test_rotary_positions_in_a_cache_are_those_of_the_whole_text(randomize):
     ids = torch.randint(0, 29, (1, 12))
     whole = decoder(ids)
     empty = torch.zeros(1, 2, 12, decoder.cache_head_dim)
-    caches = [LayerCache(empty, empty, torch.tensor([0]), torch.tensor([0])) for _ in range(2)]
+    nothing = torch.tensor([0])
+    caches = [LayerCache(empty, empty, nothing, nothing, nothing[None]) for _ in range(2)]
 
     parts = []
     for start, end in ((0, 5), (5, 6), (6, 12)):
         for cache in caches:
             cache.seqlens_k = torch.tensor([end - 1], dtype=torch.int32)
+            cache.position_ids = torch.arange(start, end)[None]
         parts.append(decoder(ids[:, start:end], caches=caches))
 
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,126 @@
+"""Graphs for CUDA, on the emulated device: every node runs there, and a call can be captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exporter.graphs import build_graphs
+from exporter.models import ImageConfig, TransformerConfig, build_model
+from exporter.operator_bodies import Body
+from exporter.package_graphs import write_graphs
+from tests.emulated.conftest import RunScript
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+
+_VOCABULARY = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+_SMALL = {"d_model": 64, "num_heads": 2, "d_ff": 128}
+_TRANSLATION = {
+    **_VOCABULARY,
+    **_SMALL,
+    "family": "encoder-decoder",
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "max_source_len": 48,
+    "max_target_len": 48,
+}
+_GPT2 = {
+    **_VOCABULARY,
+    "family": "gpt",
+    "d_model": 128,
+    "num_heads": 2,
+    "d_ff": 256,
+    "num_decoder_layers": 2,
+    "max_target_len": 64,
+    "positions": "learned",
+    "activation": "gelu_tanh",
+    "norm_position": "first",
+    "scale_embeddings": False,
+}
+_LLAMA = {
+    **_GPT2,
+    "d_model": 256,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "key_dim": 64,
+    "value_dim": 64,
+    "positions": "rotary",
+    "activation": "silu",
+    "gated_feed_forward": True,
+    "norm": "rms",
+    "attention_bias": False,
+    "feed_forward_bias": False,
+    "tie_output": False,
+}
+_READER = {**_VOCABULARY, **_SMALL, "num_encoder_layers": 2, "max_source_len": 48}
+MODELS: dict[str, dict[str, Any]] = {
+    "dates": _TRANSLATION,
+    "marian": {
+        **_TRANSLATION,
+        "positions": "sinusoidal_halves",
+        "activation": "silu",
+        "output_bias": True,
+    },
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "sentiment": {
+        **_READER,
+        "family": "bert",
+        "positions": "learned",
+        "activation": "gelu",
+        "embedding_norm": True,
+        "num_token_types": 2,
+        "scale_embeddings": False,
+        "labels": ("a", "b"),
+    },
+    "tagging": {**_READER, "family": "labeller", "labels": ("a", "b")},
+    "digits": {
+        **_SMALL,
+        "family": "vit",
+        "num_encoder_layers": 2,
+        "norm_position": "first",
+        "positions": "learned",
+        "image": ImageConfig(size=16, patch_size=4, channels=1, mean=(0.5,), std=(0.5,)),
+        "labels": ("a", "b"),
+    },
+}
+PRECISIONS: dict[str, tuple[Body, torch.dtype]] = {
+    "fp32": ("cuda-fp32", torch.float32),
+    "fp16": ("cuda", torch.float16),
+    "bf16": ("cuda", torch.bfloat16),
+}
+MOST_LAUNCHES = {"gpt2": 142, "llama": 153}  # of a decode step of 12 layers in half precision
+
+
+def export(name: str, precision: str, directory: Path, **options: Any) -> list[str]:
+    torch.manual_seed(0)
+    model = build_model(TransformerConfig.model_validate({**MODELS[name], **options})).eval()
+    body, dtype = PRECISIONS[precision]
+    directory.mkdir()
+    graphs = build_graphs(model, body=body, dtype=dtype)
+    write_graphs(graphs, directory)
+    return [str(directory / file) for file in graphs]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_node_runs_on_the_device_and_every_graph_can_be_captured(
+    precision: str, on_device: RunScript, tmp_path: Path
+) -> None:
+    paths = [path for name in MODELS for path in export(name, precision, tmp_path / name)]
+
+    found = on_device("look_at_graph.py", *paths)
+
+    assert {path: seen["on_cpu"] for path, seen in found.items()} == {path: [] for path in paths}
+    assert all(seen["captures"] for seen in found.values())
+
+
+@pytest.mark.parametrize("name", MOST_LAUNCHES)
+def test_a_decode_step_has_few_launches(name: str, on_device: RunScript, tmp_path: Path) -> None:
+    (path,) = export(name, "fp16", tmp_path / name, num_decoder_layers=12)
+
+    found = on_device("look_at_graph.py", path)
+
+    assert found[path]["launches"] <= MOST_LAUNCHES[name]

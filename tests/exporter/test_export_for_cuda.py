@@ -1,0 +1,218 @@
+"""Packages for CUDA are proven on a CPU: in float32 as all are, in float16 to its own bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from engine.errors import CertificateError, ConfigError
+from engine.package import PackageFormat, Precision, load_package
+from engine.session import create_session
+from exporter import certificate as certificates
+from exporter.certify_half import HalfComparison
+from exporter.checkpoint import load_checkpoint
+from exporter.export import export_package
+from exporter.fuse import fuse
+from exporter.graphs import build_graphs
+from exporter.loss import LossLimits
+from exporter.package_graphs import write_graphs
+from tests.exporter.conftest import MakeCheckpoint
+
+LLAMA = {
+    "positions": "rotary",
+    "num_kv_heads": 1,
+    "key_dim": 16,
+    "value_dim": 16,
+    "norm": "rms",
+    "norm_position": "first",
+    "activation": "silu",
+    "gated_feed_forward": True,
+}
+ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "options"),
+    [
+        ("encoder-decoder", "fp16", {}),
+        ("gpt", "fp32", LLAMA),
+        ("gpt", "bf16", LLAMA),
+        ("bert", "fp16", {}),
+        ("vit", "fp16", {}),
+    ],
+)
+def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
+    family: str,
+    precision: Precision,
+    options: dict[str, object],
+    make_checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+) -> None:
+    checkpoint = make_checkpoint(family, **options)
+
+    export_package(checkpoint, tmp_path / "p", target="cuda", precision=precision)
+
+    manifest = load_package(tmp_path / "p").manifest
+    found = manifest.certificate
+    assert manifest.format == PackageFormat.of("cuda", precision)
+    assert found.tokens_equal == found.tokens_compared
+    assert found.max_abs_logit_diff < found.tolerance == 1e-4, "in float32"
+    assert not found.batch_invariant, "a device shows that itself"
+    assert (found.half is not None) == (precision == "fp16")
+    if found.half is not None:
+        assert found.half.tokens_equal == found.half.tokens_decided > 0
+        assert 0 < found.half.max_case_ratio <= 1.5
+
+
+def test_weights_in_blocks_have_scales_of_the_precision(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    manifest = export_package(
+        make_checkpoint("gpt"),
+        tmp_path / "p",
+        target="cuda",
+        precision="fp16",
+        weights="int8-blocks",
+        limits=ANY_LOSS,
+    )
+
+    assert manifest.certificate.dtype == "int8-blocks in fp16"
+    graph = ir.load(tmp_path / "p" / "decoder.onnx").graph
+    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    assert products
+    assert {node.inputs[2].dtype for node in products} == {ir.DataType.FLOAT16}
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (PackageFormat.of("cuda", "fp16", "int8"), "int8-blocks has"),
+        (PackageFormat.of("cpu", "fp16"), "fp16 is for the target cuda"),
+        (PackageFormat.of("cuda", "fp16", "bf16"), "bf16 does not go with precision fp16"),
+        (PackageFormat.of("cuda", "fp32", None, "int8"), "int8 needs precision fp16 or bf16"),
+        (PackageFormat.of("cuda", "fp16", None, "int8"), "4, 8, 16, 32 query heads share"),
+    ],
+)
+def test_a_format_that_does_not_go_together_is_refused(
+    form: PackageFormat, message: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        export_package(
+            make_checkpoint("gpt"),
+            tmp_path / "p",
+            target=form.target,
+            precision=form.precision,
+            weights=form.weights,
+            kv_cache=form.kv_cache,
+        )
+
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_graph_in_float16_that_is_wrong_is_refused(
+    make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its twin in float32 is right."""
+    check = certificates._certify_half
+
+    def spoiled(checkpoint, model, directory, form, progress):  # type: ignore[no-untyped-def]
+        graph = ir.load(directory / "model.onnx")
+        name, value = next(
+            (name, value)
+            for name, value in graph.graph.initializers.items()
+            if name.endswith("classifier.bias")
+        )
+        value.const_value = ir.tensor(value.const_value.numpy() + np.float16(0.05), name=name)
+        write_graphs({"model.onnx": graph}, directory)
+        return check(checkpoint, model, directory, form, progress)
+
+    monkeypatch.setattr(certificates, "_certify_half", spoiled)
+
+    with pytest.raises(CertificateError, match="times as far from float64"):
+        export_package(make_checkpoint("vit"), tmp_path / "p", target="cuda", precision="fp16")
+
+    assert not (tmp_path / "p").exists()
+
+
+def rounded(rng: np.random.Generator, logits: np.ndarray, size: float) -> np.ndarray:
+    return logits + rng.normal(0, size, logits.shape)
+
+
+def test_differences_of_the_size_of_the_eager_model_s_own_are_taken() -> None:
+    rng, found = np.random.default_rng(0), HalfComparison()
+    eager = rng.normal(0, 1, (6, 50))
+
+    found.case(rounded(rng, eager, 1e-3), eager, rounded(rng, eager, 1e-3), str)
+
+    result = found.result()
+    assert (result.positions, result.tokens_equal) == (6, result.tokens_decided)
+    assert 0.8 < result.max_case_ratio < 1.2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda a: a + np.where(np.arange(6)[:, None] == 4, 0.02, 0), "^4: .* times as far"),
+        (lambda a: a * 1.01, "over the case"),
+        (lambda a: np.where(np.arange(6)[:, None] == 2, np.nan, a), "^2: .* no finite number"),
+    ],
+)
+def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    eager = rng.normal(0, 1, (6, 50))
+
+    with pytest.raises(CertificateError, match=message):
+        HalfComparison().case(
+            spoil(rounded(rng, eager, 1e-3)), eager, rounded(rng, eager, 1e-3), str
+        )
+
+
+def test_a_token_that_the_type_cannot_turn_must_be_equal() -> None:
+    eager = np.array([[3.0, 1.0, 0.0, *np.zeros(97)], [1.0, 0.9999, 0.0, *np.zeros(97)]])
+    half = eager + np.array([[0.2] * 100, [0.2] * 100])
+    turned = eager.copy()
+    turned[:, :2] = [[1.9, 2.0], [0.9999, 1.0]]
+
+    with pytest.raises(CertificateError, match="^0: .* best entry is 1, the eager model's 0"):
+        HalfComparison().case(turned, eager, half, str)
+
+
+@pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
+def test_fused_nodes_give_what_their_parts_give(
+    options: dict[str, object], make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    model = load_checkpoint(make_checkpoint("gpt", **options)).model
+    plain, fused = tmp_path / "plain", tmp_path / "fused"
+    graphs = build_graphs(model)
+    plain.mkdir()
+    fused.mkdir()
+    write_graphs(graphs, plain)
+    num_nodes = len(graphs["decoder.onnx"].graph)
+    fuse(graphs["decoder.onnx"])
+    write_graphs(graphs, fused)
+
+    outputs = [_step(directory) for directory in (plain, fused)]
+
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    assert len(graphs["decoder.onnx"].graph) < num_nodes
+    kinds = {node.op_type for node in graphs["decoder.onnx"].graph}
+    assert kinds & {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
+
+
+def _step(directory: Path) -> np.ndarray:
+    session = create_session(directory / "decoder.onnx", num_threads=1)
+    inputs: dict[str, np.ndarray] = {
+        "input_ids": np.array([[1, 2, 3]]),
+        "position_ids": np.array([[0, 1, 2]]),
+        "logit_idx": np.array([0, 1, 2]),
+        "num_top": np.array([1]),
+        "seqlens_k": np.array([2], np.int32),
+        "total_seq": np.array([3], np.int32),
+    }
+    for name, value in session.inputs.items():
+        if name.startswith("past_"):
+            inputs[name] = np.zeros((1, *value.shape[1:]), np.float32)  # type: ignore[arg-type]
+    return session.run(inputs)["logits"]
