@@ -186,6 +186,7 @@ class Watch:
         self.engine, self.core = engine, engine._core
         self.scheduler, self.runner = self.core.scheduler, self.core._runner
         self.num_steps = 0
+        self.is_in_step = False
         self.closed_in: dict[int, int] = {}  # requests without a reader: the step in flight then
         self.too_late: list[str] = []
         self._step, self._close = self.core.step, engine._close
@@ -206,10 +207,15 @@ class Watch:
             is_there = key in self.scheduler._running or key in self.scheduler._waiting
             if is_there and self.num_steps >= step + 2:
                 self.too_late.append(f"{key} closed in step {step}, there in {self.num_steps}")
-        return self._step()
+        self.is_in_step = True
+        try:
+            return self._step()
+        finally:
+            self.is_in_step = False
 
     async def come_to_rest(self) -> None:
-        while self.scheduler.has_work or not self.engine._commands.empty():
+        engine = self.engine
+        while self.scheduler.has_work or self.is_in_step or not engine._commands.empty():
             await asyncio.sleep(0.001)
 
 

@@ -152,8 +152,8 @@ def test_one_new_token_has_no_decode_step(
             3,
             "error: 6 prompt tokens and 7 new ones are 13, more than the 12",
         ),
-        (["--concurrency", "1,x"], 2, "'1,x' is no list of numbers above 0, such as 1,8,32"),
-        (["--concurrency", "0"], 2, "'0' is no list of numbers above 0"),
+        (["--concurrency", "1,x"], 2, "'1,x' is no list of numbers from 1 to 4,096, such"),
+        (["--concurrency", "0"], 2, "'0' is no list of numbers from 1 to 4,096"),
         (["--beam", "2", "--strategy", "topk"], 2, "give --strategy, or --beam"),
     ],
 )
