@@ -35,12 +35,18 @@ Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
 CacheDtype = Literal["fp32", "fp16", "bf16", "int8"]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 # Far above any model that is known, and low enough that nothing built from them is without end.
-NumLayers = Annotated[int, Field(gt=0, le=2**10)]
-NumHeads = Annotated[int, Field(gt=0, le=2**12)]
-Width = Annotated[int, Field(gt=0, le=2**20)]
-Length = Annotated[int, Field(gt=0, le=2**20)]
-VocabSize = Annotated[int, Field(gt=0, le=2**24)]
-ImageSize = Annotated[int, Field(gt=0, le=2**14)]
+MAX_LAYERS = 2**10
+MAX_HEADS = 2**12
+MAX_WIDTH = 2**20
+MAX_LENGTH = 2**20
+MAX_VOCAB_SIZE = 2**24
+MAX_IMAGE_SIZE = 2**14
+NumLayers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+NumHeads = Annotated[int, Field(gt=0, le=MAX_HEADS)]
+Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+Length = Annotated[int, Field(gt=0, le=MAX_LENGTH)]
+VocabSize = Annotated[int, Field(gt=0, le=MAX_VOCAB_SIZE)]
+ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -13,7 +13,6 @@ They are for that target only: on CPU the fused norm takes longer than what it r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -128,19 +127,13 @@ def _are_rows(_: Any, hidden: ir.Value, added: ir.Value, **__: ir.Value) -> bool
     return hidden.shape is not None and hidden.shape == added.shape
 
 
-def _rule(
-    pattern: Callable[..., Any], replacement: Callable[..., Any], condition: Any = None
-) -> RewriteRule:
-    return RewriteRule(pattern, replacement, condition)
-
-
 _RULES = RewriteRuleSet(
     [
-        _rule(_bias_residual_norm, _skip_bias_norm, _is_bias),
-        _rule(_residual_norm, _skip_norm, _are_rows),
-        _rule(_residual_rms, _skip_rms, _are_rows),
-        _rule(_bias_gelu, _fused_gelu, _is_bias),
-        _rule(_silu, _quick_gelu),
+        RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
+        RewriteRule(_residual_norm, _skip_norm, _are_rows),
+        RewriteRule(_residual_rms, _skip_rms, _are_rows),
+        RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
+        RewriteRule(_silu, _quick_gelu),
     ],
     commute=True,
 )

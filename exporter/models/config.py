@@ -6,15 +6,23 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from engine.package import (
+    MAX_HEADS,
+    MAX_IMAGE_SIZE,
+    MAX_LAYERS,
+    MAX_LENGTH,
+    MAX_VOCAB_SIZE,
+    MAX_WIDTH,
+)
+
 Family = Literal["encoder-decoder", "gpt", "bert", "labeller", "vit"]
-# Far above any model that is known, and low enough that nothing built from them is without end.
-NumLayers = Annotated[int, Field(ge=0, le=2**10)]
-NumHeads = Annotated[int, Field(gt=0, le=2**12)]
-Width = Annotated[int, Field(gt=0, le=2**20)]
-Length = Annotated[int, Field(ge=0, le=2**20)]
-VocabSize = Annotated[int, Field(ge=0, le=2**24)]
-TokenId = Annotated[int, Field(ge=0, lt=2**24)]
-ImageSize = Annotated[int, Field(gt=0, le=2**14)]
+NumLayers = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+NumHeads = Annotated[int, Field(gt=0, le=MAX_HEADS)]
+Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+Length = Annotated[int, Field(ge=0, le=MAX_LENGTH)]
+VocabSize = Annotated[int, Field(ge=0, le=MAX_VOCAB_SIZE)]
+TokenId = Annotated[int, Field(ge=0, lt=MAX_VOCAB_SIZE)]
+ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
 ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
