@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from engine.wording import listed
+
 if TYPE_CHECKING:
-    from engine.package import CacheShape, Manifest
+    from engine.package import CacheShape, DeviceCertificate, Manifest
 
 _MAX_ROW_BYTES = 2**40  # of a cache: one sequence
 
@@ -21,6 +23,7 @@ def find_contradictions(manifest: Manifest) -> list[str]:
         *_impossible_rows(manifest),
         *_impossible_image(manifest),
         *_failed_certificate(manifest),
+        *_failed_on_device(manifest),
     ]
 
 
@@ -155,4 +158,48 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
         yield (
             f"certificate: alignment differs by {diff} from the eager model, more than "
             f"{allowed_diff:g}"
+        )
+
+
+def _failed_on_device(manifest: Manifest) -> Iterator[str]:
+    certificate, form = manifest.certificate, manifest.format
+    found = certificate.device
+    if found is None:
+        return
+    if manifest.target == "cpu":
+        yield "certificate.device: must not be there for the target cpu"
+    yield from _wrong_buckets(manifest, found)
+    in_half = form.precision != "fp32" and not form.is_lossy
+    if (found.half is not None) != in_half or (found.tolerance is None) != in_half:
+        yield (
+            f"certificate.device: must have {'half and no tolerance' if in_half else 'a tolerance'}"
+            f" for precision {manifest.precision} and weights {manifest.weights}"
+        )
+    loss = certificate.loss
+    allowed = loss.max_token_loss * found.tokens_compared if loss else 0
+    if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
+        yield (
+            f"certificate.device: only {found.tokens_equal} of {found.tokens_compared} tokens were "
+            "equal to those of the eager model"
+        )
+    if found.tolerance is not None and found.max_abs_logit_diff > found.tolerance:
+        yield (
+            f"certificate.device: logits differ by {found.max_abs_logit_diff:g} from the eager "
+            f"model, more than {found.tolerance:g}"
+        )
+
+
+def _wrong_buckets(manifest: Manifest, found: DeviceCertificate) -> Iterator[str]:
+    buckets = found.buckets
+    if bool(buckets) != (manifest.generation is not None):
+        yield (
+            f"certificate.device.buckets: must {'not ' if buckets else ''}be there for "
+            f"{manifest.architecture}"
+        )
+    if any(one >= other for one, other in zip(buckets, buckets[1:], strict=False)):
+        yield f"certificate.device.buckets: {listed([*map(str, buckets)])} do not rise"
+    if found.batch_invariant and len(buckets) > 1:
+        yield (
+            f"certificate.device.batch_invariant: cannot be with {len(buckets)} buckets; which "
+            "kernel computes a row depends on them"
         )

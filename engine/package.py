@@ -49,6 +49,10 @@ VocabSize = Annotated[int, Field(gt=0, le=MAX_VOCAB_SIZE)]
 ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+NumRows = Annotated[int, Field(gt=0, le=2**16)]
+PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+MAX_BUCKETS = 64
 
 
 class _Model(BaseModel):
@@ -213,6 +217,24 @@ class HalfPrecision(_Model):
     max_position_ratio: Annotated[float, Field(ge=0)]  # of one position
 
 
+class DeviceCertificate(_Model):
+    """What the same cases gave on a device, with the kernels that serve there."""
+
+    gpu: PrintedName
+    driver: PrintedName
+    onnxruntime: PrintedName
+    # Rows that a decode call is padded to, rising; none for a one-pass model.
+    buckets: Annotated[tuple[NumRows, ...], Field(max_length=MAX_BUCKETS)]
+    cases: PositiveInt
+    tokens_compared: Count
+    tokens_equal: Count
+    max_abs_logit_diff: Annotated[float, Field(ge=0)]
+    tolerance: Annotated[float, Field(gt=0)] | None  # None: `half` says what it was held to
+    batch_invariant: bool  # rows were bit-equal wherever they stood and whatever stood beside them
+    digest: Sha256  # of fixed outputs, which another process on the same GPU finds again
+    half: HalfPrecision | None = None  # None: in float32, or rounded further
+
+
 class Certificate(_Model):
     """The outcome of comparing the package with the eager PyTorch model."""
 
@@ -226,11 +248,12 @@ class Certificate(_Model):
     alignment_tolerance: Annotated[float, Field(gt=0)] | None = None  # None: it was held to none
     # 1e-4 for every 16 of the largest logit; of a format with loss: max_logit_loss * logit_std
     tolerance: Annotated[float, Field(gt=0)]
-    batch_invariant: bool  # rows were bit-equal alone and in a batch
+    batch_invariant: bool  # rows were bit-equal alone and in a batch; of a device, `device` says
     dtype: str
     loss: Loss | None = None  # None: a format without loss
     half: HalfPrecision | None = None  # None: nothing was computed in half precision
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
+    device: DeviceCertificate | None = None  # None: nothing was computed on a device
 
 
 class Manifest(_Model):
@@ -323,7 +346,10 @@ def seal(content: Mapping[str, Any]) -> bytes:
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
-    """Write the manifest of a package; PackageError if it is larger than one may be."""
+    """Write the manifest of a package: whole, or the old one stays.
+
+    Raises PackageError if it is larger than one may be, or if it cannot be written.
+    """
     raw = seal(manifest.model_dump(mode="json"))
     path = directory / MANIFEST_NAME
     if len(raw) > _MAX_MANIFEST_BYTES:
@@ -331,7 +357,17 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
             f"{path} would have {len(raw):,} bytes, more than {_MAX_MANIFEST_BYTES:,}; "
             "give the model fewer or shorter labels"
         )
-    path.write_bytes(raw)
+    # Not in the directory: there, what the manifest does not list is refused.
+    whole = directory.parent / f".{directory.name}.{MANIFEST_NAME}-{os.getpid()}"
+    try:
+        whole.write_bytes(raw)
+        whole.replace(path)
+    except OSError as error:
+        raise PackageError(
+            f"cannot write {path}: {error}; free space and permissions beside {directory}"
+        ) from error
+    finally:
+        whole.unlink(missing_ok=True)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

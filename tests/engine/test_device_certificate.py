@@ -1,0 +1,235 @@
+"""A package says what was shown of it on a device, and only what was shown is served there."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import package as packages
+from engine.device_certificate import DeviceUse, check_shown
+from engine.errors import PackageError
+from engine.package import load_package, read_manifest, write_manifest
+from tests.engine.test_package import LOSS, ONE_PASS, TEXT
+from tests.engine.test_package import _write as write_package
+
+Change = Callable[[dict[str, Any]], None]
+
+HALF = {
+    "positions": 90,
+    "tokens_decided": 80,
+    "tokens_equal": 80,
+    "max_abs_logit_diff": 0.01,
+    "logit_std": 1.0,
+    "rms_diff": 1e-3,
+    "eager_rms_diff": 1e-3,
+    "max_case_ratio": 1.0,
+    "max_position_ratio": 1.5,
+}
+DEVICE = {
+    "gpu": "NVIDIA H200",
+    "driver": "13000",
+    "onnxruntime": "1.31.1",
+    "buckets": [32],
+    "cases": 3,
+    "tokens_compared": 96,
+    "tokens_equal": 96,
+    "max_abs_logit_diff": 2e-6,
+    "tolerance": 1e-4,
+    "batch_invariant": True,
+    "digest": "0" * 64,
+}
+USE = DeviceUse(gpu="NVIDIA H200", driver="13000", onnxruntime="1.31.1", buckets=(32,))
+
+
+def _for_cuda(manifest: dict[str, Any]) -> None:
+    manifest["target"] = "cuda"
+    manifest["certificate"]["device"] = dict(DEVICE)
+
+
+def _on_device(directory: Path, **change: Any) -> Path:
+    def edit(manifest: dict[str, Any]) -> None:
+        _for_cuda(manifest)
+        manifest["certificate"]["device"].update(change)
+
+    return write_package(directory, edit)
+
+
+def _in_half(manifest: dict[str, Any]) -> None:
+    _for_cuda(manifest)
+    manifest.update(precision="bf16", weights="bf16")
+    for name in ("cache", "cross_cache"):
+        manifest["generation"][name] = {**manifest["generation"][name], "dtype": "bf16"}
+    manifest["certificate"]["device"].update(half=HALF, tolerance=None)
+
+
+def test_a_package_has_the_certificate_of_a_device(tmp_path: Path) -> None:
+    found = load_package(_on_device(tmp_path / "p")).manifest.certificate.device
+
+    assert found is not None
+    assert found.model_dump(mode="json", exclude={"half"}) == DEVICE
+
+
+def test_in_half_precision_it_says_what_the_bound_was_measured_by(tmp_path: Path) -> None:
+    found = load_package(write_package(tmp_path / "p", _in_half)).manifest.certificate.device
+
+    assert found is not None and found.half is not None
+    assert found.half.model_dump() == HALF
+
+
+def _of_cpu(manifest: dict[str, Any]) -> None:
+    _for_cuda(manifest)
+    manifest["target"] = "cpu"
+
+
+def _of_one_pass(manifest: dict[str, Any]) -> None:
+    _for_cuda(manifest)
+    manifest.update(ONE_PASS, architecture="encoder", encoding=TEXT)
+    manifest["files"]["model.onnx"] = manifest["files"]["encoder.onnx"]
+
+
+def _without_half(manifest: dict[str, Any]) -> None:
+    _in_half(manifest)
+    del manifest["certificate"]["device"]["half"]
+
+
+def _with_loss(manifest: dict[str, Any]) -> None:
+    _for_cuda(manifest)
+    manifest["weights"] = "int4"
+    manifest["certificate"].update(loss=LOSS, tolerance=1.0)
+    manifest["certificate"]["device"].update(tokens_equal=80)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_of_cpu, "certificate.device: must not be there for the target cpu"),
+        (_of_one_pass, "certificate.device.buckets: must not be there for encoder"),
+        (_without_half, "must have half and no tolerance for precision bf16"),
+        (_with_loss, "certificate.device: only 80 of 96 tokens were equal"),
+    ],
+)
+def test_a_device_certificate_that_does_not_go_with_its_package_is_refused(
+    tmp_path: Path, change: Change, reason: str
+) -> None:
+    with pytest.raises(PackageError) as caught:
+        load_package(write_package(tmp_path / "p", change))
+
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"buckets": []}, "certificate.device.buckets: must be there for encoder-decoder"),
+        ({"buckets": [8, 8], "batch_invariant": False}, "buckets: 8, 8 do not rise"),
+        ({"buckets": [8, 32]}, "batch_invariant: cannot be with 2 buckets"),
+        ({"tokens_equal": 95}, "certificate.device: only 95 of 96 tokens were equal"),
+        ({"max_abs_logit_diff": 2e-4}, "0.0002 from the eager model, more than 0.0001"),
+        ({"tolerance": None}, "certificate.device: must have a tolerance for precision fp32"),
+        ({"buckets": [0]}, "certificate.device.buckets.0"),
+        ({"buckets": list(range(1, 66))}, "certificate.device.buckets"),
+        ({"digest": "x"}, "certificate.device.digest"),
+        ({"gpu": "\x1b[2J"}, "certificate.device.gpu"),
+        ({"driver": ""}, "certificate.device.driver"),
+        ({"onnxruntime": "1" * 129}, "certificate.device.onnxruntime"),
+        ({"cases": 0}, "certificate.device.cases"),
+        ({"extra": 1}, "certificate.device.extra"),
+    ],
+)
+def test_a_device_certificate_that_cannot_be_is_refused(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PackageError) as caught:
+        load_package(_on_device(tmp_path / "p", **change))
+
+    assert reason in str(caught.value)
+
+
+def test_a_device_certificate_that_was_edited_is_refused(tmp_path: Path) -> None:
+    path = _on_device(tmp_path / "p") / "manifest.json"
+    path.write_text(path.read_text().replace('"digest": "0000', '"digest": "0001'))
+
+    with pytest.raises(PackageError, match="was damaged or edited"):
+        load_package(path.parent)
+
+
+def test_a_package_that_was_shown_as_it_is_used_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = load_package(_on_device(tmp_path / "p"))
+
+    assert check_shown(package, USE) == package.manifest.certificate.device
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("use", "reason", "options"),
+    [
+        (replace(USE, gpu="NVIDIA L4"), "GPU NVIDIA H200, this one is NVIDIA L4", ""),
+        (replace(USE, onnxruntime="2.0"), "onnxruntime 1.31.1, installed is 2.0", ""),
+        (replace(USE, buckets=(8,)), "calls of 32 rows, here they are of 8", " --max-num-seqs 8"),
+        (replace(USE, buckets=(8, 32)), "of 8, 32 rows", " --decode-buckets 8,32"),
+    ],
+)
+def test_a_package_that_was_shown_in_another_use_is_refused_with_the_command(
+    use: DeviceUse, reason: str, options: str, tmp_path: Path
+) -> None:
+    package = load_package(_on_device(tmp_path / "p"))
+
+    with pytest.raises(PackageError) as caught:
+        check_shown(package, use)
+
+    assert reason in str(caught.value)
+    run = f"run `tokenweir verify {package.path} CHECKPOINT --device cuda{options}`"
+    assert str(caught.value).endswith(run)
+
+
+def test_a_package_of_which_only_the_graphs_were_shown_is_refused_with_the_command(
+    tmp_path: Path,
+) -> None:
+    package = load_package(write_package(tmp_path / "p", lambda m: m.update(target="cuda")))
+
+    with pytest.raises(PackageError, match="on NVIDIA H200: .* CHECKPOINT --device cuda`$"):
+        check_shown(package, USE)
+
+
+def test_another_driver_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = load_package(_on_device(tmp_path / "p"))
+
+    with caplog.at_level(logging.WARNING):
+        check_shown(package, replace(USE, driver="13010"))
+
+    assert "made with driver 13000, this one is 13010" in caplog.text
+
+
+def test_a_manifest_that_cannot_be_written_whole_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_package(tmp_path / "p")
+    before = (directory / "manifest.json").read_bytes()
+    manifest = read_manifest(directory).model_copy(update={"name": "other"})
+
+    def full(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:20])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packages.Path, "write_bytes", full)
+        with pytest.raises(PackageError, match="No space left"):
+            write_manifest(manifest, directory)
+    assert (directory / "manifest.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["p"], "nothing is left beside it"
+
+    write_manifest(manifest, directory)
+
+    assert json.loads((directory / "manifest.json").read_bytes())["name"] == "other"
+    assert load_package(directory).manifest.name == "other"
