@@ -21,6 +21,8 @@
     ├── RequestAborted
     ├── EngineFailure             a step failed: names the request, never a stack trace
     │   └── ReplicasLost          one after the other with the request: not worth a retry
+    ├── DeviceError               a GPU, or the library that runs it, is not there or failed
+    │   └── OutOfDeviceMemory     ... has not the memory that is wanted
     ├── ConfigError               a setting has an impossible value
     ├── PackageError              an exported package is wrong, damaged or too new
     ├── CheckpointError           a checkpoint is wrong or incomplete
@@ -178,6 +180,14 @@ class ReplicasLost(EngineFailure):
     """Replica after replica was lost with the request, which may be what ends them."""
 
     reason = "REPLICAS_LOST"
+
+
+class DeviceError(TokenweirError):
+    """A GPU, or the library that runs it, is not there or failed."""
+
+
+class OutOfDeviceMemory(DeviceError):
+    """The device has not the memory that is wanted."""
 
 
 class ConfigError(TokenweirError):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 _MAX_NAMED = 32  # things in one list
 _MAX_CHARS = 300  # of each
+_UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 def listed(things: Collection[object], separator: str = ", ") -> str:
@@ -26,6 +27,14 @@ def shortened(value: object) -> str:
     text = str(value)[: _MAX_CHARS + 1]
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
+
+
+def size_of(num_bytes: float) -> str:
+    """Return a number of bytes as "640 bytes", "38.1 MB" or "110 GB"."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.{0 if num_bytes >= 100 * size else 1}f} {unit}"
+    return f"{num_bytes:.0f} bytes"
 
 
 def problems_of(error: ValidationError, whole: str) -> str:

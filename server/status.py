@@ -40,6 +40,8 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
     errors.RequestAborted: grpc.StatusCode.ABORTED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
     errors.ReplicasLost: grpc.StatusCode.INTERNAL,
+    errors.DeviceError: grpc.StatusCode.INTERNAL,
+    errors.OutOfDeviceMemory: grpc.StatusCode.INTERNAL,
     errors.ConfigError: grpc.StatusCode.INTERNAL,
     errors.PackageError: grpc.StatusCode.INTERNAL,
     errors.CheckpointError: grpc.StatusCode.INTERNAL,

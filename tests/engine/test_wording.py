@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from engine.wording import listed, problems_of, shortened
+from engine.wording import listed, problems_of, shortened, size_of
 
 
 class Sizes(BaseModel):
@@ -54,3 +54,19 @@ def test_a_line_does_not_grow_with_what_is_wrong() -> None:
 def test_a_value_neither_breaks_the_line_nor_controls_the_terminal() -> None:
     assert shortened("one\ntwo\x1b[31m\ud800 é") == r"one\ntwo\x1b[31m\ud800 é"
     assert len(shortened("\n" * 10**6)) == 300
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1500, "1.5 kB"),
+        (38_123_456, "38.1 MB"),
+        (110.4e9, "110 GB"),
+        (1.07e9, "1.1 GB"),
+        (2.5e12, "2,500 GB"),
+    ],
+)
+def test_sizes_have_a_unit(num_bytes: float, text: str) -> None:
+    assert size_of(num_bytes) == text

@@ -1,0 +1,26 @@
+"""The GPU of this process: what it is, its memory, its stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.cuda_runtime import CudaRuntime
+from engine.device_memory import DeviceMemory
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """A GPU that is open."""
+
+    index: int  # among those that this process sees
+    runtime: CudaRuntime  # its stream is the one of this process
+    memory: DeviceMemory
+    gpu_name: str  # "NVIDIA H200"
+    driver: str  # the newest CUDA version that it knows: "13.0"
+
+
+def open_device(index: int = 0) -> CudaDevice:
+    """Open a GPU; DeviceError if it or the library of CUDA is not there."""
+    runtime = CudaRuntime(index)
+    memory = DeviceMemory(runtime)
+    return CudaDevice(index, runtime, memory, runtime.device_name(), runtime.driver_version())

@@ -1,0 +1,158 @@
+"""A CUDA runtime in Python: device memory is memory of the host, a stream a list of calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from engine.cuda_runtime import CudaRuntime
+from engine.device import CudaDevice
+from engine.device_memory import DeviceArray, DeviceMemory
+
+NAME = "NVIDIA Fake 9000"
+OUT_OF_MEMORY = 2
+_ERRORS = {
+    OUT_OF_MEMORY: (b"cudaErrorMemoryAllocation", b"out of memory"),
+    35: (b"cudaErrorInsufficientDriver", b"CUDA driver version is insufficient"),
+    100: (b"cudaErrorNoDevice", b"no CUDA-capable device is detected"),
+    700: (b"cudaErrorIllegalAddress", b"an illegal memory access was encountered"),
+}
+_DIRT = 0xA5  # what is in new memory
+
+
+class FakeCuda:
+    """Does what is queued when somebody waits, and refuses what lies outside of its memory."""
+
+    def __init__(self, num_bytes: int = 2**30) -> None:
+        self.num_bytes = num_bytes
+        self.calls: list[str] = []
+        self.codes: dict[str, int] = {}  # what calls of these names return
+        self.memory: dict[int, Any] = {}  # on the device, by address
+        self.pinned: dict[int, Any] = {}
+        self._queued: list[Callable[[], object]] = []
+        self._functions = {
+            name.removeprefix("_fake_"): self._recorded(name.removeprefix("_fake_"))
+            for name in dir(self)
+            if name.startswith("_fake_")
+        }
+        self._functions["cudaGetErrorName"] = lambda code: _ERRORS[code][0]
+        self._functions["cudaGetErrorString"] = lambda code: _ERRORS[code][1]
+
+    def runtime(self) -> CudaRuntime:
+        return CudaRuntime(functions=self._functions)
+
+    def device(self) -> CudaDevice:
+        runtime = self.runtime()
+        memory = DeviceMemory(runtime)
+        return CudaDevice(0, runtime, memory, runtime.device_name(), runtime.driver_version())
+
+    @property
+    def num_used(self) -> int:
+        return sum(map(len, self.memory.values()))
+
+    def content(self, array: DeviceArray) -> bytes:
+        self._run()
+        self._check(array.address, array.num_bytes)
+        return ctypes.string_at(array.address, array.num_bytes)
+
+    def _recorded(self, name: str) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name in self.codes:
+                return self.codes[name]
+            return getattr(self, f"_fake_{name}")(*arguments) or 0
+
+        return call
+
+    def _queue(self, work: Callable[[], object]) -> None:
+        self._queued.append(work)
+
+    def _run(self) -> None:
+        queued, self._queued = self._queued, []
+        for work in queued:
+            work()
+
+    def _check(self, address: int, num_bytes: int) -> None:
+        for start, buffer in (*self.memory.items(), *self.pinned.items()):
+            if start <= address and address + num_bytes <= start + len(buffer):
+                return
+        raise AssertionError(f"{num_bytes} bytes at {address} are not memory of the device")
+
+    def _allocate(self, found: Any, num_bytes: int, memory: dict[int, Any]) -> None:
+        buffer = (ctypes.c_uint8 * num_bytes)()
+        address = ctypes.addressof(buffer)
+        ctypes.memset(address, _DIRT, num_bytes)
+        memory[address] = buffer
+        found._obj.value = address
+
+    def _fake_cudaGetDeviceCount(self, count: Any) -> None:
+        count._obj.value = 1
+
+    def _fake_cudaSetDevice(self, device: int) -> None: ...
+
+    def _fake_cudaGetLastError(self) -> None: ...
+
+    def _fake_cudaGetDeviceProperties(self, properties: Any, device: int) -> None:
+        properties.value = NAME.encode()
+
+    def _fake_cudaDriverGetVersion(self, version: Any) -> None:
+        version._obj.value = 13010
+
+    def _fake_cudaMemGetInfo(self, free: Any, total: Any) -> None:
+        free._obj.value, total._obj.value = self.num_bytes - self.num_used, self.num_bytes
+
+    def _fake_cudaMalloc(self, found: Any, num_bytes: int) -> int:
+        if self.num_used + num_bytes > self.num_bytes:
+            return OUT_OF_MEMORY
+        self._allocate(found, num_bytes, self.memory)
+        return 0
+
+    def _fake_cudaFree(self, address: int) -> None:
+        self._run()
+        del self.memory[address]
+
+    def _fake_cudaHostAlloc(self, found: Any, num_bytes: int, flags: int) -> None:
+        self._allocate(found, num_bytes, self.pinned)
+
+    def _fake_cudaFreeHost(self, address: int) -> None:
+        del self.pinned[address]
+
+    def _fake_cudaStreamCreateWithFlags(self, stream: Any, flags: int) -> None:
+        stream._obj.value = 1234
+
+    def _fake_cudaStreamSynchronize(self, stream: int) -> None:
+        self._run()
+
+    def _fake_cudaMemsetAsync(self, address: int, byte: int, num_bytes: int, stream: int) -> None:
+        self._check(address, num_bytes)
+        self._queue(lambda: ctypes.memset(address, byte, num_bytes))
+
+    def _fake_cudaMemcpyAsync(
+        self, target: int, source: int, num_bytes: int, kind: int, stream: int
+    ) -> None:
+        for address in {1: [target], 2: [source], 3: [target, source]}[kind]:
+            self._check(address, num_bytes)
+        self._queue(lambda: ctypes.memmove(target, source, num_bytes))
+
+    def _fake_cudaMemset3DAsync(self, where: Any, byte: int, extent: Any, stream: int) -> None:
+        for address in self._rows(where, extent):
+            self._queue(lambda at=address: ctypes.memset(at, byte, extent.width))
+
+    def _fake_cudaMemcpy3DAsync(self, given: Any, stream: int) -> None:
+        copy = given._obj
+        targets = self._rows(copy.dstPtr, copy.extent)
+        sources = self._rows(copy.srcPtr, copy.extent)
+        width = copy.extent.width
+        for target, source in zip(targets, sources, strict=True):
+            self._queue(lambda to=target, at=source: ctypes.memmove(to, at, width))
+
+    def _rows(self, where: Any, extent: Any) -> list[int]:
+        rows = [
+            where.ptr + (plane * where.ysize + row) * where.pitch
+            for plane in range(extent.depth)
+            for row in range(extent.height)
+        ]
+        for address in rows:
+            self._check(address, extent.width)
+        return rows
