@@ -30,6 +30,7 @@ from exporter.contracts import encoding_contract, generation_contract, image_con
 from exporter.loss import SHARE_LOSS, LossLimits, check_loss
 from exporter.package_graphs import body_of, build_package_graphs, write_graphs
 from exporter.perplexity import Perplexity, measure_perplexity
+from exporter.sides import Sides
 
 _PLAIN = PackageFormat()
 
@@ -155,7 +156,8 @@ def _compare(
     if generation:
         limit = (generation.cross_cache or generation.cache).max_len
         given = samples(limit)
-        return certify_generation(model, generation, directory, given, comparison, progress)
+        sides = Sides(model, generation, directory, comparison)
+        return certify_generation(sides, given, progress)
     if encoding:
         given = samples(encoding.max_len)
         return certify_encoding(model, encoding, directory, given, comparison, progress)

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.batch import RowOp, StepLogits
-from exporter.cases import MOST_ROWS, SEED, Tokens, random_tokens
-from exporter.comparison import Floats, exported_graphs
+from exporter.cases import SEED, Tokens, random_tokens
+from exporter.comparison import exported_graphs
 from exporter.generation_cases import Case
 from exporter.replay import Replay
-from exporter.sides import Sides
+from exporter.sides import Eager, Sides
 
 NUM_STEPS = 6
 PROMPT_TOKENS = 3
@@ -25,8 +25,9 @@ SOURCE_TOKENS = (7, 4)  # of the first sources, and of the last ones
 _NUM_GROUPS = 10
 _FIRST_SHORT = 8  # the groups from here on have the other length
 
-# Each step serves these groups: which prompt or source, and how many beams it has.
-LAYOUTS: tuple[tuple[tuple[int, int], ...], ...] = (
+# The groups of a step: which prompt or source, and how many beams it has.
+Layout = tuple[tuple[int, int], ...]
+_LAYOUTS: tuple[Layout, ...] = (
     ((0, 2),),
     ((0, 4), (8, 2)),
     ((0, 8), (1, 8)),
@@ -34,17 +35,27 @@ LAYOUTS: tuple[tuple[tuple[int, int], ...], ...] = (
     tuple((i, 1) for i in range(8)),
     tuple((i, 2) for i in range(5)),
     ((9, 1), (0, 5), (1, 3), (8, 2)),
-    # As many rows, and as many sources, as a step of the engine has.
-    ((1, 8), (0, 16), (8, 2), (0, MOST_ROWS - 26)),
-    tuple((i % _NUM_GROUPS, 1) for i in range(MOST_ROWS)),
 )
+_MIXED: Layout = ((1, 8), (0, 16), (8, 2))  # beside further beams
 
 
 class _Beam(NamedTuple):
     case: Case
     tokens: Tokens
     alone: StepLogits
-    eager: Floats
+    eager: Eager
+
+
+def layouts(num_rows: int) -> list[Layout]:
+    """Return the steps to try with so many rows: those with room, and two that fill all rows."""
+    found = [layout for layout in _LAYOUTS if _width(layout) <= num_rows]
+    if (rest := num_rows - _width(_MIXED)) > 0:
+        found.append((*_MIXED, (0, rest)))
+    return [*found, tuple((i % _NUM_GROUPS, 1) for i in range(num_rows))]
+
+
+def _width(layout: Layout) -> int:
+    return sum(width for _, width in layout)
 
 
 def certify_beams(sides: Sides) -> tuple[int, list[int]]:
@@ -52,14 +63,15 @@ def certify_beams(sides: Sides) -> tuple[int, list[int]]:
 
     Raises CertificateError at the first difference that the comparison refuses.
     """
-    groups = _make_groups(sides)
-    for layout in LAYOUTS:
+    tried = layouts(sides.execution.num_rows)
+    groups = _make_groups(sides, tried)
+    for layout in tried:
         _check_layout(sides, [groups[i][:width] for i, width in layout])
-    sizes = {width for layout in LAYOUTS for _, width in layout}
+    sizes = {width for layout in tried for _, width in layout}
     return sum(map(len, groups)), sorted(sizes)
 
 
-def _make_groups(sides: Sides) -> list[list[_Beam]]:
+def _make_groups(sides: Sides, tried: Sequence[Layout]) -> list[list[_Beam]]:
     rng = np.random.default_rng(SEED)
     contract = sides.contract
 
@@ -75,13 +87,15 @@ def _make_groups(sides: Sides) -> list[list[_Beam]]:
         if contract.cross_cache:
             source = draw(min(SOURCE_TOKENS[i >= _FIRST_SHORT], contract.cross_cache.max_len))
         prompt = (*start, *draw(length - len(start)))
-        width = max(width for layout in LAYOUTS for j, width in layout if j == i)
+        width = max((width for layout in tried for j, width in layout if j == i), default=0)
         cases = [Case(source, prompt, num_tokens) for _ in range(width)]
         groups.append(_run_alone(sides, cases, [draw(num_tokens) for _ in cases]))
     return groups
 
 
 def _run_alone(sides: Sides, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[_Beam]:
+    if not cases:
+        return []
     eager = sides.eager(cases, tokens)
     beams = []
     for case, given, theirs in zip(cases, tokens, eager, strict=True):

@@ -10,7 +10,6 @@ the whole sequence: no code of it knows of a cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from engine.package import GenerationContract
 from exporter.cases import (
     BATCH_SIZES,
     MAX_PER_LENGTH,
-    MOST_ROWS,
     NUM_TOPS,
     SEED,
     Covered,
@@ -34,11 +32,11 @@ from exporter.certify_alignment import check_alignment, choose_cases
 from exporter.certify_beams import certify_beams
 from exporter.certify_sources import certify_sources
 from exporter.certify_threads import certify_threads
-from exporter.comparison import Comparison, Floats, exported_graphs
+from exporter.comparison import exported_graphs
 from exporter.generation_cases import Case, make_cases
 from exporter.models import GPT, EncoderDecoder
 from exporter.replay import WHOLE, Asked, Place, Replay
-from exporter.sides import Sides, chunks_of
+from exporter.sides import Eager, Sides, chunks_of
 
 BLOCK_SIZE = 40  # cases compared together: a multiple of every batch size
 
@@ -47,25 +45,20 @@ _ALIGN_EVERY = {2: 0, 5: 2, 8: 1}  # of the rows of a batch, by its size
 
 
 def certify_generation(
-    model: nn.Module,
-    contract: GenerationContract,
-    directory: Path,
-    samples: Sequence[Tokens],
-    comparison: Comparison,
-    progress: Progress,
+    sides: Sides, samples: Sequence[Tokens], progress: Progress
 ) -> tuple[int, Covered]:
     """Compare all cases; return their number and what they covered.
 
     `samples` are prompts (or sources) to try besides random ones. Raises CertificateError at the
-    first difference that `comparison` refuses.
+    first difference that the comparison refuses.
     """
+    model, contract = sides.model, sides.contract
     assert isinstance(model, GPT | EncoderDecoder)
     cases, per_length = affordable_cases(model, contract, samples)
-    sides = Sides(model, contract, directory, comparison)
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
         "batch_sizes": [1, *BATCH_SIZES],
-        "most_rows": MOST_ROWS,
+        "most_rows": sides.execution.num_rows,
         "prefill_chunks": [WHOLE, sides.chunk],
         "prompts_per_length": per_length,
         "steps": max(case.num_tokens for case in cases),
@@ -81,9 +74,12 @@ def certify_generation(
     _check_blocks(sides, cases, aligned, in_batch, progress)
     if contract.alignment:
         covered["alignment_cases"] = len(aligned)
-    covered["threads"] = certify_threads(sides, model.config.num_heads)
-    covered["undecided_tokens"] = comparison.tokens_undecided
-    return len(cases) + num_beams + 1, covered
+    num_threaded = 0
+    if not sides.execution.buckets:  # a device has no threads to choose
+        covered["threads"] = certify_threads(sides, model.config.num_heads)
+        num_threaded = 1
+    covered["undecided_tokens"] = sides.comparison.tokens_undecided
+    return len(cases) + num_beams + num_threaded, covered
 
 
 def affordable_cases(
@@ -146,10 +142,13 @@ class _Block:
         self._sides = sides
         self._cases = cases
         self._chosen = chosen
-        self._in_batch = [i for i, case in enumerate(cases) if case in chosen.in_batch]
+        has_room = sides.execution.num_rows > 1
+        self._in_batch = [i for i, case in enumerate(cases) if has_room and case in chosen.in_batch]
         self._tokens: list[Tokens] = []
         self._alone: list[StepLogits] = []
-        self._eager: list[Floats] = []
+        self._eager: list[Eager] = []
+        # As many rows hold prompts as decode behind copies of them.
+        self._wave = max(1, min(_WAVE, sides.execution.num_rows // 2))
         self.num_runs = len(cases) + len(self._in_batch)
 
     def check(self) -> Iterator[int]:
@@ -167,8 +166,9 @@ class _Block:
             if case in self._chosen.aligned:
                 check_alignment(sides, case, self._tokens[i], self._alone[i], how)
         self._check_whole()
-        for first in range(0, len(self._in_batch), _WAVE):
-            members = self._in_batch[first : first + _WAVE]
+        wave = self._wave
+        for first in range(0, len(self._in_batch), wave):
+            members = self._in_batch[first : first + wave]
             self._check_wave(members)
             yield len(members)
 
@@ -183,7 +183,7 @@ class _Block:
     def _check_wave(self, members: Sequence[int]) -> None:
         """Compute prompts beside each other, and decode behind them in groups of every size."""
         sides = self._sides
-        held = [Place(_WAVE + i, _WAVE + i) for i in range(len(members))]  # behind the copies
+        held = [Place(self._wave + i, self._wave + i) for i in range(len(members))]
         asked = sides.asked(align_every=1)
         replay = self._replay(members, asked)
         how = f"prompt beside {len(members) - 1} others, {chunks_of(sides.chunk)}"

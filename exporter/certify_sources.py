@@ -28,7 +28,8 @@ def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
     sizes = {1}
     for members in by_length.values():
         alone = np.stack([_encoded(sides.alone, [source], 0)[0] for source in members])
-        for numbers in _groups(len(members), largest_batch(len(members[0]))):
+        most = min(largest_batch(len(members[0])), sides.execution.num_rows)
+        for numbers in _groups(len(members), most):
             group = [members[i] for i in numbers]
             found = _encoded(sides.batch, group, sides.batch.num_slots - len(group))
             sides.comparison.bits(found, alone[numbers], _place(group))
@@ -39,8 +40,9 @@ def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
 def _groups(count: int, most: int) -> Iterator[list[int]]:
     """Yield groups of `count` members of every size, and some in which they come several times."""
     for size in BATCH_SIZES:
-        for first in range(0, count, size):
-            yield list(range(first, min(first + size, count)))
+        if size <= most:
+            for first in range(0, count, size):
+                yield list(range(first, min(first + size, count)))
     for size in (*_OTHER_SIZES, most):
         if size <= most:
             yield [i % count for i in range(size)]

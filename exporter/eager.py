@@ -36,7 +36,7 @@ def eager_logits(
         hidden = model.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
         firsts = [len(case.prompt) - case.num_prompt_logits for case in cases]
         return [
-            model.decoder.output(hidden[row, first:][: case.num_logits]).numpy()
+            _array(model.decoder.output(hidden[row, first:][: case.num_logits]))
             for row, (case, first) in enumerate(zip(cases, firsts, strict=True))
         ]
 
@@ -54,6 +54,12 @@ def eager_alignment(model: EncoderDecoder, case: Case, tokens: Tokens) -> Floats
     first = len(case.prompt) - case.num_prompt_logits
     attention: Floats = last.mean(dim=1)[0, first:].numpy()
     return attention
+
+
+def _array(logits: Tensor) -> Floats:
+    """Return an array; NumPy has no bfloat16."""
+    array: Floats = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
+    return array
 
 
 def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:

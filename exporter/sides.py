@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -12,26 +13,45 @@ from torch import nn
 from engine.batch import RowOp, StepLogits
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
-from engine.threads import decoder_threads
-from exporter.cases import MOST_ROWS, NUM_TOPS, Tokens, prefill_chunk
+from exporter.cases import NUM_TOPS, Tokens, prefill_chunk
 from exporter.comparison import Comparison, Floats, exported_graphs
 from exporter.eager import eager_logits
+from exporter.execution import Execution, load_runner
 from exporter.generation_cases import Case
+from exporter.half_comparison import HalfComparison
 from exporter.replay import WHOLE, Asked, generate, part_of
 
 MOST_TOP = max(NUM_TOPS)
 
 _LEFT_BEHIND = 1e4  # in the first rows of a batch, before their first sequence
 _NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
-_SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
 _EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
+_ON_CPU = Execution()
+
+
+class Eager(NamedTuple):
+    """What the eager model gives for a case: in float64 and, to measure by, in half precision."""
+
+    exact: Floats  # [num_logits, vocab_size]
+    rounded: Floats | None = None
+
+    def part(self, positions: slice) -> Eager:
+        """Return some of the positions."""
+        rounded = None if self.rounded is None else self.rounded[positions]
+        return Eager(self.exact[positions], rounded)
+
+
+class Half(NamedTuple):
+    """The eager model in half precision, and what was found of graphs in the same type."""
+
+    model: nn.Module
+    found: HalfComparison
 
 
 class Sides:
     """The eager model, a runner for a case alone, a runner for batches, and what was found so far.
 
-    A case alone runs on one thread, a batch on all that the engine would take: a row depends on
-    neither. Where one thread would take much longer, both share the graphs, and their memory.
+    With `half` logits are held to its bound besides; `model` is in float64 then.
     """
 
     def __init__(
@@ -40,29 +60,28 @@ class Sides:
         contract: GenerationContract,
         directory: Path,
         comparison: Comparison,
+        *,
+        execution: Execution = _ON_CPU,
+        half: Half | None = None,
     ) -> None:
         self.model = model
         self.contract = contract
         self.comparison = comparison
+        self.execution = execution
         self.chunk = prefill_chunk(contract.cache.max_len)
         self._directory = directory
+        self._half = half
         self._tops = cycle(NUM_TOPS)
-        is_small = (directory / "decoder.onnx.data").stat().st_size < _SMALL
         with exported_graphs():
-            self.batch = self.load(decoder_threads(contract), MOST_ROWS)
-            self.alone = self.load(1, 1) if is_small else self.batch.beside(num_slots=1)
+            self.batch, self.alone = execution.load_runners(contract, directory)
         cache = self.batch.cache
         for layer in (*cache.layers, *cache.cross_layers):
             for rows in layer:
                 rows[:_NUM_LEFT] = 127 if rows.dtype == np.int8 else _LEFT_BEHIND
 
     def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
-        """Load the graphs as the engine does."""
-        encoder = self._directory / "encoder.onnx" if self.contract.cross_cache else None
-        decoder = self._directory / "decoder.onnx"
-        return SlotModelRunner.load(
-            self.contract, decoder, encoder, num_slots=num_slots, num_threads=num_threads
-        )
+        """Load the graphs for a CPU, for so many threads."""
+        return load_runner(self.contract, self._directory, num_threads, num_slots)
 
     def asked(self, *, align_every: int = 0) -> Asked:
         """Return what to ask of a batch: the next number of likeliest tokens, in turn."""
@@ -81,21 +100,24 @@ class Sides:
         with exported_graphs():
             return generate(self.alone, [case], asked, [tokens] if tokens else None)[0]
 
-    def eager(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Floats]:
-        """Return the eager model's logits of all cases, [num_logits, vocab_size] each."""
+    def eager(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Eager]:
+        """Return what the eager model gives for all cases."""
         longest = max(len(case.prompt) + case.num_tokens for case in cases)
         size = max(1, _EAGER_LOGITS // (longest * self.contract.vocab_size))
-        found: list[Floats] = []
+        found: list[Eager] = []
         for i in range(0, len(cases), size):
-            found += eager_logits(self.model, cases[i : i + size], tokens[i : i + size])
+            part = cases[i : i + size], tokens[i : i + size]
+            exact = eager_logits(self.model, *part)
+            rounded = eager_logits(self._half.model, *part) if self._half else [None] * len(exact)
+            found += map(Eager, exact, rounded)
         return found
 
-    def compare(self, seen: StepLogits, eager: Floats, case: Case, how: str) -> None:
+    def compare(self, seen: StepLogits, eager: Eager, case: Case, how: str) -> None:
         """Hold what a case gave alone against the eager model."""
-        self.comparison.step(seen, eager, step_of(case, how))
+        self._compare(seen, eager, step_of(case, how))
 
     def compare_bits(
-        self, seen: StepLogits, alone: StepLogits, eager: Floats, first: int, case: Case, how: str
+        self, seen: StepLogits, alone: StepLogits, eager: Eager, first: int, case: Case, how: str
     ) -> None:
         """Hold what a case gave in a batch, from its position `first` on, against it alone.
 
@@ -104,7 +126,12 @@ class Sides:
         place = step_of(case, how, first)
         positions = slice(first, first + len(seen.logits))
         if not self.comparison.step_bits(seen, part_of(alone, positions), place):
-            self.comparison.step(seen, eager[positions], place)
+            self._compare(seen, eager.part(positions), place)
+
+    def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
+        self.comparison.step(seen, eager.exact, place)
+        if self._half and eager.rounded is not None:
+            self._half.found.case(seen.logits, eager.exact, eager.rounded, place)
 
 
 def step_of(case: Case, how: str, first: int = 0) -> Callable[[int], str]:

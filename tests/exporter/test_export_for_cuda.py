@@ -12,11 +12,11 @@ from engine.errors import CertificateError, ConfigError
 from engine.package import PackageFormat, Precision, load_package
 from engine.session import create_session
 from exporter import certificate as certificates
-from exporter.certify_half import HalfComparison
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.fuse import fuse
 from exporter.graphs import build_graphs
+from exporter.half_comparison import HalfComparison
 from exporter.loss import LossLimits
 from exporter.package_graphs import write_graphs
 from tests.exporter.conftest import MakeCheckpoint
