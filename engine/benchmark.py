@@ -29,7 +29,7 @@ Choice = Literal["greedy", "topk", "beam"]
 Progress = Callable[[int, int], None]  # rounds done, rounds in all
 Prompt = tuple[int, ...]
 
-_BYTES_PER_NUMBER = {"fp32": 4, "int8": 1}  # of the cache
+_BYTES_PER_NUMBER = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of the cache
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,24 @@ def run_benchmark(
     concurrencies: Sequence[int],
     *,
     num_rounds: int = 3,
-    num_threads: int = 0,
+    settings: EngineConfig | None = None,
     progress: Progress | None = None,
 ) -> BenchmarkReport:
     """Load a package and run the work at every concurrency; a round before the first warms up.
 
+    `settings` say where the engine runs; what it takes at once follows from the concurrencies.
     Raises PackageError if the package does not generate, and ConfigError for work that does not
     fit into the model.
     """
     return asyncio.run(
-        _run(path, work, concurrencies, num_rounds, num_threads, progress or _no_progress)
+        _run(
+            path,
+            work,
+            concurrencies,
+            num_rounds,
+            settings or EngineConfig(),
+            progress or _no_progress,
+        )
     )
 
 
@@ -170,10 +178,12 @@ class EngineBench:
         self._ids = count()
 
     @classmethod
-    def load(cls, package: Package, *, max_num_seqs: int, num_threads: int = 0) -> EngineBench:
+    def load(
+        cls, package: Package, *, max_num_seqs: int, settings: EngineConfig | None = None
+    ) -> EngineBench:
         """Load the engine of a package that generates; else raise PackageError."""
         generation_contract(package)
-        engine = load_engine(package, _config(max_num_seqs, num_threads))
+        engine = load_engine(package, _for_so_many(max_num_seqs, settings or EngineConfig()))
         assert isinstance(engine, AsyncEngine), "it has a generation contract"
         return cls(engine)
 
@@ -215,7 +225,7 @@ async def _run(
     work: BenchmarkWork,
     concurrencies: Sequence[int],
     num_rounds: int,
-    num_threads: int,
+    settings: EngineConfig,
     progress: Progress,
 ) -> BenchmarkReport:
     memory_before = read_memory()
@@ -224,8 +234,8 @@ async def _run(
     contract = generation_contract(package)
     check_fits(work, contract)
     work = replace(work, top_k=min(work.top_k, contract.vocab_size))
-    slots = max(concurrencies) * work.beam_width
-    bench = EngineBench.load(package, max_num_seqs=slots, num_threads=num_threads)
+    slots = max(max(concurrencies) * work.beam_width, *settings.decode_buckets, 1)
+    bench = EngineBench.load(package, max_num_seqs=slots, settings=settings)
     await bench.start()
     try:
         load_seconds, memory_loaded = time.perf_counter() - started, read_memory()
@@ -237,8 +247,8 @@ async def _run(
         manifest_sha256=package.manifest_sha256.hex(),
         weights=package.manifest.weights,
         work=work,
-        num_threads=num_threads or num_cores(),
-        num_decoder_threads=decoder_threads(contract, num_threads),
+        num_threads=settings.num_threads or num_cores(),
+        num_decoder_threads=decoder_threads(contract, settings.num_threads),
         load_seconds=load_seconds,
         weight_bytes=sum(file.size for file in package.manifest.files.values()),
         memory_before=memory_before,
@@ -377,16 +387,15 @@ def read_memory() -> Memory:
     return Memory(*(int(kilobytes[name]) * 1024 for name in ("VmRSS", "VmHWM", "RssFile")))
 
 
-def _config(max_num_seqs: int, num_threads: int) -> EngineConfig:
-    """Return a configuration that takes in so many requests at once."""
-    default = EngineConfig()
-    return EngineConfig(
+def _for_so_many(max_num_seqs: int, settings: EngineConfig) -> EngineConfig:
+    """Return settings that take in so many requests at once."""
+    return replace(
+        settings,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(
-            default.max_num_batched_tokens, max_num_seqs + default.prefill_chunk_size
+            settings.max_num_batched_tokens, max_num_seqs + settings.prefill_chunk_size
         ),
-        max_queue_size=max(default.max_queue_size, max_num_seqs),
-        num_threads=num_threads,
+        max_queue_size=max(settings.max_queue_size, max_num_seqs),
         reuse_prefixes=False,  # the same prompts come round after round
     )
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from engine.errors import ConfigError
 from engine.request import RequestLimits
+
+Device = Literal["cpu", "cuda"]
+
+DEFAULT_NUM_SEQS = 32
+MOST_CHOSEN_SEQS = 256  # more are to be asked for: an empty row of a device costs what others do
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How much an engine takes on at once."""
 
-    max_num_seqs: int = 32  # sequences in the running batch = slots of the cache
+    # Sequences in the running batch = slots of the cache; 0: as many as a device has memory for.
+    max_num_seqs: int = DEFAULT_NUM_SEQS
     max_num_batched_tokens: int = 1024  # tokens computed in one step, decode and prefill together
     prefill_chunk_size: int = 128  # prompts are cut at multiples of it, whatever else runs
     max_queue_size: int = 256  # requests waiting; one more is refused
@@ -20,11 +27,15 @@ class EngineConfig:
     reuse_prefixes: bool = True  # compute a tenant's equal beginnings and sources once
     num_threads: int = 0  # of onnxruntime; 0: one per core
     max_step_seconds: float = 8.0  # an engine longer in one step counts as hung; inf: never
+    device: Device | None = None  # None: what the package was made for
+    gpu_memory_utilization: float = 0.9  # of the device's memory, for all engines of this process
+    # Rows of a decode call on a device, rising: the smallest that holds the batch is taken.
+    # (): one, of max_num_seqs. With several a row is no longer computed alike in every batch.
+    decode_buckets: tuple[int, ...] = ()
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:
         for name in (
-            "max_num_seqs",
             "max_num_batched_tokens",
             "prefill_chunk_size",
             "max_queue_size",
@@ -37,9 +48,60 @@ class EngineConfig:
             raise ConfigError(f"max_step_seconds ({self.max_step_seconds}) must be above 0")
         if self.num_threads < 0:
             raise ConfigError(f"num_threads ({self.num_threads}) must be 0, one per core, or more")
-        if self.max_num_batched_tokens < self.max_num_seqs + self.prefill_chunk_size:
+        self._check_num_seqs()
+        self._check_device()
+
+    @property
+    def has_one_bucket(self) -> bool:
+        """Whether every decode call on a device has the same number of rows."""
+        return len(self.decode_buckets) <= 1
+
+    @property
+    def most_num_seqs(self) -> int:
+        """The most sequences at once: those asked for, or the most that the engine would choose."""
+        most = min(MOST_CHOSEN_SEQS, self.max_num_batched_tokens - self.prefill_chunk_size)
+        return self.max_num_seqs or most
+
+    def with_num_seqs(self, num_seqs: int) -> EngineConfig:
+        """Return the settings with so many sequences, unless a number was asked for."""
+        return self if self.max_num_seqs else replace(self, max_num_seqs=num_seqs)
+
+    def device_for(self, target: Device) -> Device:
+        """Return where a package for this target runs; ConfigError if it cannot be there."""
+        if self.device == "cuda" and target == "cpu":
+            raise ConfigError(
+                "device (cuda) cannot run a package for target cpu; export it with "
+                "`tokenweir export --target cuda`, or leave the device out"
+            )
+        return self.device or target
+
+    def _check_num_seqs(self) -> None:
+        if self.max_num_seqs < 0:
+            raise ConfigError(
+                f"max_num_seqs ({self.max_num_seqs}) must be 1 or more, or 0: as many as there is "
+                "memory for"
+            )
+        least = self.max_num_seqs or 1
+        if self.max_num_batched_tokens < least + self.prefill_chunk_size:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs + prefill_chunk_size ({self.max_num_seqs} + "
+                f"max_num_seqs + prefill_chunk_size ({least} + "
                 f"{self.prefill_chunk_size}), or a full batch would never take in a prompt"
+            )
+
+    def _check_device(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization ({self.gpu_memory_utilization}) must be above 0 and at "
+                "most 1, the whole memory; 0.9 leaves room for what onnxruntime takes beside it"
+            )
+        buckets = self.decode_buckets
+        if any(low >= high for low, high in zip((0, *buckets), buckets, strict=False)):
+            raise ConfigError(
+                f"decode_buckets {buckets} must be 1 or more and rise, such as (1, 8, 32)"
+            )
+        if buckets and buckets[-1] != self.max_num_seqs:
+            raise ConfigError(
+                f"decode_buckets {buckets} must end with max_num_seqs ({self.max_num_seqs}): "
+                f"set that to {buckets[-1]}, or end them with it"
             )

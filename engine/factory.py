@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
+from engine.config import DEFAULT_NUM_SEQS, EngineConfig
 from engine.package import GenerationContract, Package
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | Encoder
     """Load the graphs of a checked package; the engine is to be started by the caller.
 
     Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
-    changed since it was checked.
+    changed since it was checked; ConfigError if the package was not made for the device.
     """
     contract = package.manifest.generation
+    config.device_for(package.manifest.target)
+    config = config.with_num_seqs(DEFAULT_NUM_SEQS)
     engine: AsyncEngine | EncoderEngine
     if contract is not None:
         engine = _load_generating(package, contract, config)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.config import EngineConfig
+from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import ConfigError
 from engine.request import RequestLimits
 
@@ -99,8 +99,18 @@ class ServeConfig:
             port=self.port,
             max_request_bytes=self.worker.max_request_bytes,
             # A full batch, and so many that another replica is seen to be needed.
-            max_calls_per_worker=max(self.engine.max_num_seqs, int(self.target_live_requests) + 1),
+            max_calls_per_worker=max(self.engine.most_num_seqs, int(self.target_live_requests) + 1),
         )
+
+    def settled(self, targets: Iterable[Device]) -> ServeConfig:
+        """Return the settings with what follows from the targets of the packages.
+
+        Raises ConfigError if one cannot run on the device that was asked for.
+        """
+        devices = {self.engine.device_for(target) for target in targets}
+        if "cuda" in devices:
+            return self
+        return replace(self, engine=self.engine.with_num_seqs(DEFAULT_NUM_SEQS))
 
     def _check_worker(self) -> None:
         """Refuse what the deployment would overwrite."""

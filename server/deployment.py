@@ -213,8 +213,8 @@ async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service],
 @contextlib.asynccontextmanager
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
-    for path in config.packages.values():
-        load_package(path)
+    packages = [load_package(path) for path in config.packages.values()]
+    config = config.settled(package.manifest.target for package in packages)
     check_port_is_free(config.host, config.port)
     async with contextlib.AsyncExitStack() as stack:
         ray = await stack.enter_async_context(_running_ray(config))

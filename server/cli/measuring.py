@@ -14,10 +14,14 @@ from server.cli.exit_codes import DONE, FAILED, CommandError
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     any_path,
+    decode_buckets_option,
+    device_option,
     examples,
     existing_directory,
     existing_file,
+    gpu_memory_option,
     model_option,
+    read_numbers,
     server_option,
     timeout_option,
 )
@@ -25,26 +29,9 @@ from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
     from engine.benchmark import BenchmarkReport
+    from engine.config import Device
     from loadtest.runner import LoadReport
     from loadtest.workload import Arrival, LoadConfig
-
-
-_MAX_CONCURRENCY = 4096
-
-
-def read_concurrencies(
-    _context: click.Context, _parameter: click.Parameter, text: str
-) -> tuple[int, ...]:
-    """Turn "1,8,32" into numbers."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1 or max(values) > _MAX_CONCURRENCY:
-        raise click.BadParameter(
-            f"{text[:100]!r} is no list of numbers from 1 to {_MAX_CONCURRENCY:,}, such as 1,8,32"
-        )
-    return values
 
 
 @click.command(
@@ -148,7 +135,7 @@ def loadtest(
     "concurrencies",
     default="1,8,32",
     show_default=True,
-    callback=read_concurrencies,
+    callback=read_numbers,
     metavar="N,...",
     help="Requests at once; each is measured.",
 )
@@ -158,6 +145,9 @@ def loadtest(
 @click.option("--beam", type=click.IntRange(2), metavar="WIDTH", help="Beam search instead.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Of the model.  [default: one a core]")
+@device_option
+@gpu_memory_option
+@decode_buckets_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 def bench(
@@ -169,6 +159,9 @@ def bench(
     beam: int | None,
     rounds: int,
     threads: int | None,
+    device: Device | None,
+    gpu_memory_utilization: float,
+    decode_buckets: tuple[int, ...],
     seed: int,
     json_file: Path | None,
 ) -> None:
@@ -180,6 +173,7 @@ def bench(
     if beam is not None and strategy is not None:
         raise click.UsageError("give --strategy, or --beam for beam search")
     from engine.benchmark import BenchmarkWork, run_benchmark
+    from engine.config import EngineConfig
     from server.cli.progress import show_progress
     from server.cli.tables import benchmark_tables, print_table
 
@@ -194,13 +188,20 @@ def bench(
         beam_width=beam or 1,
         seed=seed,
     )
+    settings = EngineConfig(
+        num_threads=threads or 0,
+        max_num_seqs=max(decode_buckets, default=0),
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        decode_buckets=decode_buckets,
+    )
     with cleaned_up(), show_progress("Rounds") as progress:
         report = run_benchmark(
             package,
             work,
             concurrencies,
             num_rounds=rounds,
-            num_threads=threads or 0,
+            settings=settings,
             progress=progress,
         )
     for table in benchmark_tables(report):

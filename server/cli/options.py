@@ -50,6 +50,49 @@ request_id_option: Decorator = click.option(
     "--request-id", metavar="UUID", help="Names the request in the server's log."
 )
 
+device_option: Decorator = click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where models run.  [default: what their package was made for]",
+)
+
+gpu_memory_option: Decorator = click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    default=0.9,
+    show_default=True,
+    metavar="SHARE",
+    help="Of a GPU's memory, what a worker takes with weights and cache.",
+)
+
+_MAX_NUMBER = 4096
+
+
+def read_numbers(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[int, ...]:
+    """Turn "1,8,32" into numbers; none if nothing was given."""
+    if text is None:
+        return ()
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1 or max(values) > _MAX_NUMBER:
+        raise click.BadParameter(
+            f"{text[:100]!r} is no list of numbers from 1 to {_MAX_NUMBER:,}, such as 1,8,32"
+        )
+    return values
+
+
+decode_buckets_option: Decorator = click.option(
+    "--decode-buckets",
+    callback=read_numbers,
+    metavar="N,...",
+    help="Rows of a decode call on a GPU; with several, answers may depend on the batch.  "
+    "[default: one number, all that a worker decodes at once]",
+)
+
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print all there is, one JSON object a line."
 )

@@ -12,9 +12,16 @@ import click
 
 from server.cli.exit_codes import FAILED
 from server.cli.interruption import cleaned_up
-from server.cli.options import examples, existing_directory
+from server.cli.options import (
+    decode_buckets_option,
+    device_option,
+    examples,
+    existing_directory,
+    gpu_memory_option,
+)
 
 if TYPE_CHECKING:
+    from engine.config import Device
     from server.config import ServeConfig
     from server.deployment import Service
 
@@ -62,10 +69,12 @@ if TYPE_CHECKING:
 @click.option(
     "--max-num-seqs",
     type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Sequences that a worker decodes at once, per model.",
+    help="Sequences that a worker decodes at once, per model.  "
+    "[default: 32; on a GPU as many as it has memory for, up to 256]",
 )
+@device_option
+@gpu_memory_option
+@decode_buckets_option
 @click.option(
     "--max-step-seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -98,7 +107,10 @@ def serve(
     host: str,
     port: int,
     threads: int,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
+    device: Device | None,
+    gpu_memory_utilization: float,
+    decode_buckets: tuple[int, ...],
     max_step_seconds: float,
     grace: float,
     name: str,
@@ -124,7 +136,12 @@ def serve(
         grace=grace,
         name=name,
         engine=EngineConfig(
-            num_threads=threads, max_num_seqs=max_num_seqs, max_step_seconds=max_step_seconds
+            num_threads=threads,
+            max_num_seqs=max_num_seqs or max(decode_buckets, default=0),
+            max_step_seconds=max_step_seconds,
+            device=device,
+            gpu_memory_utilization=gpu_memory_utilization,
+            decode_buckets=decode_buckets,
         ),
     )
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)

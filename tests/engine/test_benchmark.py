@@ -10,6 +10,7 @@ import pytest
 from engine.benchmark import (
     BenchmarkWork,
     EngineBench,
+    cache_bytes,
     check_fits,
     generation_contract,
     random_prompts,
@@ -152,6 +153,18 @@ def test_a_model_that_does_not_generate_is_refused(make_package: Callable[..., P
 
     with pytest.raises(PackageError, match="digits does not generate"):
         generation_contract(package.model_copy(update={"manifest": manifest}))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("fp16", 2), ("bf16", 2), ("int8", 1)])
+def test_the_cache_is_counted_in_its_own_type(
+    dtype: str, size: int, make_contract: Callable[..., GenerationContract]
+) -> None:
+    contract = make_contract()
+    cache = contract.cache.model_copy(update={"dtype": dtype})
+
+    num_bytes = cache_bytes(BenchmarkWork(5, 4), contract.model_copy(update={"cache": cache}))
+
+    assert num_bytes == 2 * size * (5 + 4 - 1)
 
 
 def test_times_since_an_earlier_step_are_differences() -> None:

@@ -152,6 +152,8 @@ def test_one_new_token_has_no_decode_step(
             3,
             "error: 6 prompt tokens and 7 new ones are 13, more than the 12",
         ),
+        (["--new-tokens", "2", "--device", "cuda"], 3, "error: device (cuda) cannot run a package"),
+        (["--new-tokens", "2", "--decode-buckets", "1,2"], 3, "or end them with it"),
         (["--concurrency", "1,x"], 2, "'1,x' is no list of numbers from 1 to 4,096, such"),
         (["--concurrency", "0"], 2, "'0' is no list of numbers from 1 to 4,096"),
         (["--beam", "2", "--strategy", "topk"], 2, "give --strategy, or --beam"),

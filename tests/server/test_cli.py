@@ -15,12 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.config import EngineConfig
 from engine.errors import QueueFull
 from engine.request import Constraint, LogitControls
 from exporter.training.state import STATE_NAME, RunState
 from server.cli import app
 from server.cli.app import cli, run
-from server.config import WorkerConfig
+from server.config import ServeConfig, WorkerConfig
 from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
@@ -100,6 +101,9 @@ def test_help_of_every_command_shows_an_example(
         (["serve", "--model", "a=x", "--model", "a=y"], "would be model 'a'"),
         (["serve", ".", "--replicas", "2", "--min-replicas", "1"], "give --replicas, or"),
         (["serve", ".", "--min-replicas", "3", "--max-replicas", "2"], "is above --max-replicas"),
+        (["serve", ".", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
+        (["serve", ".", "--gpu-memory-utilization", "1.5"], "1.5 is not in the range 0<x<=1"),
+        (["serve", ".", "--decode-buckets", "8,x"], "'8,x' is no list of numbers from 1 to 4,096"),
         (["generate", "text"], "Missing option '--model'"),
         (["loadtest", "--model", "m", "--rate", "1", "--concurrency", "1"], "give --rate for"),
     ],
@@ -121,6 +125,33 @@ def test_an_error_is_one_line_without_traceback(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert "has no manifest.json" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ((), EngineConfig(max_num_seqs=0)),
+        (("--max-num-seqs", "7", "--device", "cpu"), EngineConfig(max_num_seqs=7, device="cpu")),
+        (
+            ("--decode-buckets", "1,8,40", "--gpu-memory-utilization", "0.5", "--device", "cuda"),
+            EngineConfig(
+                max_num_seqs=40,
+                decode_buckets=(1, 8, 40),
+                gpu_memory_utilization=0.5,
+                device="cuda",
+            ),
+        ),
+    ],
+)
+def test_serve_takes_the_settings_of_its_engines(
+    options: tuple[str, ...], settings: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[ServeConfig] = []
+    monkeypatch.setattr("server.cli.serving.serve_until_ended", served.append)
+
+    assert run(["serve", "--model", "dates=packages/dates", *options]) == 0
+
+    assert [config.engine for config in served] == [settings]
 
 
 @pytest.mark.parametrize(

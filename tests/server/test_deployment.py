@@ -128,6 +128,23 @@ def test_replicas_share_the_cores() -> None:
     assert num_threads(dataclasses.replace(CONFIG, engine=EngineConfig(num_threads=7))) == 7
 
 
+def test_number_of_sequences_is_left_to_workers_on_a_gpu_only() -> None:
+    config = dataclasses.replace(CONFIG, engine=EngineConfig(max_num_seqs=0))
+
+    assert config.settled(["cpu", "cuda"]).engine.max_num_seqs == 0
+    assert config.settled(["cpu", "cuda"]).gateway_settings.max_calls_per_worker == 256
+    assert config.settled(["cpu"]).engine.max_num_seqs == 32
+    assert config.settled(["cpu"]).gateway_settings.max_calls_per_worker == 32
+    assert CONFIG.settled(["cpu"]) == CONFIG
+
+
+def test_a_device_that_a_package_was_not_made_for_is_refused_before_ray_starts() -> None:
+    config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cuda"))
+
+    with pytest.raises(ConfigError, match="export --target cuda"):
+        config.settled(["cuda", "cpu"])
+
+
 @pytest.mark.parametrize(
     ("loads", "wanted"),
     [({}, 1), ({"a": 3}, 1), ({"a": 8}, 1), ({"a": 9}, 2), ({"a": 9, "b": 8}, 3), ({"a": 99}, 4)],

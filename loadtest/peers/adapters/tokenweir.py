@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from engine.benchmark import BenchmarkWork, EngineBench
+from engine.config import EngineConfig
 from engine.package import load_package
 from loadtest.peers.worker import LoadOptions, Prompts
 
@@ -21,7 +22,7 @@ class TokenweirAdapter:
         self._bench = EngineBench.load(
             load_package(Path(options.directory) / f"tokenweir-{options.weights}"),
             max_num_seqs=options.max_concurrency * options.num_beams,
-            num_threads=options.num_threads,
+            settings=EngineConfig(num_threads=options.num_threads),
         )
         self._loop.run_until_complete(self._bench.start())
 
