@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.cuda_runtime import CudaRuntime
 from engine.device_memory import DeviceMemory
+from engine.session import load_cuda_libraries
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,12 @@ class CudaDevice:
 
 
 def open_device(index: int = 0) -> CudaDevice:
-    """Open a GPU; DeviceError if it or the library of CUDA is not there."""
+    """Open a GPU.
+
+    Raises DeviceError if it or a library of CUDA is not there, ConfigError if the onnxruntime
+    that is installed is not the one for CUDA.
+    """
+    load_cuda_libraries()
     runtime = CudaRuntime(index)
     memory = DeviceMemory(runtime)
     return CudaDevice(index, runtime, memory, runtime.device_name(), runtime.driver_version())

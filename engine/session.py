@@ -2,50 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from engine.errors import PackageError
+from engine.device_memory import DeviceArray
+from engine.distributions import check_cuda_distribution, check_distributions
+from engine.errors import DeviceError, PackageError
 from engine.threads import num_cores
+from engine.wording import listed
 
+check_distributions()  # of two of them, one on the other, anything may fail to be imported
+import onnxruntime as ort  # noqa: E402
+
+if TYPE_CHECKING:
+    from engine.device import CudaDevice
+
+NOT_CAPTURED = -1  # the id of no captured graph
+
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _ERRORS_ONLY = 3
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}  # of onnxruntime's types; others agree
+_ELEMENT_TYPES = {  # onnx.TensorProto.DataType
+    "float32": 1,
+    "int8": 3,
+    "int32": 6,
+    "int64": 7,
+    "float16": 10,
+    "bfloat16": 16,
+}
+# What its provider for CUDA is linked to.
+_CUDA_LIBRARIES = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
 # numbers, 19 times at 800 rows.
-_DISABLED = ["SkipLayerNormFusion"]
+_DISABLED_ON_CPU = ["SkipLayerNormFusion"]
 
 
-def create_session(path: str | os.PathLike[str], *, num_threads: int = 0) -> Session:
-    """Load a graph for the CPU; `num_threads` 0 means one per core that this process may use.
+def create_session(
+    path: str | os.PathLike[str], *, num_threads: int = 0, device: CudaDevice | None = None
+) -> Session:
+    """Load a graph for the CPU, or with its weights onto a device.
 
-    Raises PackageError if onnxruntime does not take it.
+    `num_threads` are those of the CPU; 0 means one per core that this process may use. Raises
+    PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU beside
+    the device; DeviceError if it cannot use the device.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads or num_cores()
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = _ERRORS_ONLY
-    # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
-    # and decoder in turns took twice as long. One graph alone takes the same time either way.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    path = Path(path)
+    if device is not None:
+        return Session(_create_on(device, path), path, device)
     try:
-        session = ort.InferenceSession(
-            os.fspath(path), options, ["CPUExecutionProvider"], disabled_optimizers=_DISABLED
-        )
+        return Session(_create_on_cpu(path, num_threads or num_cores()), path)
     except Exception as error:  # onnxruntime has a dozen of its own, without a common base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PackageError(
-            f"{path}: onnxruntime {ort.__version__} cannot load this graph: {reason}; "
-            "export the model again"
-        ) from error
-    return Session(session, Path(path))
+        raise _not_loaded(path, error) from error
+
+
+def load_cuda_libraries() -> None:
+    """Load the libraries of CUDA that pip has installed, before any is asked for by its name.
+
+    Raises ConfigError if the onnxruntime that is installed is not the one for CUDA, DeviceError if
+    a library that it needs is missing: onnxruntime would go on without the device.
+    """
+    check_cuda_distribution()
+    ort.set_default_logger_severity(_ERRORS_ONLY)  # every session would warn that it has no plugin
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+        ort.preload_dlls(cudnn=False)  # no graph of ours needs it
+    missing = []
+    for name in _CUDA_LIBRARIES:
+        try:
+            ctypes.CDLL(name)
+        except OSError as error:
+            missing.append(error)
+    if missing:
+        raise DeviceError(
+            f"onnxruntime {ort.__version__} needs libraries of CUDA that cannot be loaded: "
+            f"{listed(missing, '; ')}; pip install 'tokenweir[gpu]'"
+        )
 
 
 class GraphValue(NamedTuple):
@@ -61,20 +100,28 @@ class GraphValue(NamedTuple):
 class Session:
     """A graph that is ready to run."""
 
-    def __init__(self, session: ort.InferenceSession, path: Path) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, path: Path, device: CudaDevice | None = None
+    ) -> None:
         self._session = session
+        self._device = device
+        self._on_device = frozenset() if device is None else _on_device(session)
         self.path = path
         self.inputs = {value.name: _described(value) for value in session.get_inputs()}
         self.outputs = {value.name: _described(value) for value in session.get_outputs()}
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run once and return every output by name, in new arrays."""
-        outputs = self._session.run(None, dict(inputs))
+        """Run once and return every output by name, in new arrays.
+
+        On a device the call waits for its stream: copies to it and back are part of the call.
+        """
+        options = None if self._device is None else _run_options(NOT_CAPTURED)
+        outputs = self._session.run(None, dict(inputs), options)
         return dict(zip(self.outputs, outputs, strict=True))
 
     def bind(self) -> Binding:
         """Return an empty binding of this graph."""
-        return Binding(self._session)
+        return Binding(self._session, self._device, self._on_device)
 
 
 class Binding:
@@ -82,31 +129,184 @@ class Binding:
 
     What is bound once and run often costs 0.03 ms a run; binding anew costs three times that.
     Binding a name again replaces what was bound to it.
+
+    On a device everything is a DeviceArray, but for inputs that kernels read on the host.
     """
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        device: CudaDevice | None,
+        on_device: frozenset[tuple[str, str]],
+    ) -> None:
         self._session = session
+        self._device = device
+        self._on_device = on_device  # kind and name of what lies there
         self._binding = session.io_binding()
-        self._arrays: dict[tuple[str, str], NDArray[Any]] = {}  # alive as long as they are bound
+        self._arrays: dict[tuple[str, str], NDArray[Any] | DeviceArray] = {}  # alive while bound
+        self._options: dict[int, ort.RunOptions] = {}  # by id of captured graph
 
-    def input(self, name: str, array: NDArray[Any]) -> None:
-        """Bind an input to an array, which must be contiguous."""
-        self._binding.bind_ortvalue_input(name, self._value("input", name, array))
+    def input(self, name: str, array: NDArray[Any] | DeviceArray) -> None:
+        """Bind an input to an array, which must be contiguous.
 
-    def output(self, name: str, array: NDArray[Any]) -> None:
-        """Bind an output to an array of exactly its shape, which must be contiguous."""
-        self._binding.bind_ortvalue_output(name, self._value("output", name, array))
+        Raises ValueError for an array where the graph does not read it: it would be copied once,
+        now, and what is written to it later would never be seen.
+        """
+        self._keep("input", name, array)
+        if isinstance(array, DeviceArray):
+            self._binding.bind_input(name, *self._described(array))
+        else:
+            self._binding.bind_ortvalue_input(name, _value(array))
 
-    def run(self) -> None:
-        """Run the graph on what is bound."""
-        self._session.run_with_iobinding(self._binding)
+    def output(self, name: str, array: NDArray[Any] | DeviceArray) -> None:
+        """Bind an output to an array of exactly its shape, which must be contiguous.
 
-    def _value(self, kind: str, name: str, array: NDArray[Any]) -> ort.OrtValue:
+        Raises ValueError for an array where the graph does not write it.
+        """
+        self._keep("output", name, array)
+        if isinstance(array, DeviceArray):
+            self._binding.bind_output(name, *self._described(array))
+        else:
+            self._binding.bind_ortvalue_output(name, _value(array))
+
+    def run(self, graph_id: int = NOT_CAPTURED) -> None:
+        """Run the graph on what is bound; on a device, queue it on the stream and return.
+
+        The first run with an id of 0 and above records what it queues, the next ones queue that
+        as it was: at the same addresses, with the same inputs on the host, and from the same
+        thread, whose own the ids are.
+        """
+        if self._device is None:
+            self._session.run_with_iobinding(self._binding)
+            return
+        if graph_id not in self._options:
+            self._options[graph_id] = _run_options(graph_id, waits=False)
+        self._session.run_with_iobinding(self._binding, self._options[graph_id])
+
+    def _keep(self, kind: str, name: str, array: NDArray[Any] | DeviceArray) -> None:
+        place = "device" if (kind, name) in self._on_device else "host"
+        if isinstance(array, DeviceArray) != (place == "device"):
+            raise ValueError(
+                f"{kind} {name}: the graph wants it on the {place}; bind an array there"
+            )
         # onnxruntime copies a view with gaps without a word, and what it writes is lost.
-        if not array.flags.c_contiguous:
+        if not isinstance(array, DeviceArray) and not array.flags.c_contiguous:
             raise ValueError(f"{kind} {name}: an array of shape {array.shape} is not contiguous")
         self._arrays[kind, name] = array
-        return ort.OrtValue.ortvalue_from_numpy(np.asarray(array))
+
+    def _described(self, array: DeviceArray) -> tuple[str, int, int, list[int], int]:
+        assert self._device is not None, "the graph wants it there"
+        element = _ELEMENT_TYPES[array.dtype]
+        return "cuda", self._device.index, element, list(array.shape), array.address
+
+
+def _create_on_cpu(path: Path, num_threads: int) -> ort.InferenceSession:
+    options = _options()
+    options.intra_op_num_threads = num_threads
+    # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
+    # and decoder in turns took twice as long. One graph alone takes the same time either way.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return ort.InferenceSession(
+        os.fspath(path), options, [_CPU], disabled_optimizers=_DISABLED_ON_CPU
+    )
+
+
+def _create_on(device: CudaDevice, path: Path) -> ort.InferenceSession:
+    """Return a session of which every node runs on the device and every call can be captured."""
+    try:
+        session = _create_on_cuda(device, path, captures=True)
+    except Exception as error:
+        raise _refusal(device, path, error) from error
+    if _CUDA not in session.get_providers():
+        raise DeviceError(
+            f"{path}: onnxruntime {ort.__version__} cannot load its provider for CUDA; what it has "
+            "written to the log says why"
+        )
+    if misplaced := _misplaced(session, path):
+        raise misplaced
+    return session
+
+
+def _create_on_cuda(device: CudaDevice, path: Path, *, captures: bool) -> ort.InferenceSession:
+    options = _options()
+    options.intra_op_num_threads = 1  # nothing is computed there
+    options.use_deterministic_compute = True
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    provider = {
+        "device_id": str(device.index),
+        "user_compute_stream": str(device.runtime.stream),
+        "use_tf32": "0",
+        "sdpa_kernel": "1",  # Flash: what else there is plans anew for every length
+        "arena_extend_strategy": "kSameAsRequested",
+        "enable_cuda_graph": str(int(captures)),
+    }
+    return ort.InferenceSession(os.fspath(path), options, [(_CUDA, provider)], enable_fallback=0)
+
+
+def _options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = _ERRORS_ONLY
+    return options
+
+
+def _run_options(graph_id: int, *, waits: bool = True) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph_id))
+    options.add_run_config_entry("disable_synchronize_execution_providers", str(int(not waits)))
+    return options
+
+
+def _refusal(device: CudaDevice, path: Path, error: Exception) -> PackageError:
+    """Return why a graph was not taken: onnxruntime does not say which node cannot be captured."""
+    try:
+        session = _create_on_cuda(device, path, captures=False)
+    except Exception:
+        return _not_loaded(path, error)
+    return _misplaced(session, path) or _not_loaded(path, error)
+
+
+def _misplaced(session: ort.InferenceSession, path: Path) -> PackageError | None:
+    """Return what to raise if nodes run on the CPU beside a device."""
+    nodes = [
+        f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} without a name"
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name != _CUDA
+        for node in part.get_nodes()
+    ]
+    if not nodes:
+        return None
+    return PackageError(
+        f"{path}: onnxruntime {ort.__version__} would run {len(nodes)} nodes of this graph on the "
+        f"CPU beside CUDA: {listed(Counter(nodes))}; export the model again with --target cuda, or "
+        "serve it with --device cpu"
+    )
+
+
+def _not_loaded(path: Path, error: Exception) -> PackageError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return PackageError(
+        f"{path}: onnxruntime {ort.__version__} cannot load this graph: {reason}; "
+        "export the model again"
+    )
+
+
+def _on_device(session: ort.InferenceSession) -> frozenset[tuple[str, str]]:
+    """Return kind and name of what kernels read or write in the memory of a device."""
+    inputs = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    outputs = zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
+    return frozenset(
+        (kind, value.name)
+        for kind, values in (("input", inputs), ("output", outputs))
+        for value, memory in values
+        if memory.name == "Cuda"
+    )
+
+
+def _value(array: NDArray[Any]) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array))
 
 
 def _described(value: ort.NodeArg) -> GraphValue:

@@ -1,0 +1,50 @@
+"""Which distribution of onnxruntime is installed: that for CPUs, or that for CUDA.
+
+Both hold the module `onnxruntime`. This looks at what pip has written down and imports neither.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from engine.errors import ConfigError
+
+_CPU, _CUDA = "onnxruntime", "onnxruntime-gpu"
+
+
+def check_distributions() -> None:
+    """Raise ConfigError if one has overwritten files of the other, which loads or not by chance."""
+    cpu, cuda = _installed(_CPU), _installed(_CUDA)
+    if cpu is None or cuda is None or _place(cpu) != _place(cuda):
+        return
+    raise ConfigError(
+        f"{_CPU} {cpu.version} and {_CUDA} {cuda.version} are both installed in {_place(cuda)}, "
+        "where each has overwritten files of the other; type these two lines, the second with cpu "
+        "instead of gpu on a machine without a GPU:\n"
+        f"pip uninstall --yes {_CPU} {_CUDA}\n"
+        "pip install 'tokenweir[gpu]'"
+    )
+
+
+def check_cuda_distribution() -> None:
+    """Raise ConfigError unless the distribution for CUDA is installed, and alone."""
+    check_distributions()
+    if _installed(_CUDA) is None:
+        raise ConfigError(
+            f"{_CUDA} is not installed, and {_CPU} knows no CUDA; serve with --device cpu, or "
+            "type these two lines:\n"
+            f"pip uninstall --yes {_CPU}\n"
+            "pip install 'tokenweir[gpu]'"
+        )
+
+
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _place(found: Distribution) -> Path:
+    return Path(str(found.locate_file("onnxruntime"))).resolve()

@@ -1,0 +1,98 @@
+"""Sessions of the engine on the emulated device: what they take, refuse and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from exporter.graphs import build_graphs
+from exporter.models import TransformerConfig, build_model
+from exporter.package_graphs import write_graphs
+from tests.emulated.conftest import RunScript
+from tests.emulated.test_placement import MODELS, PRECISIONS, export
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+
+
+def foreign(path: Path) -> str:
+    """Write a graph with one node that has no kernel on CUDA; return its path."""
+    shape = ["batch", 4]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"], name="first"),
+        helper.make_node("Det", ["square"], ["det"], name="foreign"),
+        helper.make_node("Add", ["y", "det"], ["z"], name="last"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "foreign",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("square", TensorProto.FLOAT, [2, 2]),
+        ],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, path)
+    return str(path)
+
+
+def export_for_cpu(name: str, directory: Path) -> str:
+    directory.mkdir()
+    model = build_model(TransformerConfig.model_validate(MODELS[name])).eval()
+    write_graphs(build_graphs(model), directory)
+    return str(directory / "decoder.onnx")
+
+
+def test_a_node_without_a_kernel_on_the_device_fails_the_load_with_its_name(
+    on_device: RunScript, tmp_path: Path
+) -> None:
+    named, of_cpu = foreign(tmp_path / "named.onnx"), export_for_cpu("gpt2", tmp_path / "gpt2")
+    (whole,) = export("gpt2", "fp16", tmp_path / "half")
+
+    found = on_device("open_sessions.py", named, of_cpu, whole)
+
+    assert found[whole] == "loaded"
+    assert found[named].startswith(f"PackageError: {named}: onnxruntime ")
+    assert "would run 1 nodes of this graph on the CPU beside CUDA: Det 'foreign';" in found[named]
+    assert "2 nodes" in found[of_cpu] and "GroupQueryAttention" in found[of_cpu]
+    assert found[of_cpu].endswith(
+        "export the model again with --target cuda, or serve it with --device cpu"
+    )
+
+
+def test_what_is_no_graph_is_refused_as_it_is_on_the_cpu(
+    on_device: RunScript, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no graph")
+
+    found = on_device("open_sessions.py", str(path))
+
+    assert found[str(path)].startswith(f"PackageError: {path}: onnxruntime ")
+    assert found[str(path)].endswith("export the model again")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
+    precision: str, on_device: RunScript, tmp_path: Path
+) -> None:
+    (path,) = export("gpt2", precision, tmp_path / "gpt2")
+
+    found = on_device("bind_memory.py", path)
+
+    first, *later = found["eager"]
+    assert first["launches"] > 0 and all(run["launches"] == first["launches"] for run in later)
+    assert all(run["syncs"] == 0 for run in later)
+    assert found["captured"][1:] == [{"launches": 0, "graphs": 1, "syncs": 0}] * 2
+    assert found["host array"] == (
+        "input input_ids: the graph wants it on the device; bind an array there"
+    )
+    assert found["host output"] == (
+        "output top_ids: the graph wants it on the device; bind an array there"
+    )
+    assert found["device array"] == (
+        "input num_top: the graph wants it on the host; bind an array there"
+    )
