@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.lazy_rows import LazyRows
 from engine.request import PositionLogprobs, SamplingParams
 
 Floats = NDArray[np.float32]
@@ -102,11 +103,21 @@ class StepLogits(NamedTuple):
     The top tokens are those of the k largest logits, best first, the lower id first among equals.
     """
 
-    logits: Floats  # [N, vocab_size]
+    logits: Floats | LazyRows  # [N, vocab_size]
     top_ids: NDArray[np.int64]  # [N, k]
     top_logits: Floats  # [N, k]
     top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
     alignment: Floats | None = None  # [rows of ScheduledBatch.aligned, longest source], if any
+
+    @property
+    def all_logits(self) -> Floats:
+        """The logits of all rows as an array."""
+        return np.asarray(self.logits)
+
+    def fetch(self, rows: Iterable[int]) -> None:
+        """Bring the logits of rows that will be read to the host, if they are not there."""
+        if isinstance(self.logits, LazyRows):
+            self.logits.fetch(rows)
 
 
 class TokenMatcher(Protocol):

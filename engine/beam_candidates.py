@@ -25,11 +25,15 @@ def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tup
     """
     found: list[tuple[Candidate, ...]] = [()] * len(draws)
     alike: dict[tuple[int, int], list[int]] = {}
+    whole: list[int] = []  # what looks at whole rows
     for i, draw in enumerate(draws):
         if _is_plain(model, draw):
             alike.setdefault((len(draw.beams), draw.num_candidates), []).append(i)
         else:
-            found[i] = _best_of_search(model, draw)
+            whole.append(i)
+    model.logits.fetch(beam.logits_row for i in whole for beam in draws[i].beams)
+    for i in whole:
+        found[i] = _best_of_search(model, draws[i])
     for places in alike.values():
         for i, best in zip(places, _best_of_plain(model, [draws[i] for i in places]), strict=True):
             found[i] = best
@@ -70,7 +74,7 @@ def _best_of_plain(
     order = (-flat).argsort(axis=1, kind="stable")[:, : draws[0].num_candidates]
     beams, best = order // width, np.take_along_axis(flat, order, axis=1)
     ids = np.take_along_axis(ids, order, axis=1)
-    logprobs = model.logprobs(np.take_along_axis(rows, beams, axis=1), ids)
+    logprobs = model.logprobs(np.take_along_axis(rows, beams, axis=1), order % width)
     for columns in zip(beams.tolist(), ids.tolist(), best.tolist(), logprobs.tolist(), strict=True):
         yield tuple(c for c in map(Candidate, *columns) if c.score > -np.inf)
 

@@ -26,13 +26,16 @@ class ModelLogprobs:
 
     def logprob(self, row: int, token_id: int) -> float:
         """Return the log-probability of any token."""
-        difference = self.logits.logits[row, token_id] - self.logits.top_logits[row, 0]
+        difference = self.logits.logits[row][token_id] - self.logits.top_logits[row, 0]
         return float(difference) + self._best_logprobs[row]
 
-    def logprobs(self, rows: NDArray[np.integer], token_ids: NDArray[np.integer]) -> Doubles:
-        """Return the log-probabilities of tokens, each in its row; the bits are those of one."""
+    def logprobs(self, rows: NDArray[np.integer], columns: NDArray[np.integer]) -> Doubles:
+        """Return the log-probabilities of tokens by row and place among the likeliest there.
+
+        The bits are those that `logprob` gives.
+        """
         top = self.logits
-        differences = top.logits[rows, token_ids] - top.top_logits[rows, 0]
+        differences = top.top_logits[rows, columns] - top.top_logits[rows, 0]
         found: Doubles = differences.astype(np.float64) + top.top_logprobs[rows, 0]
         return found
 
@@ -43,36 +46,40 @@ class ModelLogprobs:
         return set(self.logits.top_ids[row, :num_columns].tolist()).isdisjoint(token_ids)
 
     def sampled(self, draw: Draw, token_id: int) -> Sampled:
-        """Return a token that was chosen."""
+        """Return a token that was chosen from the whole row."""
         return self._sampled(draw, token_id, self.logprob(draw.logits_row, token_id))
 
     def sampled_column(self, draw: Draw, column: int) -> Sampled:
         """Return a token that was chosen, by its place among the likeliest."""
         row = draw.logits_row
         if column == 0:
-            return self._sampled(draw, self._best_ids[row], self._best_logprobs[row])
+            return self._sampled(draw, self._best_ids[row], self._best_logprobs[row], column)
         token_id = int(self.logits.top_ids[row, column])
-        return self._sampled(draw, token_id, float(self.logits.top_logprobs[row, column]))
+        return self._sampled(draw, token_id, float(self.logits.top_logprobs[row, column]), column)
 
-    def position(
-        self, row: int, token_id: int, num_top: int, logprob: float | None = None
-    ) -> PositionLogprobs:
-        """Return the log-probabilities of a token and of the `num_top` likeliest ones."""
-        if logprob is None:
-            logprob = self.logprob(row, token_id)
-        chosen = TokenLogprob(token_id, logprob, self._rank(row, token_id))
-        return PositionLogprobs(chosen, self._top(row, num_top))
+    def position(self, row: int, token_id: int, num_top: int) -> PositionLogprobs:
+        """Return the log-probabilities of any token and of the `num_top` likeliest ones."""
+        logit = self.logits.logits[row][token_id]
+        return self._position(row, token_id, num_top, self.logprob(row, token_id), logit)
 
-    def _sampled(self, draw: Draw, token_id: int, logprob: float) -> Sampled:
-        num_top = draw.params.logprobs
+    def _sampled(
+        self, draw: Draw, token_id: int, logprob: float, column: int | None = None
+    ) -> Sampled:
+        row, num_top = draw.logits_row, draw.params.logprobs
         if num_top is None:
             return Sampled(token_id, logprob)
-        position = self.position(draw.logits_row, token_id, num_top, logprob)
-        return Sampled(token_id, logprob, position)
+        top, whole = self.logits.top_logits, self.logits.logits
+        logit = whole[row][token_id] if column is None else top[row, column]
+        return Sampled(token_id, logprob, self._position(row, token_id, num_top, logprob, logit))
 
-    def _rank(self, row: int, token_id: int) -> int:
+    def _position(
+        self, row: int, token_id: int, num_top: int, logprob: float, logit: np.float32
+    ) -> PositionLogprobs:
+        chosen = TokenLogprob(token_id, logprob, self._rank(row, logit))
+        return PositionLogprobs(chosen, self._top(row, num_top))
+
+    def _rank(self, row: int, logit: np.float32) -> int:
         """Return 1 and how many logits are larger."""
-        logit = self.logits.logits[row, token_id]
         top = self.logits.top_logits[row]
         others = top if logit >= top[-1] else self.logits.logits[row]
         return 1 + int(np.count_nonzero(others > logit))

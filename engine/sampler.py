@@ -60,6 +60,11 @@ def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     return width
 
 
+def _needs_row_sum(params: SamplingParams) -> bool:
+    """Say whether the weights of all tokens have to be added up: the model has only its own sum."""
+    return params.top_k == 0 and params.top_p < 1 and params.temperature != 1
+
+
 class Sampler:
     """Greedy choice, random sampling and the candidates of beam search.
 
@@ -79,6 +84,7 @@ class Sampler:
         """
         model = ModelLogprobs(logits)
         choices: list[Choice] = [None] * len(draws)
+        from_rows: list[tuple[int, Draw]] = []
         from_columns: list[tuple[int, Draw, int]] = []
         searches: list[tuple[int, BeamDraw]] = []
         for i, draw in enumerate(draws):
@@ -88,16 +94,19 @@ class Sampler:
             elif model.is_finite[draw.logits_row]:
                 width = _usable_columns(model, draw)
                 if width is None:
-                    choices[i] = self._choose_from_row(model, draw)
+                    from_rows.append((i, draw))
                 elif draw.params.strategy == "greedy":
                     choices[i] = model.sampled_column(draw, 0)
                 else:
                     from_columns.append((i, draw, width))
+        summed = [draw for _, draw, _ in from_columns if _needs_row_sum(draw.params)]
+        logits.fetch(draw.logits_row for draw in (*summed, *(draw for _, draw in from_rows)))
+        if from_columns:
+            from_rows += self._choose_from_columns(model, from_columns, choices)
+        self._choose_from_rows(model, from_rows, choices)
         candidates = best_candidates(model, [draw for _, draw in searches])
         for (i, _), found in zip(searches, candidates, strict=True):
             choices[i] = found or None
-        if from_columns:
-            self._choose_from_columns(model, from_columns, choices)
         return choices
 
     def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
@@ -106,6 +115,7 @@ class Sampler:
         rows = range(draw.logits_row, draw.logits_row + len(draw.token_ids))
         if not all(model.is_finite[row] for row in rows):
             return None
+        logits.fetch(rows)
         return tuple(
             model.position(row, token_id, draw.num_top)
             for row, token_id in zip(rows, draw.token_ids, strict=True)
@@ -113,7 +123,9 @@ class Sampler:
 
     def _choose_from_columns(
         self, model: ModelLogprobs, found: list[tuple[int, Draw, int]], choices: list[Choice]
-    ) -> None:
+    ) -> list[tuple[int, Draw]]:
+        """Choose where the likeliest tokens are enough; return the others."""
+        others: list[tuple[int, Draw]] = []
         draws = [draw for _, draw, _ in found]
         num_columns = np.array([width for _, _, width in found])
         rows = [draw.logits_row for draw in draws]
@@ -133,7 +145,15 @@ class Sampler:
             if cut or draw.params.top_k or width == model.vocab_size:
                 choices[i] = model.sampled_column(draw, column)
             else:  # what may be drawn goes on behind the columns
-                choices[i] = self._choose_from_row(model, draw)
+                others.append((i, draw))
+        return others
+
+    def _choose_from_rows(
+        self, model: ModelLogprobs, found: list[tuple[int, Draw]], choices: list[Choice]
+    ) -> None:
+        model.logits.fetch(draw.logits_row for _, draw in found)
+        for i, draw in found:
+            choices[i] = self._choose_from_row(model, draw)
 
     def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
         row = model.logits.logits[draw.logits_row]
@@ -161,9 +181,8 @@ class Sampler:
         """Return what the weights of all tokens add up to; NaN if it is not needed."""
         if draw.params.top_k or draw.params.top_p == 1:
             return math.nan
-        best_logprob = float(model.logits.top_logprobs[draw.logits_row, 0])
-        if draw.params.temperature == 1:
-            return math.exp(-best_logprob)
+        if not _needs_row_sum(draw.params):
+            return math.exp(-float(model.logits.top_logprobs[draw.logits_row, 0]))
         row = model.logits.logits[draw.logits_row]
         scores = tempered(row, draw.params.temperature, self._scratch(row))
         return float(np.exp(scores, out=scores).sum())

@@ -61,7 +61,7 @@ def certify_half_generation(
             beside = f"in a batch of {len(members)}"
             for seen, where in ((alone[i], "alone"), (together[i], beside)):
                 how = f"{where} in float16, {chunks_of(sides.chunk)}"
-                half.found.case(seen.logits, eager.exact, eager.rounded, step_of(case, how))
+                half.found.case(seen.all_logits, eager.exact, eager.rounded, step_of(case, how))
         progress(first + len(members), len(cases))
     return half.found.result()
 

@@ -91,7 +91,7 @@ class Comparison:
         Those must be the graph's own largest logits to the bit, with their log-probabilities in the
         eager model's distribution, within twice the tolerance: a logit's, and that of the total.
         """
-        self.logits(exported.logits, eager, place)
+        self.logits(exported.all_logits, eager, place)
         _check_top(exported, place)
         theirs = np.take_along_axis(_log_softmax(eager), exported.top_ids, axis=1)
         allowed = 2 * TOLERANCE * _growth(eager)
@@ -132,7 +132,7 @@ class Comparison:
         batch was not asked for attention to the source, it is NaN.
         """
         k = batched.top_ids.shape[1]
-        equal = self.bits(batched.logits, alone.logits, place)
+        equal = self.bits(batched.all_logits, alone.all_logits, place)
         for name in ("top_ids", "top_logits", "top_logprobs"):
             ours, solo = getattr(batched, name), getattr(alone, name)[:, :k]
             equal &= self.bits(ours, solo, _named(place, name))
@@ -204,7 +204,7 @@ class LossyComparison(Comparison):
 
     def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits; the likeliest tokens must be those of the graph's own logits."""
-        self.logits(exported.logits, eager, place)
+        self.logits(exported.all_logits, eager, place)
         _check_top(exported, place)
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
@@ -262,7 +262,7 @@ def _refuse_no_shares(exported: Floats, place: Callable[[int], str]) -> None:
 
 def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
     """Refuse likeliest tokens that are not those of the same row's logits, the lower id first."""
-    expected = step_logits(exported.logits, exported.top_ids.shape[1])
+    expected = step_logits(exported.all_logits, exported.top_ids.shape[1])
     for name in ("top_ids", "top_logits"):
         found, wanted = getattr(exported, name), getattr(expected, name)
         if (found != wanted).any():
@@ -271,8 +271,8 @@ def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
                 f"{place(int(i))}: {name} {rank + 1} of {found.shape[1]} is {found[i, rank]}, by "
                 f"the graph's own logits it is {wanted[i, rank]}"
             )
-    own = np.take_along_axis(_log_softmax(exported.logits), exported.top_ids, axis=1)
-    allowed = TOLERANCE * _growth(exported.logits)
+    own = np.take_along_axis(_log_softmax(exported.all_logits), exported.top_ids, axis=1)
+    allowed = TOLERANCE * _growth(exported.all_logits)
     _check_logprobs(exported, own, allowed, "the graph's own logits", place)
 
 

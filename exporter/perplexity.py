@@ -63,7 +63,7 @@ def measure_perplexity(
         runner.reset()
         cases, tokens = zip(*pieces[first : first + BATCH_SIZE], strict=True)
         with exported_graphs():
-            found = [seen.logits for seen in generate(runner, cases, Asked(), tokens)]
+            found = [seen.all_logits for seen in generate(runner, cases, Asked(), tokens)]
         exported += _negative_log_likelihood(found, tokens)
         for case, given in zip(cases, tokens, strict=True):
             eager += _negative_log_likelihood(eager_logits(model, [case], [given]), [given])

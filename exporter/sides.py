@@ -131,7 +131,7 @@ class Sides:
     def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
         self.comparison.step(seen, eager.exact, place)
         if self._half and eager.rounded is not None:
-            self._half.found.case(seen.logits, eager.exact, eager.rounded, place)
+            self._half.found.case(seen.all_logits, eager.exact, eager.rounded, place)
 
 
 def step_of(case: Case, how: str, first: int = 0) -> Callable[[int], str]:
