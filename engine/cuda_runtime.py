@@ -21,18 +21,26 @@ _WHEEL = Path("cu13", "lib")  # below the package nvidia, in the wheel nvidia-cu
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NO_DEVICE = (35, 100)  # cudaErrorInsufficientDriver (or none at all), cudaErrorNoDevice
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
-_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
+_TO_DEVICE, _TO_HOST, _ON_DEVICE, _BY_ADDRESS = 1, 2, 3, 4  # cudaMemcpyKind
 _PROPERTIES_BYTES = 8192  # of cudaDeviceProp, with room: it begins with the name, of 256 bytes
 
 Functions = Mapping[str, Callable[..., Any]]
 
 
 class Region(NamedTuple):
-    """Rows of bytes at equal distances, and planes of so many rows."""
+    """A place in planes of rows of bytes, which lie one behind the other."""
 
-    address: int  # of the first byte
-    pitch: int  # bytes from one row to the next
-    rows_per_plane: int  # rows from one plane to the next, used or not
+    address: int  # of the first plane
+    pitch: int  # bytes of a row
+    rows_per_plane: int
+    x: int = 0  # bytes before the place in its row
+    y: int = 0  # rows before the place in its plane
+
+
+class Extent(Structure):
+    """How much of a region: bytes of each row, rows of each plane, planes."""
+
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)]
 
 
 class _PitchedPointer(Structure):
@@ -43,10 +51,6 @@ class _Position(Structure):
     _fields_ = [("x", c_size_t), ("y", c_size_t), ("z", c_size_t)]
 
 
-class _Extent(Structure):
-    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)]
-
-
 class _Copy(Structure):
     _fields_ = [
         ("srcArray", c_void_p),
@@ -55,7 +59,7 @@ class _Copy(Structure):
         ("dstArray", c_void_p),
         ("dstPos", _Position),
         ("dstPtr", _PitchedPointer),
-        ("extent", _Extent),
+        ("extent", Extent),
         ("kind", c_int),
     ]
 
@@ -72,7 +76,7 @@ _SIGNATURES: Mapping[str, list[Any]] = {
     "cudaMemGetInfo": [POINTER(c_size_t), POINTER(c_size_t)],
     "cudaMemcpy3DAsync": [POINTER(_Copy), c_void_p],
     "cudaMemcpyAsync": [c_void_p, c_void_p, c_size_t, c_int, c_void_p],
-    "cudaMemset3DAsync": [_PitchedPointer, c_int, _Extent, c_void_p],
+    "cudaMemset3DAsync": [_PitchedPointer, c_int, Extent, c_void_p],
     "cudaMemsetAsync": [c_void_p, c_int, c_size_t, c_void_p],
     "cudaSetDevice": [c_int],
     "cudaStreamCreateWithFlags": [POINTER(c_void_p), c_uint],
@@ -160,20 +164,20 @@ class CudaRuntime:
         """Queue writing one byte everywhere."""
         self._call("cudaMemsetAsync", address, byte, num_bytes, self.stream)
 
-    def clear_region(self, region: Region, width: int, height: int, depth: int) -> None:
-        """Queue zeros into `depth` planes of `height` rows of `width` bytes."""
-        extent = _Extent(width, height, depth)
-        self._call("cudaMemset3DAsync", _pitched(region), 0, extent, self.stream)
+    def clear_region(self, region: Region, extent: Extent) -> None:
+        """Queue zeros into a part of a device's memory."""
+        first = region.address + region.y * region.pitch + region.x
+        self._call("cudaMemset3DAsync", _pitched(region, first), 0, extent, self.stream)
 
-    def copy_region(
-        self, target: Region, source: Region, width: int, height: int, depth: int
-    ) -> None:
-        """Queue a copy of `depth` planes of `height` rows of `width` bytes on the device."""
+    def copy_region(self, target: Region, source: Region, extent: Extent) -> None:
+        """Queue a copy between parts of a device's memory, or of pinned memory."""
         copy = _Copy(
-            srcPtr=_pitched(source),
-            dstPtr=_pitched(target),
-            extent=_Extent(width, height, depth),
-            kind=_ON_DEVICE,
+            srcPos=_Position(source.x, source.y),
+            srcPtr=_pitched(source, source.address),
+            dstPos=_Position(target.x, target.y),
+            dstPtr=_pitched(target, target.address),
+            extent=extent,
+            kind=_BY_ADDRESS,
         )
         self._call("cudaMemcpy3DAsync", byref(copy), self.stream)
 
@@ -244,5 +248,5 @@ def _load() -> ctypes.CDLL:
     )
 
 
-def _pitched(region: Region) -> _PitchedPointer:
-    return _PitchedPointer(region.address, region.pitch, region.pitch, region.rows_per_plane)
+def _pitched(region: Region, address: int) -> _PitchedPointer:
+    return _PitchedPointer(address, region.pitch, region.pitch, region.rows_per_plane)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.batch import ScheduledBatch
-from engine.kv_cache import LayerCache
+from engine.cache_memory import CacheMemory
 from engine.machine import l2_bytes
 from engine.model_runner import SlotModelRunner
 from engine.package import CacheShape, GenerationContract
@@ -51,9 +51,9 @@ def _sources_are_equal(runner: SlotModelRunner, contract: GenerationContract) ->
             for first in range(min(most, runner.num_slots))
         ]
         runner.encode(0, sources[0])
-        alone = _bits_of_row(runner.cache.cross_layers, length)
+        alone = _bits_of_source(runner, length)
         runner.encode(0, *sources)
-        if _bits_of_row(runner.cache.cross_layers, length) != alone:
+        if _bits_of_source(runner, length) != alone:
             return False
     return True
 
@@ -62,7 +62,7 @@ def _rows_are_equal(
     runner: SlotModelRunner, contract: GenerationContract, widest_group: int
 ) -> bool:
     length = _length(contract.cache)
-    _fill_row(runner.cache.layers, length)
+    _fill_row(runner.cache.rows, contract.cache, length)
     num_beams = min(widest_group, runner.num_slots) if contract.cross_cache else 0
     batches = _batches(length, min(_NUM_ROWS, runner.num_slots), num_beams)
     alone, *among_others = (
@@ -106,16 +106,16 @@ def _length(cache: CacheShape) -> int:
     return min(2 * block, cache.max_len - 1)
 
 
-def _fill_row(layers: Sequence[LayerCache], length: int) -> None:
-    """Put random keys and values into the first row of every layer."""
-    _, num_heads, _, head_dim = layers[0].key.shape
-    numbers = np.random.default_rng(0).standard_normal((num_heads, length, head_dim), np.float32)
-    if layers[0].key.dtype == np.int8:
+def _fill_row(memory: CacheMemory, cache: CacheShape, length: int) -> None:
+    """Put random keys and values into the first row, the same in every layer."""
+    size = (cache.num_kv_heads, length, cache.head_dim)
+    numbers = np.random.default_rng(0).standard_normal(size, np.float32)
+    if cache.dtype == "int8":
         numbers = np.clip(numbers * 32, -127, 127)
-    for layer in layers:
-        layer.key[0, :, :length] = numbers
-        layer.value[0, :, :length] = numbers[:, ::-1]
+    of_layer = np.stack((numbers, numbers[:, ::-1]))  # keys, values
+    memory.write(0, np.broadcast_to(of_layer, (cache.num_layers, *of_layer.shape)))
 
 
-def _bits_of_row(layers: Sequence[LayerCache], length: int) -> Bits:
-    return tuple(array[0, :, :length].tobytes() for layer in layers for array in layer)
+def _bits_of_source(runner: SlotModelRunner, length: int) -> bytes:
+    assert runner.cache.sources is not None
+    return runner.cache.sources.read(0, length).tobytes()

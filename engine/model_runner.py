@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Encode, Floats, ScheduledBatch, StepLogits
+from engine.cache_memory import LayerCache
+from engine.device_memory import DeviceArray
 from engine.errors import PackageError
 from engine.graph_contract import check_graphs, decoder_shape, encoder_shape
-from engine.kv_cache import LayerCache, SlotCache
+from engine.kv_cache import SlotCache
 from engine.package import GenerationContract
 from engine.pages import zeros
 from engine.session import Binding, Session, create_session
@@ -383,7 +385,7 @@ def _of_equal_length(
 
 def _named(
     layers: Sequence[LayerCache], first: int, last: int
-) -> Iterable[tuple[str, NDArray[Any]]]:
+) -> Iterable[tuple[str, NDArray[Any] | DeviceArray]]:
     for i, layer in enumerate(layers):
         yield f"{i}.key", layer.key[first:last]
         yield f"{i}.value", layer.value[first:last]

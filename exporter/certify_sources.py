@@ -51,16 +51,14 @@ def _groups(count: int, most: int) -> Iterator[list[int]]:
 def _encoded(runner: SlotModelRunner, sources: Sequence[Tokens], first: int) -> NDArray[np.generic]:
     """Encode sources in one step, into rows from `first` on; return their keys and values.
 
-    One array of [number of sources, 2 * layers, heads, source, head_dim].
+    One array of [number of sources, layers, 2, heads, source, head_dim].
     """
     encodes = tuple(Encode(first + i, source) for i, source in enumerate(sources))
     with exported_graphs():
         runner.run(ScheduledBatch((), encodes, (), (), ()))
-    rows, length = slice(first, first + len(sources)), len(sources[0])
-    written = [
-        rows_of[rows, :, :length] for layer in runner.cache.cross_layers for rows_of in layer
-    ]
-    return np.stack(written, axis=1)
+    memory, length = runner.cache.sources, len(sources[0])
+    assert memory is not None
+    return np.stack([memory.read(first + i, length) for i in range(len(sources))])
 
 
 def _place(group: Sequence[Tokens]) -> Callable[[int], str]:

@@ -66,13 +66,10 @@ def _decode_again(sides: Sides, case: Case, tokens: tuple[int, ...], threads: in
 
 
 def _copy_row(source: SlotModelRunner, target: SlotModelRunner, length: int) -> None:
-    layers = zip(
-        (*source.cache.layers, *source.cache.cross_layers),
-        (*target.cache.layers, *target.cache.cross_layers),
-        strict=True,
-    )
-    for one, other in layers:
-        for rows, copy in zip(one, other, strict=True):
-            copy[0] = rows[0]
-    target.cache.lengths[0] = length
-    target.cache.source_lengths[0] = source.cache.source_lengths[0]
+    one, other = source.cache, target.cache
+    other.rows.write(0, one.rows.read(0, length))
+    other.lengths[0] = length
+    if one.sources is not None and other.sources is not None:
+        source_length = int(one.source_lengths[0])
+        other.sources.write(0, one.sources.read(0, source_length))
+        other.source_lengths[0] = source_length

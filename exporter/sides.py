@@ -7,7 +7,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from torch import nn
 
 from engine.batch import RowOp, StepLogits
@@ -74,10 +73,7 @@ class Sides:
         self._tops = cycle(NUM_TOPS)
         with exported_graphs():
             self.batch, self.alone = execution.load_runners(contract, directory)
-        cache = self.batch.cache
-        for layer in (*cache.layers, *cache.cross_layers):
-            for rows in layer:
-                rows[:_NUM_LEFT] = 127 if rows.dtype == np.int8 else _LEFT_BEHIND
+        self.batch.cache.fill(_LEFT_BEHIND, min(_NUM_LEFT, self.batch.num_slots))
 
     def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
         """Load the graphs for a CPU, for so many threads."""

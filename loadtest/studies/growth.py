@@ -118,9 +118,10 @@ def _numbers(text: str) -> list[int]:
 def _fill(runner: SlotModelRunner, length: int) -> None:
     """Write to the whole cache: memory that was never written is read from one page of zeros."""
     draw = np.random.default_rng(0)
-    for layer in runner.cache.layers:
-        for array in layer:
-            array[:, :, :length] = draw.standard_normal(array.shape[1:], np.float32)[:, :length]
+    rows = runner.cache.rows
+    size = rows.read(0, length).shape
+    for row in range(runner.num_slots):
+        rows.write(row, draw.standard_normal(size, np.float32))
 
 
 def _model(decoder: Path) -> Model:

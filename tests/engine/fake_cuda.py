@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from engine.cuda_runtime import CudaRuntime
@@ -18,6 +19,7 @@ _ERRORS = {
     100: (b"cudaErrorNoDevice", b"no CUDA-capable device is detected"),
     700: (b"cudaErrorIllegalAddress", b"an illegal memory access was encountered"),
 }
+_NOWHERE = SimpleNamespace(x=0, y=0)
 _DIRT = 0xA5  # what is in new memory
 
 
@@ -136,20 +138,21 @@ class FakeCuda:
         self._queue(lambda: ctypes.memmove(target, source, num_bytes))
 
     def _fake_cudaMemset3DAsync(self, where: Any, byte: int, extent: Any, stream: int) -> None:
-        for address in self._rows(where, extent):
+        for address in self._rows(where, _NOWHERE, extent):
             self._queue(lambda at=address: ctypes.memset(at, byte, extent.width))
 
     def _fake_cudaMemcpy3DAsync(self, given: Any, stream: int) -> None:
         copy = given._obj
-        targets = self._rows(copy.dstPtr, copy.extent)
-        sources = self._rows(copy.srcPtr, copy.extent)
+        targets = self._rows(copy.dstPtr, copy.dstPos, copy.extent)
+        sources = self._rows(copy.srcPtr, copy.srcPos, copy.extent)
         width = copy.extent.width
         for target, source in zip(targets, sources, strict=True):
             self._queue(lambda to=target, at=source: ctypes.memmove(to, at, width))
 
-    def _rows(self, where: Any, extent: Any) -> list[int]:
+    def _rows(self, where: Any, first: Any, extent: Any) -> list[int]:
+        assert first.x + extent.width <= where.xsize and first.y + extent.height <= where.ysize
         rows = [
-            where.ptr + (plane * where.ysize + row) * where.pitch
+            where.ptr + (plane * where.ysize + row + first.y) * where.pitch + first.x
             for plane in range(extent.depth)
             for row in range(extent.height)
         ]

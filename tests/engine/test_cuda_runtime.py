@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.cuda_runtime import CudaRuntime, Region, load_functions
+from engine.cuda_runtime import CudaRuntime, Extent, Region, load_functions
 from engine.errors import DeviceError, OutOfDeviceMemory
 from tests.engine.fake_cuda import NAME, FakeCuda
 
@@ -44,7 +44,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         ("cudaMemcpyAsync", lambda runtime: runtime.download(0, 0, 1)),
         (
             "cudaMemcpy3DAsync",
-            lambda runtime: runtime.copy_region(Region(0, 1, 1), Region(0, 1, 1), 1, 1, 1),
+            lambda runtime: runtime.copy_region(Region(0, 1, 1), Region(0, 1, 1), Extent()),
         ),
     ],
 )

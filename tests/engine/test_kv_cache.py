@@ -111,7 +111,7 @@ def test_clearing_and_moving_leave_no_number_behind() -> None:
     )
     cache.apply([RowOp("clear_source", 1, 1), RowOp("cut", 2, 2, 1), RowOp("cut_source", 2, 2)])
 
-    memory, cross_memory = cache._rows.memory, cache._sources.memory
+    memory, cross_memory = cache.rows.memory, cache.sources.memory
     assert not memory[:, :, :2].any() and not cross_memory[:, :, :2].any()
     assert memory[:, :, 2, :, :4].all(), "a row that is cut stays in memory"
     assert (cache.lengths.tolist(), cache.source_lengths.tolist()) == ([0, 0, 1, 0], [0] * 4)
@@ -192,7 +192,7 @@ def test_a_row_that_becomes_shorter_gives_its_pages_back(op: RowOp, in_use: int)
 
     cache.apply([op])
 
-    assert resident(cache._rows.memory) == in_use
+    assert resident(cache.rows.memory) == in_use
 
 
 @needs_page_map
@@ -204,7 +204,7 @@ def test_the_row_of_a_source_gives_its_pages_back(kind: str) -> None:
 
     cache.apply([RowOp(kind, 0, 0)])
 
-    assert resident(cache._sources.memory) == bytes_of(32)
+    assert resident(cache.sources.memory) == bytes_of(32)
 
 
 @needs_page_map
@@ -212,7 +212,7 @@ def test_the_row_of_a_source_gives_its_pages_back(kind: str) -> None:
 def test_less_than_a_page_of_a_head_is_not_worth_a_call(kind: str) -> None:
     cache = SlotCache(3, PAGED, PAGED)
     memory, fill_row = (
-        (cache._rows.memory, fill) if kind == "cut" else (cache._sources.memory, fill_source)
+        (cache.rows.memory, fill) if kind == "cut" else (cache.sources.memory, fill_source)
     )
     fill_row(cache, 0, (3.0, PAGE - 1))
 
@@ -226,6 +226,6 @@ def test_a_swap_leaves_no_number_behind_the_shorter_row() -> None:
 
     cache.apply([RowOp("swap", 0, 1), RowOp("clear", 1, 1)])
 
-    assert np.isfinite(cache._rows.memory).all()
-    assert (cache._rows.memory[:, :, 0, :, :2] != 0).all()
+    assert np.isfinite(cache.rows.memory).all()
+    assert (cache.rows.memory[:, :, 0, :, :2] != 0).all()
     assert cache.lengths.tolist() == [2, 0, 0, 0]

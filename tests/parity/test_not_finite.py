@@ -137,5 +137,5 @@ async def come_to_rest(engine: AsyncEngine) -> None:
 
 def assert_is_finite(engine: AsyncEngine) -> None:
     cache = engine._core._runner.cache
-    assert np.isfinite(cache._rows.memory).all()
-    assert cache._sources is None or np.isfinite(cache._sources.memory).all()
+    assert np.isfinite(cache.rows.memory).all()
+    assert cache.sources is None or np.isfinite(cache.sources.memory).all()

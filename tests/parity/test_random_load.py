@@ -291,14 +291,14 @@ def assert_nothing_is_left(watch: Watch) -> None:
     kept = {prefix.row: len(prefix.tokens) for prefix in slots.kept}
     assert {row for row, owner in enumerate(slots._owners) if owner is not None} == set(kept)
     assert cache.lengths.tolist() == [kept.get(row, 0) for row in range(ENGINE.max_num_seqs)]
-    assert np.isfinite(cache._rows.memory).all()
-    if cache._sources is not None:
+    assert np.isfinite(cache.rows.memory).all()
+    if cache.sources is not None:
         lengths = {row: len(ids) for row, (_, ids) in sources.kept.items()}
         assert {row for row, used in enumerate(sources._sources) if used} == set(lengths)
         assert cache.source_lengths.tolist() == [
             lengths.get(row, 0) for row in range(ENGINE.max_num_seqs)
         ]
-        assert np.isfinite(cache._sources.memory).all()
+        assert np.isfinite(cache.sources.memory).all()
 
 
 def objects_of(*types: type) -> dict[type, int]:

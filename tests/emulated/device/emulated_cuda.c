@@ -69,6 +69,7 @@ int cublasLtMatmulDescCreate(void**p){*p=A(512);return 0;}Z(cublasLtMatmulDescDe
 Z(cublasLtMatmulPreferenceDestroy)Z(cublasLtMatmulPreferenceSetAttribute) int cublasLtMatrixLayoutCreate(void**p){*p=A(512);return 0;} Z(cublasLtMatrixLayoutDestroy)Z(cublasLtMatrixLayoutSetAttribute)B(cublasLtMatrixTransform)
 cudaError_t cudaMemcpy3DAsync(const struct cudaMemcpy3DParms*p,cudaStream_t s){memcpys++;
  for(size_t z=0;z<p->extent.depth;z++)for(size_t y=0;y<p->extent.height;y++)
-  memmove((char*)p->dstPtr.ptr+(z*p->dstPtr.ysize+y)*p->dstPtr.pitch,(char*)p->srcPtr.ptr+(z*p->srcPtr.ysize+y)*p->srcPtr.pitch,p->extent.width);return 0;}
+  memmove((char*)p->dstPtr.ptr+((z+p->dstPos.z)*p->dstPtr.ysize+y+p->dstPos.y)*p->dstPtr.pitch+p->dstPos.x,
+   (char*)p->srcPtr.ptr+((z+p->srcPos.z)*p->srcPtr.ysize+y+p->srcPos.y)*p->srcPtr.pitch+p->srcPos.x,p->extent.width);return 0;}
 cudaError_t cudaMemset3DAsync(struct cudaPitchedPtr p,int v,struct cudaExtent e,cudaStream_t s){
  for(size_t z=0;z<e.depth;z++)for(size_t y=0;y<e.height;y++)memset((char*)p.ptr+(z*p.ysize+y)*p.pitch,v,e.width);return 0;}
