@@ -3,9 +3,19 @@
 # make test   every check: format, lint, types, import rules, protocol, tests
 # make test-long   the tests that need more time or larger models
 # make test-emulated   what the CUDA provider of onnxruntime makes of our graphs, without a GPU
+# make demo GPU=1, make test GPU=1, ...   on a machine with a GPU: an environment of its own
 
 PYTHON ?= python3
+ifeq ($(GPU),1)
+VENV := .venv-gpu
+EXTRAS := gpu,export,loadtest,dev
+DEMO := demo --device cuda --out demo-gpu
+TESTS := -m "not long and not emulated"  # those marked gpu are among them
+else
 VENV := .venv
+EXTRAS := cpu,export,loadtest,dev
+DEMO := demo
+endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -21,17 +31,17 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version}"'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[cpu,export,loadtest,dev]'
+	$(BIN)/pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 
 demo: install
-	$(BIN)/tokenweir demo
+	$(BIN)/tokenweir $(DEMO)
 
 serve: install
-	$(BIN)/tokenweir demo --keep-serving
+	$(BIN)/tokenweir $(DEMO) --keep-serving
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest $(TESTS)
 
 # onnxruntime's host code for CUDA on an emulated device: needs gcc and the headers of CUDA 13.
 test-emulated: install .emulated/.installed
@@ -59,4 +69,4 @@ proto: install
 	sh proto/generate.sh
 
 clean:
-	rm -rf $(VENV) .emulated demo
+	rm -rf .venv .venv-gpu .emulated demo demo-gpu
