@@ -65,6 +65,8 @@ class ServeConfig:
     max_replicas: int = 1
     target_live_requests: float = 16.0  # per replica; more and another one is started
     downscale_delay: float = 30.0  # seconds of low load before a replica is stopped
+    # That Ray reserves for a replica, 0 to 1; None: 1 if a package runs on one, else 0.
+    num_gpus_per_replica: float | None = None
     grace: float = 30.0  # seconds that running requests get when a replica or the server stops
     name: str = "tokenweir"  # of the service; two on one cluster need two names
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -87,6 +89,12 @@ class ServeConfig:
                 f"max_replicas ({self.max_replicas}) must be at least "
                 f"min_replicas ({self.min_replicas})"
             )
+        gpus = self.num_gpus_per_replica
+        if gpus is not None and not 0 <= gpus <= 1:
+            raise ConfigError(
+                f"num_gpus_per_replica ({gpus}) must be 0 to 1, for an engine uses one GPU; "
+                "0.5 lets two replicas share it"
+            )
         self._check_worker()
         self._check_gateway()
 
@@ -102,15 +110,26 @@ class ServeConfig:
             max_calls_per_worker=max(self.engine.most_num_seqs, int(self.target_live_requests) + 1),
         )
 
+    @property
+    def replicas_per_gpu(self) -> int:
+        """How many replicas share a GPU, and divide what they may take of its memory."""
+        gpus = self.num_gpus_per_replica or 1.0
+        return int(1 / gpus + 1e-6)  # a third of one, as a person writes it, is less
+
     def settled(self, targets: Iterable[Device]) -> ServeConfig:
         """Return the settings with what follows from the targets of the packages.
 
         Raises ConfigError if one cannot run on the device that was asked for.
         """
-        devices = {self.engine.device_for(target) for target in targets}
-        if "cuda" in devices:
-            return self
-        return replace(self, engine=self.engine.with_num_seqs(DEFAULT_NUM_SEQS))
+        on_gpu = "cuda" in {self.engine.device_for(target) for target in targets}
+        gpus = float(on_gpu) if self.num_gpus_per_replica is None else self.num_gpus_per_replica
+        if on_gpu and not gpus:
+            raise ConfigError(
+                "num_gpus_per_replica (0) leaves the workers without the GPU that they run on; "
+                "leave it out, or set device to cpu"
+            )
+        engine = self.engine if on_gpu else self.engine.with_num_seqs(DEFAULT_NUM_SEQS)
+        return replace(self, engine=engine, num_gpus_per_replica=gpus)
 
     def _check_worker(self) -> None:
         """Refuse what the deployment would overwrite."""

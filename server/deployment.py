@@ -30,6 +30,7 @@ from typing import Any
 
 import uvloop
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package import load_package
@@ -245,6 +246,7 @@ async def _running_ray(config: ServeConfig) -> AsyncIterator[RayThread]:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(ray.finish, _stop_ray)
             await ray.run(_start_ray, config, directory)
+            await ray.run(_check_gpus, config)
             _reinstall_signal_handler()
             claim = await ray.run(_claim_name, config.name) if _joins_cluster() else None
             stack.callback(lambda: claim)  # held until then
@@ -272,6 +274,21 @@ def num_threads(config: ServeConfig) -> int:
     return config.engine.num_threads or max(1, _num_cores() // config.max_replicas)
 
 
+def resources(config: ServeConfig) -> dict[str, float]:
+    """Return what Ray reserves for one replica, by Ray's own names."""
+    gpus = {"GPU": config.num_gpus_per_replica} if config.num_gpus_per_replica else {}
+    return {"CPU": num_threads(config), **gpus}
+
+
+def engine_settings(config: ServeConfig) -> EngineConfig:
+    """Return the settings of one replica's engines: its share of the machine and of a GPU."""
+    return dataclasses.replace(
+        config.engine,
+        num_threads=num_threads(config),
+        gpu_memory_utilization=config.engine.gpu_memory_utilization / config.replicas_per_gpu,
+    )
+
+
 def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -279,10 +296,9 @@ def _num_cores() -> int:
 
 
 def _load_engines(config: ServeConfig) -> Mapping[str, Engine]:
-    engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
+    settings = engine_settings(config)
     return {
-        name: load_engine(load_package(path), engine_config)
-        for name, path in config.packages.items()
+        name: load_engine(load_package(path), settings) for name, path in config.packages.items()
     }
 
 
@@ -305,6 +321,28 @@ def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
 
     with directory.marked_environment(), _adapted_processes():
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local)
+
+
+def _check_gpus(config: ServeConfig) -> None:
+    """Raise ConfigError if a Ray of our own has too few GPUs for the workers: it gets no more."""
+    import ray
+
+    if not _joins_cluster():
+        check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
+
+
+def check_gpus(config: ServeConfig, num_gpus: int) -> None:
+    """Raise ConfigError if the least number of replicas does not fit on so many GPUs."""
+    gpus = config.num_gpus_per_replica
+    if not gpus or config.min_replicas <= num_gpus * config.replicas_per_gpu:
+        return
+    if not num_gpus:
+        raise ConfigError("Ray finds no GPU on this machine; serve with --device cpu")
+    raise ConfigError(
+        f"{config.min_replicas} replicas want {gpus:g} GPUs each, and this machine has {num_gpus}; "
+        "ask for fewer with --replicas, or let several share one, such as two with "
+        "--num-gpus-per-replica 0.5"
+    )
 
 
 @contextlib.contextmanager
@@ -409,7 +447,7 @@ def _deploy(config: ServeConfig, roster: RosterAddress) -> None:
         graceful_shutdown_timeout_s=config.grace + 10,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=2,
-        ray_actor_options={"num_cpus": num_threads(config)},
+        ray_actor_options=_actor_options(config),
         **_scaling(config),
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -419,6 +457,11 @@ def _deploy(config: ServeConfig, roster: RosterAddress) -> None:
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
+
+
+def _actor_options(config: ServeConfig) -> dict[str, float]:
+    names = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    return {names[resource]: amount for resource, amount in resources(config).items()}
 
 
 def _scaling(config: ServeConfig) -> dict[str, Any]:
@@ -462,26 +505,42 @@ async def _wait_until_served(
         if time.monotonic() - started > SHORTAGE_AFTER + told * SHORTAGE_PERIOD:
             told += 1
             missing = config.min_replicas - roster.num_workers
-            if shortage := await ray.run(_shortage, missing, num_threads(config)):
-                logger.warning(shortage)
+            if problem := await ray.run(_shortage, missing, config):
+                logger.warning(problem)
         await asyncio.sleep(0.2)
 
 
-def _shortage(num_workers: int, num_cores: int) -> str | None:
-    """Return what a cluster lacks for so many workers that have no process; None if nothing.
+def _shortage(num_workers: int, config: ServeConfig) -> str | None:
+    """Return what Ray lacks for so many workers that have no process; None if nothing.
 
     A Ray of our own has as many cores as it is asked for.
     """
     import ray
 
-    free = ray.available_resources().get("CPU", 0)
-    if not _joins_cluster() or not num_workers or free >= num_workers * num_cores:
-        return None
-    return (
-        f"waiting for cores: {num_workers} more workers want {num_cores} each, and of the "
-        f"{ray.cluster_resources().get('CPU', 0):g} of the Ray cluster {free:g} are free; "
-        "ask for fewer with --replicas or --threads, or let the cluster grow"
-    )
+    wanted = resources(config)
+    if not _joins_cluster():
+        del wanted["CPU"]
+    return shortage(num_workers, wanted, ray.available_resources(), ray.cluster_resources())
+
+
+def shortage(
+    num_workers: int,
+    wanted: Mapping[str, float],
+    free: Mapping[str, float],
+    total: Mapping[str, float],
+) -> str | None:
+    """Return what is missing for so many workers that want so much each; None if nothing is."""
+    words = {"CPU": ("cores", "--threads"), "GPU": ("GPUs", "--num-gpus-per-replica")}
+    for resource, amount in wanted.items():
+        if free.get(resource, 0) >= num_workers * amount:
+            continue
+        what, option = words[resource]
+        return (
+            f"waiting for {what}: {num_workers} more workers want {amount:g} each, and of the "
+            f"{total.get(resource, 0):g} of the Ray cluster {free.get(resource, 0):g} are free; "
+            f"ask for fewer with --replicas or {option}, or let the cluster grow"
+        )
+    return None
 
 
 def _deployment_problem(name: str) -> str | None:

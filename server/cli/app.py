@@ -118,7 +118,8 @@ def _missing_module(error: ModuleNotFoundError) -> str:
     }.get(name)
     if extra is None:
         raise error
-    return f"this command needs {name}; install it with: pip install 'tokenweir[{extra}]'"
+    gpu = ", or for a GPU 'tokenweir[gpu]'" if extra == "cpu" else ""
+    return f"this command needs {name}; install it with: pip install 'tokenweir[{extra}]'{gpu}"
 
 
 def _system_problem(error: OSError) -> str:

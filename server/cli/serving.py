@@ -76,6 +76,13 @@ if TYPE_CHECKING:
 @gpu_memory_option
 @decode_buckets_option
 @click.option(
+    "--num-gpus-per-replica",
+    type=click.FloatRange(min=0, max=1),
+    metavar="SHARE",
+    help="GPUs of a worker; with 0.5 two share one and its memory.  "
+    "[default: 1 if a model runs on one]",
+)
+@click.option(
     "--max-step-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=8.0,
@@ -111,6 +118,7 @@ def serve(
     device: Device | None,
     gpu_memory_utilization: float,
     decode_buckets: tuple[int, ...],
+    num_gpus_per_replica: float | None,
     max_step_seconds: float,
     grace: float,
     name: str,
@@ -133,6 +141,7 @@ def serve(
         min_replicas=low,
         max_replicas=high,
         target_live_requests=target_live_requests,
+        num_gpus_per_replica=num_gpus_per_replica,
         grace=grace,
         name=name,
         engine=EngineConfig(

@@ -160,6 +160,7 @@ def test_serve_takes_the_settings_of_its_engines(
         (KeyboardInterrupt(), 130, ""),
         (PermissionError(13, "Permission denied", "/x"), 3, "error: /x: Permission denied\n"),
         (OSError(28, "No space left on device"), 3, "error: No space left on device\n"),
+        (ModuleNotFoundError("x", name="onnxruntime"), 3, "'tokenweir[cpu]', or for a GPU 'tok"),
         (ModuleNotFoundError("x", name="torch"), 3, "pip install 'tokenweir[export]'"),
         (click.ClickException("gone"), 1, "error: gone\n"),
     ],

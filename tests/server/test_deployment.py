@@ -12,16 +12,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import Device, EngineConfig
 from engine.errors import ConfigError, PackageError
 from engine.request import RequestLimits
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.deployment import (
     LiveRequestsPolicy,
     _ended_with_raylet,
+    check_gpus,
     check_port_is_free,
+    engine_settings,
     num_threads,
+    resources,
     serve_models,
+    shortage,
 )
 
 CONFIG = ServeConfig(packages={"model": Path("nowhere")})
@@ -135,7 +139,6 @@ def test_number_of_sequences_is_left_to_workers_on_a_gpu_only() -> None:
     assert config.settled(["cpu", "cuda"]).gateway_settings.max_calls_per_worker == 256
     assert config.settled(["cpu"]).engine.max_num_seqs == 32
     assert config.settled(["cpu"]).gateway_settings.max_calls_per_worker == 32
-    assert CONFIG.settled(["cpu"]) == CONFIG
 
 
 def test_a_device_that_a_package_was_not_made_for_is_refused_before_ray_starts() -> None:
@@ -143,6 +146,89 @@ def test_a_device_that_a_package_was_not_made_for_is_refused_before_ray_starts()
 
     with pytest.raises(ConfigError, match="export --target cuda"):
         config.settled(["cuda", "cpu"])
+
+
+@pytest.mark.parametrize(
+    ("given", "targets", "gpus"),
+    [
+        (None, ["cuda"], {"GPU": 1}),
+        (None, ["cpu", "cuda"], {"GPU": 1}),
+        (None, ["cpu"], {}),
+        (0.5, ["cuda"], {"GPU": 0.5}),
+        (1, ["cpu"], {"GPU": 1}),
+    ],
+)
+def test_a_replica_has_a_gpu_where_a_model_runs_on_one(
+    given: float | None, targets: list[Device], gpus: dict[str, float]
+) -> None:
+    engine = EngineConfig(num_threads=3)
+    config = dataclasses.replace(CONFIG, engine=engine, num_gpus_per_replica=given)
+
+    assert resources(config.settled(targets)) == {"CPU": 3, **gpus}
+
+
+def test_a_package_for_cuda_that_runs_on_a_cpu_has_no_gpu() -> None:
+    config = dataclasses.replace(CONFIG, engine=EngineConfig(num_threads=3, device="cpu"))
+
+    assert resources(config.settled(["cuda"])) == {"CPU": 3}
+
+
+def test_a_worker_on_a_gpu_without_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_gpus_per_replica \(0\) leaves the workers without"):
+        dataclasses.replace(CONFIG, num_gpus_per_replica=0).settled(["cuda"])
+
+
+@pytest.mark.parametrize("gpus", [-0.5, 1.5, 2, float("nan")])
+def test_more_gpus_than_an_engine_uses_are_refused(gpus: float) -> None:
+    with pytest.raises(ConfigError, match=rf"num_gpus_per_replica \({gpus}\) must be 0 to 1"):
+        dataclasses.replace(CONFIG, num_gpus_per_replica=gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share"), [(None, 0.9), (1, 0.9), (0.5, 0.45), (0.34, 0.45), (0.3333333333, 0.3)]
+)
+def test_replicas_on_one_gpu_divide_its_memory(gpus: float | None, share: float) -> None:
+    config = dataclasses.replace(CONFIG, num_gpus_per_replica=gpus).settled(["cuda"])
+
+    assert engine_settings(config).gpu_memory_utilization == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "gpus", "on_machine", "message"),
+    [
+        (2, 1, 2, None),
+        (4, 0.5, 2, None),
+        (2, 0, 0, None),
+        (1, 1, 0, "finds no GPU on this machine; serve with --device cpu"),
+        (2, 1, 1, "2 replicas want 1 GPUs each, and this machine has 1; .*--replicas"),
+        (3, 0.6, 2, "3 replicas want 0.6 GPUs each, and this machine has 2"),
+    ],
+)
+def test_replicas_that_never_get_their_gpus_are_refused(
+    replicas: int, gpus: float, on_machine: int, message: str | None
+) -> None:
+    config = dataclasses.replace(_replicas(replicas, replicas), num_gpus_per_replica=gpus)
+
+    if message is None:
+        check_gpus(config, on_machine)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            check_gpus(config, on_machine)
+
+
+def test_a_cluster_that_is_short_of_something_is_told_what() -> None:
+    wanted, total = {"CPU": 2, "GPU": 0.5}, {"CPU": 8.0, "GPU": 1.0}
+
+    assert shortage(2, wanted, {"CPU": 4.0, "GPU": 1.0}, total) is None
+    assert shortage(0, wanted, {}, total) is None
+    cores = shortage(2, wanted, {"CPU": 3.0, "GPU": 1.0}, total)
+    assert cores is not None
+    assert "2 more workers want 2 each, and of the 8 of the Ray cluster 3 are free" in cores
+    assert "--replicas or --threads" in cores
+    assert shortage(2, wanted, {"CPU": 4.0, "GPU": 0.5}, total) == (
+        "waiting for GPUs: 2 more workers want 0.5 each, and of the 1 of the Ray cluster 0.5 are "
+        "free; ask for fewer with --replicas or --num-gpus-per-replica, or let the cluster grow"
+    )
 
 
 @pytest.mark.parametrize(
