@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, EngineConfig
+from engine.errors import PackageError
 from engine.package import GenerationContract, Package
 
 if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
+    from engine.device import CudaDevice
     from engine.encoder_engine import EncoderEngine
     from engine.tokenizer import Tokenizer
 
@@ -22,21 +24,37 @@ def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | Encoder
     """Load the graphs of a checked package; the engine is to be started by the caller.
 
     Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
-    changed since it was checked; ConfigError if the package was not made for the device.
+    changed since it was checked; ConfigError if the package was not made for the device, or no
+    onnxruntime is installed that has it; DeviceError if there is none.
     """
     contract = package.manifest.generation
-    config.device_for(package.manifest.target)
+    device = _open_device(package, config)
     config = config.with_num_seqs(DEFAULT_NUM_SEQS)
     engine: AsyncEngine | EncoderEngine
     if contract is not None:
         engine = _load_generating(package, contract, config)
     else:
-        engine = _load_one_pass(package, config)
+        engine = _load_one_pass(package, config, device)
     package.check_unchanged()
     return engine
 
 
 # onnxruntime takes long to import: what only reads packages must not pay for it.
+
+
+def _open_device(package: Package, config: EngineConfig) -> CudaDevice | None:
+    """Return the GPU that a package is to run on; None: it runs on the CPU."""
+    manifest = package.manifest
+    if config.device_for(manifest.target) == "cuda":
+        from engine.device import open_device
+
+        return open_device()
+    if manifest.precision == "bf16":
+        raise PackageError(
+            f"{package.path}: onnxruntime has no kernels for bf16 on a CPU; run it with "
+            "--device cuda, or export the model with --precision fp16"
+        )
+    return None
 
 
 def _load_generating(
@@ -71,7 +89,9 @@ def _load_generating(
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
 
 
-def _load_one_pass(package: Package, config: EngineConfig) -> EncoderEngine:
+def _load_one_pass(
+    package: Package, config: EngineConfig, device: CudaDevice | None
+) -> EncoderEngine:
     from engine.encoder_engine import EncoderEngine
     from engine.graph_contract import check_graphs, one_pass_shape
     from engine.one_pass_warm_up import warm_up_one_pass
@@ -79,7 +99,8 @@ def _load_one_pass(package: Package, config: EngineConfig) -> EncoderEngine:
 
     text = package.manifest.encoding
     tokenizer = _load_tokenizer(package, text.vocab_size) if text is not None else None
-    session = create_session(package.file("model.onnx"), num_threads=config.num_threads)
+    path = package.file("model.onnx")
+    session = create_session(path, num_threads=config.num_threads, device=device)
     check_graphs((session, one_pass_shape(package.manifest)))
 
     def warm() -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import io
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,9 +185,7 @@ class Binding:
     def _keep(self, kind: str, name: str, array: NDArray[Any] | DeviceArray) -> None:
         place = "device" if (kind, name) in self._on_device else "host"
         if isinstance(array, DeviceArray) != (place == "device"):
-            raise ValueError(
-                f"{kind} {name}: the graph wants it on the {place}; bind an array there"
-            )
+            raise ValueError(f"{kind} {name} is to lie on the {place}; bind an array there")
         # onnxruntime copies a view with gaps without a word, and what it writes is lost.
         if not isinstance(array, DeviceArray) and not array.flags.c_contiguous:
             raise ValueError(f"{kind} {name}: an array of shape {array.shape} is not contiguous")
@@ -279,8 +276,8 @@ def _misplaced(session: ort.InferenceSession, path: Path) -> PackageError | None
     if not nodes:
         return None
     return PackageError(
-        f"{path}: onnxruntime {ort.__version__} would run {len(nodes)} nodes of this graph on the "
-        f"CPU beside CUDA: {listed(Counter(nodes))}; export the model again with --target cuda, or "
+        f"{path}: onnxruntime {ort.__version__} would run nodes of this graph on the CPU beside "
+        f"CUDA: {listed(dict.fromkeys(nodes))}; export the model again with --target cuda, or "
         "serve it with --device cpu"
     )
 

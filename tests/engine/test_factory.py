@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.encoder_engine import EncoderEngine
-from engine.errors import PackageError
+from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
 from engine.package import FORMAT_VERSION, load_package, seal
 from engine.package_files import hash_file
@@ -158,7 +159,9 @@ def _write(directory: Path, graphs: dict[str, ModelProto], **manifest: Any) -> P
     return directory
 
 
-def _text_package(directory: Path, graph: ModelProto | None = None, vocab: int = VOCAB) -> Path:
+def _text_package(
+    directory: Path, graph: ModelProto | None = None, vocab: int = VOCAB, **manifest: Any
+) -> Path:
     graph = graph or _one_pass("input_ids", ["B", "S"], extra=[("lengths", INT64, ["B"])])
     contract = {"vocab_size": vocab, "max_len": 8, "pad_token_id": 0, "embedding_dim": 1}
     return _write(
@@ -167,6 +170,7 @@ def _text_package(directory: Path, graph: ModelProto | None = None, vocab: int =
         architecture="encoder",
         task="classify",
         encoding=contract,
+        **manifest,
     )
 
 
@@ -400,6 +404,22 @@ def test_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(PackageError, match="ids up to 257, the model has a vocabulary of 257"):
         load_engine(package, CONFIG)
+
+
+def test_a_package_in_bf16_is_refused_on_a_cpu_and_the_way_out_named(tmp_path: Path) -> None:
+    path = _text_package(tmp_path, target="cuda", precision="bf16", weights="bf16")
+
+    with pytest.raises(PackageError, match=r"no kernels for bf16 on a CPU.*--device cuda") as found:
+        load_engine(load_package(path), replace(CONFIG, device="cpu"))
+
+    assert "\n" not in str(found.value)
+
+
+def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(tmp_path: Path) -> None:
+    path = _text_package(tmp_path, target="cuda")
+
+    with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):
+        load_engine(load_package(path), CONFIG)
 
 
 def test_reading_a_package_does_not_load_onnxruntime() -> None:
