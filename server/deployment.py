@@ -31,6 +31,7 @@ from typing import Any
 import uvloop
 
 from engine.config import EngineConfig
+from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package import load_package
@@ -214,8 +215,12 @@ async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service],
 @contextlib.asynccontextmanager
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
+    check_distributions()
     packages = [load_package(path) for path in config.packages.values()]
-    config = config.settled(package.manifest.target for package in packages)
+    targets = {package.manifest.target for package in packages}
+    config = config.settled(targets)
+    if not _joins_cluster() and "cuda" in map(config.engine.device_for, targets):
+        check_cuda_distribution()  # on a cluster workers run where others have installed it
     check_port_is_free(config.host, config.port)
     async with contextlib.AsyncExitStack() as stack:
         ray = await stack.enter_async_context(_running_ray(config))

@@ -27,6 +27,7 @@ from server.deployment import (
     serve_models,
     shortage,
 )
+from tests.engine.test_distributions import install
 
 CONFIG = ServeConfig(packages={"model": Path("nowhere")})
 
@@ -56,6 +57,16 @@ def test_host_that_is_not_ours_is_refused() -> None:
 
 def test_missing_package_is_refused_before_ray_starts() -> None:
     with pytest.raises(PackageError, match="nowhere is no directory"):
+        serve_models(CONFIG, announce=lambda service: None)
+
+
+def test_two_distributions_of_onnxruntime_are_refused_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(tmp_path, "onnxruntime", "onnxruntime-gpu")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    with pytest.raises(ConfigError, match="both installed"):
         serve_models(CONFIG, announce=lambda service: None)
 
 
