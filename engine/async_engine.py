@@ -16,6 +16,7 @@ from engine.batch import TokenMatcher
 from engine.config import EngineConfig
 from engine.constraint import ConstraintCompiler
 from engine.core import EngineCore, StepTimes
+from engine.device_certificate import device_name
 from engine.errors import (
     DeadlineExpired,
     Draining,
@@ -111,6 +112,7 @@ class AsyncEngine:
         generation = package.manifest.generation
         assert generation is not None
         self._package = package
+        self._device = device_name(package, config)
         self._core = core
         self._tokenizer = tokenizer
         self._prompts = PromptReader(generation, tokenizer, config)
@@ -140,6 +142,11 @@ class AsyncEngine:
     def package(self) -> Package:
         """What is served."""
         return self._package
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or the name of the GPU."""
+        return self._device
 
     @property
     def capabilities(self) -> tuple[str, ...]:

@@ -51,6 +51,13 @@ def check_shown(package: Package, use: DeviceUse) -> DeviceCertificate:
     return found
 
 
+def device_name(package: Package, config: EngineConfig) -> str:
+    """Return where a package runs, once `check_shown` let it pass: "cpu", or the GPU's name."""
+    found = package.manifest.certificate.device
+    device = config.device_for(package.manifest.target)
+    return found.gpu if found and device == "cuda" else device
+
+
 def command(package: Package, use: DeviceUse) -> str:
     """Return what to type for a certificate of this use."""
     words = ["tokenweir verify", str(package.path), "CHECKPOINT --device cuda"]

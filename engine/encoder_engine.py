@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
+from engine.device_certificate import device_name
 from engine.errors import (
     Draining,
     EngineFailure,
@@ -59,6 +60,7 @@ class EncoderEngine:
     ) -> None:
         """`warm_up` runs the model before the first request; it returns if rows are bit-equal."""
         self._package = package
+        self._device = device_name(package, config)
         self._graph = graph
         self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
         self._config = config
@@ -83,6 +85,11 @@ class EncoderEngine:
     def package(self) -> Package:
         """What is served."""
         return self._package
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or the name of the GPU."""
+        return self._device
 
     @property
     def capabilities(self) -> tuple[str, ...]:

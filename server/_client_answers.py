@@ -130,6 +130,8 @@ def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
         manifest_sha256=model.manifest_sha256.hex(),
         parity=_parity(model.parity) if model.HasField("parity") else None,
         labels=tuple(model.labels),
+        device=model.device,
+        precision=model.precision,
     )
 
 

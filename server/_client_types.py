@@ -181,6 +181,8 @@ class ModelInfo:
     manifest_sha256: str  # hexadecimal
     parity: ParityCertificate | None
     labels: tuple[str, ...]  # of the classes, in the order of the model's head
+    device: str  # where it runs: "cpu", or the name of the GPU; "" of an older server
+    precision: str  # in which it computes: "fp32", "fp16", "bf16"; "" of an older server
 
 
 @dataclass(frozen=True)

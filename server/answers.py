@@ -23,6 +23,7 @@ class ServedModel:
     package: Package
     capabilities: tuple[str, ...]
     replica_id: str
+    device: str = "cpu"  # where it runs; of a GPU its name
 
 
 def classes(
@@ -132,6 +133,8 @@ def model_info(
         manifest_sha256=model.package.manifest_sha256,
         parity=_parity(manifest.certificate, manifest.toolchain),
         labels=manifest.labels,
+        device=model.device,
+        precision=manifest.precision,
     )
 
 

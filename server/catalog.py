@@ -28,6 +28,10 @@ class Engine(Protocol):
         """What is served."""
 
     @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or the name of the GPU."""
+
+    @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
 
@@ -96,7 +100,9 @@ class Catalog:
     def served(self, name: str) -> ServedModel:
         """Return what answers say of the model."""
         engine = self.engines[name]
-        return ServedModel(name, engine.package, engine.capabilities, self.replica_id)
+        return ServedModel(
+            name, engine.package, engine.capabilities, self.replica_id, engine.device
+        )
 
     def generating(self, name: str, version: str) -> GeneratingEngine:
         """Return the engine of a generating model."""

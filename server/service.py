@@ -43,7 +43,7 @@ from server.interceptors import AdmissionInterceptor, current_request_id
 Context = aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
-API_MINOR = 1
+API_MINOR = 2
 REPLICA_KEY = "tokenweir-replica"  # initial metadata: sent on admission, so it is never empty
 
 # Ending a call this much before its client does lets the answer say where the time went.

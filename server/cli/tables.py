@@ -153,6 +153,8 @@ def model_table(model: ModelInfo) -> Table:
     table.show_header = False
     table.add_row("state", f"{model.state}: {model.message}" if model.message else model.state)
     table.add_row("architecture", model.architecture)
+    if model.device:
+        table.add_row("runs on", f"{model.device}, in {model.precision}")
     table.add_row("limits", _limits(model))
     table.add_row("parity", _parity(model))
     if model.parity is not None and model.parity.toolchain:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from engine import package as packages
-from engine.device_certificate import DeviceUse, check_shown
+from engine.config import EngineConfig
+from engine.device_certificate import DeviceUse, check_shown, device_name
 from engine.errors import PackageError
 from engine.package import load_package, read_manifest, write_manifest
 from tests.engine.test_package import LOSS, ONE_PASS, TEXT
@@ -233,3 +234,10 @@ def test_a_manifest_that_cannot_be_written_whole_leaves_the_old_one(
 
     assert json.loads((directory / "manifest.json").read_bytes())["name"] == "other"
     assert load_package(directory).manifest.name == "other"
+
+
+def test_a_package_is_on_the_gpu_that_its_certificate_names(tmp_path: Path) -> None:
+    package = load_package(_on_device(tmp_path / "p"))
+
+    assert device_name(package, EngineConfig()) == "NVIDIA H200"
+    assert device_name(package, EngineConfig(device="cpu")) == "cpu"

@@ -137,6 +137,7 @@ def prediction_package(name: str = "tags", *, task: str = "label") -> Package:
 class _Lifecycle:
     def __init__(self, package: Package) -> None:
         self.package = package
+        self.device = "cpu"
         self.is_warming = False
         self.healthy = True
         self.started = False

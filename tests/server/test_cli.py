@@ -26,6 +26,7 @@ from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
     FakePredictor,
+    generation_package,
     prediction_package,
     running_worker,
 )
@@ -401,6 +402,19 @@ async def test_models_lists_names_and_capabilities(capsys: pytest.CaptureFixture
 
     out = capsys.readouterr().out
     assert "dates" in out and "tags" in out and "generate" in out
+
+
+async def test_models_says_on_which_gpu_and_in_which_precision_a_model_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package = generation_package()
+    half = package.manifest.model_copy(update={"precision": "fp16"})
+    engine = FakeGenerator(package.model_copy(update={"manifest": half}))
+    engine.device = "NVIDIA H200"
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, "models") == 0
+
+    assert "NVIDIA H200, in fp16" in capsys.readouterr().out
 
 
 async def test_health_says_serving_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:

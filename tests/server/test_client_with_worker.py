@@ -174,6 +174,7 @@ async def test_models_say_what_they_can():
     assert models["dates"].state == "ready"
     assert models["dates"].parity is not None and models["dates"].parity.cases == 12
     assert "generate" in models["dates"].capabilities
+    assert (models["dates"].device, models["dates"].precision) == ("cpu", "fp32")
     assert models["tags"].labels == ("NOUN", "VERB", "DET")
     assert info.api_minor >= 0 and info.start_time.tzinfo is not None
     assert {load.model for load in loads} == {"dates", "tags"}

@@ -280,6 +280,7 @@ async def test_list_models_tells_state_capabilities_limits_and_certificate(stubs
     assert dates.state == admin_service_pb2.MODEL_STATE_READY
     assert dates.architecture == "encoder-decoder"
     assert list(dates.capabilities) == ["generate", "stream"]
+    assert (dates.device, dates.precision) == ("cpu", "fp32")
     assert dates.manifest_sha256 == b"\x01" * 32
     assert dates.parity.batch_invariant
     assert dates.parity.tokens_equal == 100

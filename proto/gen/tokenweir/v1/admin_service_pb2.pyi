@@ -185,6 +185,8 @@ class ModelInfo(_message.Message):
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name."""
     model_version: _builtins.str
@@ -197,6 +199,10 @@ class ModelInfo(_message.Message):
     """"encoder-decoder", "decoder", "encoder", "vision-encoder"."""
     manifest_sha256: _builtins.bytes
     """SHA-256 of the package manifest."""
+    device: _builtins.str
+    """Where it runs: "cpu", or the name of the GPU."""
+    precision: _builtins.str
+    """Number format that it computes in: "fp32", "fp16", "bf16"."""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """RPCs and options that it takes: "generate", "beam", "logprobs", ..."""
@@ -226,10 +232,12 @@ class ModelInfo(_message.Message):
         manifest_sha256: _builtins.bytes = ...,
         parity: Global___ParityCertificate | None = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
+        device: _builtins.str = ...,
+        precision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parity", b"parity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "labels", b"labels", "limits", b"limits", "manifest_sha256", b"manifest_sha256", "message", b"message", "model", b"model", "model_version", b"model_version", "parity", b"parity", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "device", b"device", "labels", b"labels", "limits", b"limits", "manifest_sha256", b"manifest_sha256", "message", b"message", "model", b"model", "model_version", b"model_version", "parity", b"parity", "precision", b"precision", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
