@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from exporter.fuse import fuse
 from exporter.models import GPT, Bert, EncoderDecoder, Labeller, ViT
@@ -37,7 +38,7 @@ def build_graphs(
 
     Weights, activations and cache are of `dtype`; what leaves a graph is float32 and ids.
     """
-    model = copy.deepcopy(model).to(dtype)
+    model = _copy_in(dtype, model)
     match model:
         case EncoderDecoder():
             widen_heads(model.decoder)
@@ -61,6 +62,19 @@ def build_graphs(
             fuse(graph)
         attach_bodies(graph, body)
     return graphs
+
+
+def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
+    """Return a copy in which all weights are of a type but the bias of the output, in float32.
+
+    It is added to what leaves the graph: an import keeps tokens from being written by one of -1e30,
+    which is minus infinity in float16, and no number that an engine can compute with.
+    """
+    copied = copy.deepcopy(model).to(dtype)
+    if isinstance(copied, GPT | EncoderDecoder) and copied.decoder.output.bias is not None:
+        bias = model.get_parameter("decoder.output.bias").detach().float()
+        copied.decoder.output.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    return copied
 
 
 def widen_heads(decoder: Decoder) -> None:
@@ -146,13 +160,20 @@ class _DecoderGraph(nn.Module):
         hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
-        logits = self.decoder.output(rows).float()
+        logits = _logits(self.decoder.output, rows)
         # The best few leave the graph sorted: to look for them outside costs more than the head.
         top_logits, top_ids = emit_top(logits, num_top)
         top_logprobs = logits.log_softmax(-1).gather(1, top_ids)
         present = [(cache.key, cache.value) for cache in caches]
         alignment = caches[-1].alignment
         return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
+
+
+def _logits(output: nn.Linear, rows: Tensor) -> Tensor:
+    if output.weight.dtype == torch.float32 or output.bias is None:
+        logits: Tensor = output(rows).float()
+        return logits
+    return functional.linear(rows, output.weight).float() + output.bias
 
 
 class _EncoderGraph(nn.Module):

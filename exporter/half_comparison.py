@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import CertificateError
 from engine.package import HalfPrecision, Precision
-from exporter.comparison import Floats
+from exporter.comparison import NEVER, Floats
 
 MAX_CASE_RATIO = 1.5  # of the root mean square of a case's differences to the eager model's
 MAX_POSITION_RATIO = 3.0  # of a position's
@@ -35,7 +35,15 @@ class HalfComparison:
     def case(
         self, exported: Floats, eager: Floats, eager_half: Floats, place: Callable[[int], str]
     ) -> None:
-        """Compare the logits [N, V] of one case with the eager model's in float64 and rounded."""
+        """Compare the logits [N, V] of one case with the eager model's in float64 and rounded.
+
+        Tokens that an import keeps from being written, by a bias, are to have no more of a chance.
+        """
+        written = (eager > NEVER).all(axis=0)
+        if (exported[:, ~written] > NEVER).any():
+            bad = int((exported[:, ~written] > NEVER).any(axis=1).argmax())
+            raise CertificateError(f"{place(bad)}: a token that is never written may be written")
+        exported, eager, eager_half = (a[:, written] for a in (exported, eager, eager_half))
         eager = eager.astype(np.float64)
         ours, theirs = np.abs(exported - eager), np.abs(eager_half - eager)
         if not np.isfinite(ours).all():

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 
 from engine.errors import CertificateError, ConfigError
-from engine.package import PackageFormat, Precision, load_package
+from engine.package import PackageFormat, Precision, Weights, load_package
 from engine.session import create_session
 from exporter import certificate as certificates
-from exporter.checkpoint import load_checkpoint
+from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.fuse import fuse
 from exporter.graphs import build_graphs
@@ -112,6 +113,32 @@ def test_a_format_that_does_not_go_together_is_refused(
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.parametrize("weights", ["fp16", pytest.param("int4", marks=pytest.mark.long)])
+def test_tokens_that_are_never_written_are_not_in_float16_either(
+    weights: Weights, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """An import keeps them by a bias of -1e30, which float16 does not have."""
+    path = make_checkpoint("gpt", output_bias=True)
+    checkpoint = load_checkpoint(path)
+    bias = checkpoint.model.decoder.output.bias  # type: ignore[union-attr]
+    with torch.no_grad():
+        bias[[4, 7]] = -1e30  # type: ignore[index]
+    tokenizer = checkpoint.tokenizer
+    save_checkpoint(tmp_path / "c", "tiny", checkpoint.model, tokenizer)
+    limits = None if weights == "fp16" else ANY_LOSS
+
+    export_package(
+        tmp_path / "c",
+        tmp_path / "p",
+        target="cuda",
+        precision="fp16",
+        weights=weights,
+        limits=limits,
+    )
+
+    assert _step(tmp_path / "p")[:, [4, 7]].max() < -1e29
+
+
 def test_a_graph_in_float16_that_is_wrong_is_refused(
     make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -144,6 +171,7 @@ def rounded(rng: np.random.Generator, logits: np.ndarray, size: float) -> np.nda
 def test_differences_of_the_size_of_the_eager_model_s_own_are_taken() -> None:
     rng, found = np.random.default_rng(0), HalfComparison()
     eager = rng.normal(0, 1, (6, 50))
+    eager[:, 9] = -1e30  # of a token that is never written
 
     found.case(rounded(rng, eager, 1e-3), eager, rounded(rng, eager, 1e-3), str)
 
@@ -158,11 +186,13 @@ def test_differences_of_the_size_of_the_eager_model_s_own_are_taken() -> None:
         (lambda a: a + np.where(np.arange(6)[:, None] == 4, 0.02, 0), "^4: .* times as far"),
         (lambda a: a * 1.01, "over the case"),
         (lambda a: np.where(np.arange(6)[:, None] == 2, np.nan, a), "^2: .* no finite number"),
+        (lambda a: np.where(a > -1e20, a, -1.0), "^0: .* never written"),
     ],
 )
 def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(0)
     eager = rng.normal(0, 1, (6, 50))
+    eager[:, 9] = -1e30
 
     with pytest.raises(CertificateError, match=message):
         HalfComparison().case(
@@ -214,5 +244,5 @@ def _step(directory: Path) -> np.ndarray:
     }
     for name, value in session.inputs.items():
         if name.startswith("past_"):
-            inputs[name] = np.zeros((1, *value.shape[1:]), np.float32)  # type: ignore[arg-type]
+            inputs[name] = np.zeros((1, *value.shape[1:]), value.dtype)  # type: ignore[arg-type]
     return session.run(inputs)["logits"]
