@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -16,7 +16,7 @@ from server.share import Share
 _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
 _NUM_OWN_TIMES = 64  # calls of late, of which one in ten was as fast as one is given credit for
-_TOGETHER = 10.0  # seconds after which a tenant that was last is alone
+_REMEMBERED = 10.0  # seconds after its last call that a tenant is still there
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
 
@@ -32,22 +32,23 @@ class Admission:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._places: int | None = None  # None: as many as there are calls
-        self._shared_places: int | None = None  # while there is more than one tenant
-        self._last_tenant: str | None = None
-        self._alone_from = clock()
+        self._crowded: int | None = None  # of them, for tenants that have calls waiting
+        self._satisfied: OrderedDict[str, float] = OrderedDict()  # tenants without, when last seen
         self._num_under_way = 0
         self._queue = FairQueue()
         self._drain = DrainMeter(_LEAST_DRAINED)
         self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
         self._refusal: TokenweirError | None = None
 
-    def set_places(self, places: int | None, shared: int | None = None) -> None:
-        """Let so many calls be under way at once, `shared` of several tenants; None: all of them.
+    def set_places(self, places: int | None, crowded: int | None = None) -> None:
+        """Let so many calls be under way at once; None: all of them.
 
-        With fewer a tenant's call meets less of others at a worker. One alone has only to lose.
+        Only `crowded` of them are of tenants that have others waiting, while there is a tenant
+        that has none. That one sends less than its share, and whoever floods must not slow it down.
+        Those who all wait want whole batches instead.
         """
         self._places = places
-        self._shared_places = places if shared is None else shared
+        self._crowded = places if crowded is None else crowded
         self._hand_out()
 
     @property
@@ -79,14 +80,15 @@ class Admission:
     async def _wait(self, share: Share, deadline: float | None) -> None:
         if self._refusal is not None:
             raise self._refusal
-        self._note(share.tenant)
-        if self._has_room and not self._queue:
+        if self._needs_no_turn(share):
             self._num_under_way += 1
             self._queue.begin(share.tenant)
+            self._note(share.tenant)
             return
         self._refuse_if_too_late(share, deadline)
         waiting = Waiting(share.tenant, share.priority)
         self._queue.add(waiting)
+        self._note(waiting.tenant)
         self._hand_out()
         try:
             await self._turn_of(waiting, deadline)
@@ -95,6 +97,7 @@ class Admission:
                 self._leave(waiting.tenant)
             else:
                 self._queue.remove(waiting)
+                self._note(waiting.tenant)
                 self._hand_out()
             raise
 
@@ -135,26 +138,50 @@ class Admission:
         times = sorted(self._own_times)
         return times[len(times) // 10] if times else 0.0
 
+    def _needs_no_turn(self, share: Share) -> bool:
+        if self._places is None:
+            return True
+        is_free = self._num_under_way < self._places
+        return is_free and self._queue.may_overtake(share.tenant, share.priority, self._places)
+
     def _note(self, tenant: str) -> None:
-        if self._last_tenant not in (None, tenant):
-            self._alone_from = self._clock() + _TOGETHER
-        self._last_tenant = tenant
+        """Note that a tenant is there; keep those that have no calls waiting, last seen last."""
+        self._satisfied.pop(tenant, None)
+        if not self._queue.has_waiting(tenant):
+            self._satisfied[tenant] = self._clock()
 
     @property
     def _has_room(self) -> bool:
-        is_alone = self._clock() >= self._alone_from
-        places = self._places if is_alone else self._shared_places
-        return places is None or self._num_under_way < places
+        """Whether one of the calls that wait can go on."""
+        if self._places is None or self._crowded is None:
+            return True
+        if self._num_under_way >= self._places:
+            return False
+        return self._queue.num_crowding < self._crowded or not self._is_anyone_satisfied()
+
+    def _is_anyone_satisfied(self) -> bool:
+        """Return whether a tenant is there that has no calls waiting; forget who has left."""
+        gone = self._clock() - _REMEMBERED
+        while self._satisfied:
+            tenant, seen = next(iter(self._satisfied.items()))
+            if seen > gone:
+                return True
+            del self._satisfied[tenant]
+            if self._queue.has_under_way(tenant):
+                self._note(tenant)
+        return False
 
     def _hand_out(self) -> None:
         num_given = 0
         while self._has_room and (waiting := self._queue.take()) is not None:
             self._num_under_way += 1
             num_given += 1
+            self._note(waiting.tenant)
             waiting.turn.set()
         self._drain.advance(self._clock(), num_given, bool(self._queue))
 
     def _leave(self, tenant: str) -> None:
         self._num_under_way -= 1
         self._queue.done(tenant)
+        self._note(tenant)
         self._hand_out()

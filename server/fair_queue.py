@@ -26,8 +26,10 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._under_way: Counter[str] = Counter()  # calls, by tenant
+        self._waiting: Counter[str] = Counter()  # the same
         self._classes: dict[int, _PriorityClass] = {}  # those in which somebody waits
         self._size = 0
+        self.num_crowding = 0  # calls under way of tenants that have others waiting
 
     def __len__(self) -> int:
         return self._size
@@ -41,6 +43,9 @@ class FairQueue:
         one_class.lines[waiting.tenant][waiting] = None
         one_class.size += 1
         self._size += 1
+        if not self._waiting[waiting.tenant]:
+            self.num_crowding += self._under_way[waiting.tenant]
+        self._waiting[waiting.tenant] += 1
 
     def remove(self, waiting: Waiting) -> None:
         """Let a call go that was not taken."""
@@ -48,6 +53,10 @@ class FairQueue:
         del one_class.lines[waiting.tenant][waiting]
         one_class.size -= 1
         self._size -= 1
+        self._waiting[waiting.tenant] -= 1
+        if not self._waiting[waiting.tenant]:
+            del self._waiting[waiting.tenant]
+            self.num_crowding -= self._under_way[waiting.tenant]
         if not one_class.lines[waiting.tenant]:
             one_class.unrank(waiting.tenant)
             del one_class.lines[waiting.tenant]
@@ -67,14 +76,33 @@ class FairQueue:
     def begin(self, tenant: str) -> None:
         """Count a call that did not have to wait as under way."""
         self._under_way[tenant] += 1
-        self._rank_again(tenant)
+        self._follow(tenant, 1)
 
     def done(self, tenant: str) -> None:
         """Count a call that was under way as ended."""
         self._under_way[tenant] -= 1
         if not self._under_way[tenant]:
             del self._under_way[tenant]
-        self._rank_again(tenant)
+        self._follow(tenant, -1)
+
+    def has_under_way(self, tenant: str) -> bool:
+        """Return whether a call of this tenant is under way."""
+        return tenant in self._under_way
+
+    def has_waiting(self, tenant: str) -> bool:
+        """Return whether a call of this tenant waits."""
+        return tenant in self._waiting
+
+    def may_overtake(self, tenant: str, priority: int, places: int) -> bool:
+        """Return whether a call that is added now need not wait behind others for a free place.
+
+        It must be as urgent as those, and its tenant below its share of the places.
+        """
+        if not self._classes:
+            return True
+        share = max(1, places // (len(self._waiting) + 1))
+        is_urgent = priority <= min(self._classes)
+        return is_urgent and tenant not in self._waiting and self._under_way[tenant] < share
 
     def num_before(self, tenant: str, priority: int) -> int:
         """Return about how many waiting calls go before one that would be added now.
@@ -87,7 +115,10 @@ class FairQueue:
             before += min(own.size, num_own * max(1, len(own.lines)) + len(own.lines) - 1)
         return before
 
-    def _rank_again(self, tenant: str) -> None:
+    def _follow(self, tenant: str, change: int) -> None:
+        if tenant not in self._waiting:
+            return
+        self.num_crowding += change
         for one_class in self._classes.values():
             if tenant in one_class.lines:
                 one_class.rank(tenant, self._under_way[tenant])

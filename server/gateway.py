@@ -27,11 +27,10 @@ from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
 from server.losses import Losses
-from server.pace import LAG_KEY, WAITING_KEY, Pace
 from server.pool import Attempts, CallFailed, Pool
 from server.reflection import enable_reflection
 from server.request_ids import METHODS, request_id_in
-from server.share import share_of
+from server.share import WAITING_KEY, share_of
 from server.status import DETAILS_KEY, CallStatus, call_status
 from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, max_message_bytes, server_options
 
@@ -71,7 +70,6 @@ class Gateway:
             max_message_bytes=max_message_bytes(config.max_request_bytes),
         )
         self._admission = Admission()
-        self._pace = Pace(config.max_calls_per_worker, self._set_places)
         self._calls: set[asyncio.Task[Any]] = set()
         self._upstream_calls: set[aio.Call] = set()
         self._draining = False
@@ -131,18 +129,14 @@ class Gateway:
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
-        self._set_places()
+        most, crowded = self._config.max_calls_per_worker, self._config.crowded_calls_per_worker
+        self._admission.set_places(len(serving) * most or None, len(serving) * crowded)
         ready = {name for backend in serving for name in backend.models}
         self._models |= ready
         for name in ("", *SERVICES):
             self._health.publish(name, serving=bool(serving))
         for name in self._models:
             self._health.publish(name, serving=name in ready)
-
-    def _set_places(self) -> None:
-        most = self._config.max_calls_per_worker
-        num_serving = self.num_serving
-        self._admission.set_places(num_serving * most or None, num_serving * self._pace.value)
 
     def _behavior(self, method: str) -> Behavior:
         relay = self._relay_unary if method in _UNARY else self._relay_stream
@@ -212,7 +206,7 @@ class Gateway:
                 with self._upstream(backend, call):
                     response = await call
                     initial = _pairs(await call.initial_metadata())
-                    trailing = self._without_lag(await call.trailing_metadata())
+                    trailing = _pairs(await call.trailing_metadata())
             except (aio.AioRpcError, WorkerLost) as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
@@ -236,7 +230,7 @@ class Gateway:
                     async for message in call:
                         committed = True
                         await context.write(message)
-                    context.set_trailing_metadata(self._without_lag(await call.trailing_metadata()))
+                    context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
                     return
             except (aio.AioRpcError, WorkerLost) as error:
                 if committed:
@@ -256,14 +250,6 @@ class Gateway:
             (WAITING_KEY, str(waiting)),
             *((key, value) for key, value in pairs if _is_clients(key)),
         )
-
-    def _without_lag(self, metadata: Any) -> Metadata:
-        """Return metadata for the client; what a worker says of its event loop is for the pace."""
-        pairs = _pairs(metadata)
-        for key, value in pairs:
-            if key == LAG_KEY:
-                self._pace.take(int(value) / 1e6)
-        return tuple(pair for pair in pairs if pair[0] != LAG_KEY)
 
     async def _get_load(self) -> bytes:
         """Return the load of all workers together; one that does not answer is left out."""

@@ -29,9 +29,8 @@ from engine.errors import (
 )
 from server.call_wall import CallWall
 from server.last_moment import abort, in_time
-from server.loop_lag import LoopLag
-from server.pace import LAG_KEY, WAITING_KEY
 from server.request_ids import client_request_id, made_request_id
+from server.share import WAITING_KEY
 from server.status import call_status
 
 logger = logging.getLogger(__name__)
@@ -103,10 +102,9 @@ class AdmissionInterceptor(_WrappingInterceptor):
     Other calls, of health and what operators ask, are never refused for want of room.
     """
 
-    def __init__(self, services: frozenset[str], wall: CallWall, lag: LoopLag) -> None:
+    def __init__(self, services: frozenset[str], wall: CallWall) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._wall = wall
-        self._lag = lag
         self.live = 0
         self._num_waiting = 0  # at the gateway, a worker
         self.draining = False
@@ -134,9 +132,7 @@ class AdmissionInterceptor(_WrappingInterceptor):
                 # After the status was sent, not before. The stubs want a class that nobody makes.
                 context.add_done_callback(cast(Any, self._end))
                 self._note_waiting(context)
-                answer = await behavior(request, context)
-                context.set_trailing_metadata(((LAG_KEY, str(round(self._lag.seconds * 1e6))),))
-                return answer
+                return await behavior(request, context)
 
         return _with_behavior(handler, around)
 

@@ -33,7 +33,6 @@ from server.interceptors import (
     StreamParsingInterceptor,
 )
 from server.keepalive import keepalive_options
-from server.loop_lag import LoopLag
 from server.reflection import REFLECTION, enable_reflection
 from server.service import AdminService, GenerationService, PredictionService, ServerFacts
 
@@ -59,10 +58,7 @@ class Worker:
         self._config = config
         self._catalog = Catalog(models, self.replica_id)
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
-        self._lag = LoopLag()
-        self._admission = AdmissionInterceptor(
-            frozenset({GENERATION, PREDICTION}), self._wall, self._lag
-        )
+        self._admission = AdmissionInterceptor(frozenset({GENERATION, PREDICTION}), self._wall)
         self._health = Health()
         self._watching: asyncio.Task[None] | None = None
 
@@ -89,14 +85,12 @@ class Worker:
         await self._start_engines()
         self._publish_health()
         self._watching = in_background("watching the engines", self._watch_engines)
-        self._measuring = in_background("watching the event loop", self._lag.watch)
         return address_of(self._config.host, port)
 
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
         if self._watching is not None:
             self._watching.cancel()
-            self._measuring.cancel()
         self._health.go_down()
         self._admission.draining = True
         await self._wait_until_idle(grace)

@@ -89,23 +89,86 @@ async def test_more_places_are_given_at_once_and_fewer_as_calls_end() -> None:
     assert calls.running == ["d"]
 
 
-async def test_several_tenants_have_fewer_places_and_one_alone_has_all_again() -> None:
-    clock = Clock()
-    admission = Admission(clock=clock)
-    admission.set_places(3, shared=1)
+async def _flooded(admission: Admission) -> Calls:
+    """Return calls of which all eight places are a flood's, and twelve of it wait."""
+    admission.set_places(8, crowded=2)
     calls = Calls(admission)
-    for name in ("a1", "a2", "a3", "a4", "b1"):
-        await calls.ask(name)
-    assert calls.running == ["a1", "a2", "a3"]
+    for i in range(20):
+        await calls.ask(f"flood {i}")
+    assert len(calls.running) == 8
+    return calls
 
-    for name in ("a1", "a2", "a3"):
-        await calls.end(name)
-    assert calls.running == ["b1"]
-    await calls.ask("b2")
+
+async def test_beside_a_tenant_whose_calls_need_not_wait_a_flood_has_few_places() -> None:
+    calls = await _flooded(Admission())
+    await calls.ask("other 0")
+    await calls.end("flood 0")
+    assert "other 0" in calls.running
+
+    for i in range(1, 7):
+        await calls.end(f"flood {i}")
+    assert calls.running == ["flood 7", "other 0", "flood 8"]
+    await calls.end("other 0")
+    await calls.ask("other 1")
+    await calls.ask("other 2")
+
+    assert calls.running == ["flood 7", "flood 8", "other 1", "other 2"]
+
+
+async def test_a_flood_has_all_places_again_ten_seconds_after_the_last_call_of_others() -> None:
+    clock = Clock()
+    calls = await _flooded(Admission(clock=clock))
+    await calls.ask("other")
+    for i in range(7):
+        await calls.end(f"flood {i}")
     clock.now += 11
-    await calls.ask("b3")
+    await calls.end("flood 7")
+    assert calls.running == ["other", "flood 8", "flood 9"]  # for that call goes on
 
-    assert calls.running == ["b1", "a4", "b2"]
+    await calls.end("other")
+    clock.now += 11
+    await calls.end("flood 8")
+
+    assert calls.running == [f"flood {i}" for i in range(9, 17)]
+
+
+async def test_tenants_that_all_wait_share_all_places() -> None:
+    calls = await _flooded(Admission())
+    for i in range(20):
+        await calls.ask(f"second {i}")
+
+    for i in range(8):
+        await calls.end(f"flood {i}")
+
+    assert sorted(calls.running) == [
+        *("flood 10", "flood 11", "flood 8", "flood 9"),
+        *("second 0", "second 1", "second 2", "second 3"),
+    ]
+
+
+async def test_a_tenant_overtakes_those_that_wait_up_to_its_share_of_all_places() -> None:
+    calls = await _flooded(Admission())
+    await calls.ask("other 0")
+    for i in range(7):
+        await calls.end(f"flood {i}")
+    assert calls.running == ["flood 7", "other 0", "flood 8"]
+
+    for i in range(1, 4):
+        await calls.ask(f"other {i}")
+    assert calls.running[3:] == ["other 1", "other 2", "other 3"]
+    await calls.ask("other 4")
+
+    assert calls.running[6:] == ["flood 9", "flood 10"]  # it waits like the flood: all places
+
+
+async def test_a_tenant_does_not_overtake_those_that_are_more_urgent() -> None:
+    calls = await _flooded(Admission())
+    await calls.ask("other 0")
+    for i in range(7):
+        await calls.end(f"flood {i}")
+    await calls.ask("low", priority=1)
+
+    assert "low" not in calls.running
 
 
 async def test_a_call_that_is_cancelled_leaves_its_place_or_its_turn() -> None:

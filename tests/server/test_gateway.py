@@ -23,7 +23,6 @@ from engine.errors import EngineFailure, QueueFull, ReplicaLost
 from server.client import AsyncClient, Internal
 from server.config import GatewayConfig
 from server.gateway import Gateway
-from server.pace import LAG_KEY
 from server.status import call_status
 from server.worker import Worker
 from tests.server.calls import (
@@ -103,20 +102,6 @@ async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:
     assert response.request_id == "r"
     assert [m.sequence_number for m in messages] == [1, 2, 3, 4]
     assert "".join(m.delta.text for m in messages) == "SLOW b "
-
-
-async def test_how_late_a_worker_is_reaches_the_gateway_and_no_client(cell: Cell) -> None:
-    lags: list[float] = []
-    cell.gateway._pace.take = lags.append  # type: ignore[method-assign]
-    unary = cell.stubs.generation.Generate(generate("a b"))
-    streamed = cell.stubs.generation.GenerateStream(stream("a b"))
-
-    assert [message async for message in streamed]
-    trailing = [await unary.trailing_metadata(), await streamed.trailing_metadata()]
-
-    assert len(lags) == 2
-    assert all(0 <= lag < 10 for lag in lags)
-    assert [metadata for metadata in trailing if LAG_KEY in dict(metadata or ())] == []
 
 
 async def test_a_worker_is_told_how_many_calls_wait_for_it(cell: Cell) -> None:
@@ -272,6 +257,36 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
         await asyncio.gather(*calls)
 
     assert [request.tenant for request in engine.requests[:3]] == ["flood", "other", "flood"]
+
+
+async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_worker() -> None:
+    engine = FakeGenerator()
+    engine.capabilities += OPTIONS
+    config = GatewayConfig(max_calls_per_worker=6, crowded_calls_per_worker=2)
+    async with (
+        running_worker(engine) as (_, address),
+        running_gateway(address, config=config) as (gateway, stubs),
+    ):
+        await until(lambda: gateway.num_serving == 1)
+
+        def ask(tenant: str) -> aio.UnaryStreamCall[Any, Any]:
+            scheduling = pb.Scheduling(tenant=tenant)
+            return stubs.generation.GenerateStream(stream("HOLD", scheduling=scheduling))
+
+        others = [ask("other")]
+        await until(lambda: len(engine.requests) == 1)
+        flood = [ask("flood") for _ in range(20)]
+        await until(lambda: gateway._admission.num_waiting == 15)  # the others were there in time
+        await until(lambda: len(engine.requests) == 1 + 5)
+        for call in flood[:5]:
+            call.cancel()
+        await until(lambda: gateway._admission.num_waiting == 13)
+        others.append(ask("other"))
+        await until(lambda: len(engine.requests) == 1 + 5 + 2 + 1)
+
+        assert engine.requests[-1].tenant == "other"
+        for call in (*others, *flood):
+            call.cancel()
 
 
 async def test_a_call_without_a_message_is_refused(cell: Cell) -> None:

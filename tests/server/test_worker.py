@@ -13,7 +13,7 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import ConfigError, PackageError
 from server.config import WorkerConfig
-from server.pace import LAG_KEY, WAITING_KEY
+from server.share import WAITING_KEY
 from server.worker import Worker, address_of
 from tests.server.calls import DOWN, UP, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
@@ -147,7 +147,6 @@ async def test_load_counts_what_waits_at_the_gateway_as_long_as_calls_come_from_
         engine.release.set()
 
         assert len([message async for message in call]) == 3
-        assert LAG_KEY in dict(await call.trailing_metadata())
         await until(lambda: worker.load() == 0)
 
 
