@@ -21,6 +21,9 @@ class SlotCache:
     head at least: in use is what running or kept rows hold as far as their length, and a page for
     each of their heads at most. Beyond its length a row is finite: what is masked counts for
     nothing, but a NaN left there would reach the row's next sequence. Lengths lie on the host.
+
+    `overhang` positions behind its length a row may hold what a call wrote there for nobody: they
+    count as its own when the row becomes shorter or another's.
     """
 
     def __init__(
@@ -29,9 +32,12 @@ class SlotCache:
         cache: CacheShape,
         cross_cache: CacheShape | None = None,
         allocate: Allocate = HostCacheMemory,
+        *,
+        overhang: int = 0,
     ) -> None:
         self.rows = allocate(num_slots, cache)
         self.sources = allocate(num_slots, cross_cache) if cross_cache else None
+        self._max_len, self._overhang = cache.max_len, overhang
         self.layers = self.rows.layers
         self.cross_layers = () if self.sources is None else self.sources.layers
         self.lengths = np.zeros(num_slots, np.int32)  # positions written, a row
@@ -71,13 +77,19 @@ class SlotCache:
         self.lengths[:] = 0
         self.source_lengths[:] = 0
 
+    def _end(self, row: int) -> int:
+        """Return the position behind the last one that may have been written."""
+        return min(int(self.lengths[row]) + self._overhang, self._max_len)
+
     def _cut(self, row: int, start: int) -> None:
-        self.rows.cut(row, start, length := int(self.lengths[row]))
+        length = int(self.lengths[row])
+        self.rows.clear(row, length, self._end(row))
+        self.rows.cut(row, start, length)
         self.lengths[row] = min(start, length)
 
     def _clear(self, row: int, start: int = 0) -> None:
-        self.rows.clear(row, start, length := int(self.lengths[row]))
-        self.lengths[row] = min(start, length)
+        self.rows.clear(row, start, self._end(row))
+        self.lengths[row] = min(start, int(self.lengths[row]))
 
     def _cut_source(self, row: int) -> None:
         assert self.sources is not None
@@ -96,14 +108,13 @@ class SlotCache:
         self.source_lengths[target] = length
 
     def _copy(self, source: int, target: int, start: int, stop: int | None) -> None:
-        length, old_length = int(self.lengths[source]), int(self.lengths[target])
+        length = int(self.lengths[source])
         if stop is not None:
             length = min(length, stop)
         self.rows.copy(source, target, start, length)
-        self.rows.clear(target, length, old_length)
+        self.rows.clear(target, length, self._end(target))
         self.lengths[target] = length
 
     def _swap(self, one: int, other: int) -> None:
-        length, other_length = int(self.lengths[one]), int(self.lengths[other])
-        self.rows.swap(one, other, length, other_length)
-        self.lengths[[one, other]] = other_length, length
+        self.rows.swap(one, other, self._end(one), self._end(other))
+        self.lengths[[one, other]] = self.lengths[[other, one]]

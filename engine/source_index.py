@@ -1,0 +1,56 @@
+"""Which decoding rows attend to which source, as the graphs of an encoder-decoder want it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class SourceShape(NamedTuple):
+    """How many sources a decode call reads, and for how many rows each."""
+
+    num_sources: int
+    group: int
+
+    @property
+    def num_queries(self) -> int:
+        """Rows of queries, with those for nobody."""
+        return self.num_sources * self.group
+
+
+class SourceIndex:
+    """The rows of each source, and where each row is among them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.shape = SourceShape(0, 1)
+        self.row_queries = np.zeros((num_slots, 1), np.int64)
+        self.beam_rows = np.zeros(self.shape, np.int64)
+        self._sources: tuple[int, ...] = ()
+
+    def update(self, sources: Sequence[int], num_sources: int = 0) -> bool:
+        """Take in the source of every row; return whether anything is other than before.
+
+        There may be more sources, which no row has. What nobody attends with is row 0.
+        """
+        num_sources = max(num_sources, max(sources) + 1)
+        if self._sources == tuple(sources) and self.shape.num_sources == num_sources:
+            return False
+        rows: list[list[int]] = [[] for _ in range(num_sources)]
+        for row, source in enumerate(sources):
+            rows[source].append(row)
+        self._sources = tuple(sources)
+        self.shape = SourceShape(num_sources, group := _group_of(max(map(len, rows))))
+        self.beam_rows = np.zeros(self.shape, np.int64)
+        self.row_queries[len(sources) :] = 0
+        for source, members in enumerate(rows):
+            self.beam_rows[source, : len(members)] = members
+            for place, row in enumerate(members):
+                self.row_queries[row] = source * group + place
+        return True
+
+
+def _group_of(num_rows: int) -> int:
+    """Return what so many rows are padded to: a power of 2, fast in the graph up to 16."""
+    return 1 << (num_rows - 1).bit_length()

@@ -1,0 +1,86 @@
+"""Graphs for CUDA on the CPU provider: in calls of one size a row depends on no other row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
+from engine.model_runner import SlotModelRunner
+from exporter.contracts import generation_contract
+from exporter.graphs import build_graphs
+from exporter.models import TransformerConfig
+from exporter.package_graphs import write_graphs
+from tests.parity.conftest import random_model
+
+NUM_ROWS = 6
+SMALL = {"d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 97, "max_target_len": 48}
+MODELS = {
+    "gpt": {"family": "gpt", "num_decoder_layers": 2, "num_kv_heads": 2, "positions": "rotary"},
+    "encoder-decoder": {
+        "family": "encoder-decoder",
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 2,
+        "max_source_len": 24,
+        "bos_token_id": 1,
+    },
+}
+NOTHING = ScheduledBatch((), (), (), (), ())
+
+Bits = tuple[bytes, ...]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) -> None:
+    runner = _load({**SMALL, **MODELS[name]}, tmp_path)
+
+    alone = _decoded(runner, num_decoding=1, num_held=1)
+
+    for num_decoding, num_held in ((1, NUM_ROWS), (2, 2), (4, 5), (NUM_ROWS, NUM_ROWS)):
+        assert _decoded(runner, num_decoding, num_held) == alone, (num_decoding, num_held)
+
+
+def _load(settings: dict[str, object], path: Path) -> SlotModelRunner:
+    config = TransformerConfig.model_validate(settings)
+    graphs = build_graphs(random_model(config), body="cuda-fp32", dtype=torch.float32)
+    write_graphs(graphs, path)
+    contract = generation_contract(config)
+    assert contract is not None
+    encoder = path / "encoder.onnx" if contract.cross_cache else None
+    return SlotModelRunner.load(
+        contract,
+        path / "decoder.onnx",
+        encoder,
+        num_slots=NUM_ROWS,
+        num_threads=2,
+        buckets=(NUM_ROWS,),
+    )
+
+
+def _decoded(runner: SlotModelRunner, num_decoding: int, num_held: int) -> list[Bits]:
+    """Return what row 0 gives at three steps, in the second beside a chunk of the last row."""
+    runner.reset()
+    has_source = len(runner.cache.cross_layers) > 0
+    sources = tuple(Encode(row, (5,) * (4 + row)) for row in range(num_held))
+    runner.run(replace(NOTHING, encodes=sources if has_source else ()))
+    chunks = [PrefillChunk(row, (7, 8, 9) * (1 + row), 0, row) for row in range(num_held)]
+    runner.run(replace(NOTHING, chunks=tuple(chunks)))
+    found = []
+    for token in (11, 12, 13):
+        step = replace(
+            NOTHING,
+            decode_ids=tuple(token + row for row in range(num_decoding)),
+            decode_sources=tuple(range(num_decoding)) if has_source else (),
+            chunks=tuple(chunks[-1:]) if token == 12 and num_held > num_decoding else (),
+            num_top=4,
+        )
+        found.append(_bits(runner.run(step)))
+    return found
+
+
+def _bits(step: StepLogits) -> Bits:
+    arrays = (step.all_logits, step.top_ids, step.top_logits, step.top_logprobs)
+    return tuple(array[0].tobytes() for array in arrays)
