@@ -23,16 +23,19 @@ from exporter.certify_half import (
     certify_half_images,
     certify_half_texts,
 )
-from exporter.certify_one_pass import certify_encoding, certify_images
+from exporter.certify_one_pass import Pair, certify_encoding, certify_images
 from exporter.checkpoint import Checkpoint
-from exporter.comparison import Comparison, LossyComparison
+from exporter.comparison import Comparison, LossyComparison, exported_graphs
 from exporter.contracts import encoding_contract, generation_contract, image_contract
+from exporter.execution import Execution
+from exporter.half_comparison import Half
 from exporter.loss import SHARE_LOSS, LossLimits, check_loss
 from exporter.package_graphs import body_of, build_package_graphs, write_graphs
 from exporter.perplexity import Perplexity, measure_perplexity
 from exporter.sides import Sides
 
 _PLAIN = PackageFormat()
+_ON_CPU = Execution()
 
 
 def certify(
@@ -94,7 +97,7 @@ def _certify(
     generation = generation_contract(checkpoint.config.model, in_it)
     needs_equal_bits = in_it.target == "cpu"
     comparison = LossyComparison() if limits else Comparison(needs_equal_bits=needs_equal_bits)
-    cases, covered = _compare(checkpoint, model, generation, directory, comparison, progress)
+    cases, covered = compare_all(checkpoint, model, generation, directory, comparison, progress)
     loss, tolerance = None, comparison.tolerance
     alignment_tolerance = comparison.alignment_tolerance
     if isinstance(comparison, LossyComparison) and limits:
@@ -139,14 +142,20 @@ def _certify_half(
     return certify_half_images(model, image, directory)
 
 
-def _compare(
+def compare_all(
     checkpoint: Checkpoint,
     model: nn.Module,
     generation: GenerationContract | None,
     directory: Path,
     comparison: Comparison,
     progress: Progress,
+    execution: Execution = _ON_CPU,
+    half: Half | None = None,
 ) -> tuple[int, Covered]:
+    """Compare all cases of a model; return their number and what they covered.
+
+    With `half` logits are held to its bound besides; `model` is in float64 then.
+    """
     config = checkpoint.config.model
     encoding, image = encoding_contract(config), image_contract(config)
 
@@ -155,14 +164,15 @@ def _compare(
 
     if generation:
         limit = (generation.cross_cache or generation.cache).max_len
-        given = samples(limit)
-        sides = Sides(model, generation, directory, comparison)
-        return certify_generation(sides, given, progress)
+        sides = Sides(model, generation, directory, comparison, execution=execution, half=half)
+        return certify_generation(sides, samples(limit), progress)
+    with exported_graphs():
+        pair = Pair(model, execution.load_session(directory), half)
     if encoding:
         given = samples(encoding.max_len)
-        return certify_encoding(model, encoding, directory, given, comparison, progress)
+        return certify_encoding(pair, encoding, given, comparison, progress)
     assert image is not None, "a model generates, encodes text, or sees images"
-    return certify_images(model, image, directory, comparison, progress)
+    return certify_images(pair, image, comparison, progress)
 
 
 def _perplexity(

@@ -24,12 +24,12 @@ from engine.package import (
 from engine.session import create_session
 from exporter.cases import BATCH_SIZES, SEED, Progress, Tokens
 from exporter.certify_generation import affordable_cases
-from exporter.certify_one_pass import draw_images, random_groups
 from exporter.comparison import Comparison, Floats, exported_graphs
 from exporter.generation_cases import Case
-from exporter.half_comparison import HalfComparison
+from exporter.half_comparison import Half, HalfComparison
+from exporter.one_pass_cases import draw_images, random_groups
 from exporter.replay import generate
-from exporter.sides import Half, Sides, chunks_of, step_of
+from exporter.sides import Sides, chunks_of, step_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,22 +16,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from engine.package import EncodingContract, ImageContract
-from engine.session import create_session
+from engine.session import Session
 from exporter.cases import (
     BATCH_SIZES,
-    MAX_PER_LENGTH,
     MOST_ROWS,
     SEED,
     Covered,
     Progress,
     Tokens,
     largest_batch,
-    random_tokens,
-    spread_lengths,
 )
 from exporter.comparison import Comparison, Floats, exported_graphs
-
-NUM_IMAGES = 40
+from exporter.half_comparison import Half
+from exporter.one_pass_cases import NUM_IMAGES, draw_images, random_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +37,36 @@ class Output:
 
     logits: Floats  # [B, C], or [B, S, C] of a labeller
     embedding: Floats  # [B, D]
+    rounded: Output | None = None  # of the eager model in half precision, to measure by
 
-    def rows(self, members: Sequence[int]) -> Output:
+    def rows(self, members: Sequence[int] | slice) -> Output:
         """Return some of the rows."""
-        return Output(self.logits[members], self.embedding[members])
+        rounded = self.rounded.rows(members) if self.rounded else None
+        return Output(self.logits[members], self.embedding[members], rounded)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Output]) -> Output:
+        """Return the rows of several batches of one shape as one."""
+        rounded = [part.rounded for part in parts if part.rounded]
+        return cls(
+            np.concatenate([part.logits for part in parts]),
+            np.concatenate([part.embedding for part in parts]),
+            cls.joined(rounded) if rounded else None,
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A graph and its eager model; with `half` logits are held to its bound besides."""
+
+    model: nn.Module  # in float64 with `half`
+    session: Session
+    half: Half | None = None
 
 
 def certify_encoding(
-    model: nn.Module,
+    pair: Pair,
     contract: EncodingContract,
-    directory: Path,
     samples: Sequence[Tokens],
     comparison: Comparison,
     progress: Progress,
@@ -61,7 +78,7 @@ def certify_encoding(
     """
     rng = np.random.default_rng(SEED)
     groups = [[sample] for sample in samples] + random_groups(rng, contract)
-    certifier = _TextCertifier(model, directory, comparison, contract.vocab_size)
+    certifier = _TextCertifier(pair, comparison, contract.vocab_size)
     num_texts, done = sum(map(len, groups)), 0
     total = (1 + len(BATCH_SIZES)) * num_texts
 
@@ -70,7 +87,7 @@ def certify_encoding(
         output = certifier.check_equal_lengths(group)
         for i, text in enumerate(group):
             texts.append(text)
-            expected.append(Output(output.logits[i], output.embedding[i]))
+            expected.append(output.rows(slice(i, i + 1)))
         done += len(group)
         progress(done, total)
     order = rng.permutation(num_texts).tolist()
@@ -78,6 +95,7 @@ def certify_encoding(
         certifier.check_padded([texts[i] for i in members], [expected[i] for i in members])
         done += len(members)
         progress(done, total)
+    certifier.check_half()
 
     covered: Covered = {
         "lengths": sorted(set(map(len, texts))),
@@ -90,17 +108,13 @@ def certify_encoding(
 
 
 def certify_images(
-    model: nn.Module,
-    contract: ImageContract,
-    directory: Path,
-    comparison: Comparison,
-    progress: Progress,
+    pair: Pair, contract: ImageContract, comparison: Comparison, progress: Progress
 ) -> tuple[int, Covered]:
     """Do as `certify_encoding` with images of noise, of different brightness and contrast."""
     pixels = draw_images(contract)
-    certifier = _Certifier(model, directory, comparison)
-    eager_input = torch.from_numpy(pixels).to(next(model.parameters()).dtype)
-    certifier.check_rows({"pixel_values": pixels}, eager_input, "image", largest_batch(1))
+    certifier = _Certifier(pair, comparison)
+    given = torch.from_numpy(pixels)
+    certifier.check_rows({"pixel_values": pixels}, given, "image", largest_batch(1))
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
         "images": NUM_IMAGES,
@@ -111,23 +125,13 @@ def certify_images(
     return NUM_IMAGES, covered
 
 
-def draw_images(contract: ImageContract) -> Floats:
-    """Return images of noise, of different brightness and contrast, as a model takes them."""
-    rng = np.random.default_rng(SEED)
-    shape = (NUM_IMAGES, contract.channels, contract.size, contract.size)
-    spread = rng.uniform(0.1, 2.0, (NUM_IMAGES, 1, 1, 1))
-    noise = rng.standard_normal(shape) * spread + rng.uniform(-1, 1, spread.shape)
-    return noise.astype(np.float32)
-
-
 class _Certifier:
     """The two sides, and what was found so far."""
 
-    def __init__(self, model: nn.Module, directory: Path, comparison: Comparison) -> None:
+    def __init__(self, pair: Pair, comparison: Comparison) -> None:
         self.comparison = comparison
-        self._model = model
-        with exported_graphs():
-            self._session = create_session(directory / "model.onnx")
+        self._pair = pair
+        self._rows_in_half: list[_RowsInHalf] = []
 
     def check_rows(
         self,
@@ -140,16 +144,11 @@ class _Certifier:
 
         In a batch of `most` rows they come again and again.
         """
-        with torch.inference_mode():
-            output = self._model(eager_input)
-        expected = Output(output.logits.numpy(), output.embedding.numpy())
+        expected = self._eager(eager_input)
         rows = list(range(len(eager_input)))
-        solo = [self._run(inputs, [i]) for i in rows]
-        alone = Output(
-            np.concatenate([output.logits for output in solo]),
-            np.concatenate([output.embedding for output in solo]),
-        )
+        alone = Output.joined([self._run(inputs, [i]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
+        self.check_half()
         for members in (*_parts(rows), [i % len(rows) for i in range(most)]):
             self._check_batch(
                 self._run(inputs, members),
@@ -157,7 +156,27 @@ class _Certifier:
                 expected.rows(members),
                 _place_in_batch(what, members),
             )
+        self.check_half()
         return expected
+
+    def check_half(self) -> None:
+        """Hold all rows since the last time to the bound: of few numbers one is exact by chance."""
+        rows, self._rows_in_half = self._rows_in_half, []
+        if not (rows and self._pair.half):
+            return
+        found = self._pair.half.found
+        for hold, name in ((found.case, "logits"), (found.values, "embedding")):
+            places = [place for part in rows for place in part.places[name]]
+            ours, exact, rounded = (
+                np.concatenate([_flat(getattr(getattr(part, side), name)) for part in rows])
+                for side in ("ours", "exact", "rounded")
+            )
+            hold(ours, exact, rounded, places.__getitem__)
+
+    def _eager(self, given: torch.Tensor) -> Output:
+        rounded = _output_of(self._pair.half.model, given) if self._pair.half else None
+        exact = _output_of(self._pair.model, given)
+        return Output(exact.logits, exact.embedding, rounded)
 
     def _check_batch(
         self, found: Output, alone: Output, expected: Output, place: Callable[[int], str]
@@ -170,26 +189,56 @@ class _Certifier:
 
     def _run(self, inputs: dict[str, NDArray[np.generic]], members: Sequence[int]) -> Output:
         with exported_graphs():
-            outputs = self._session.run({name: array[members] for name, array in inputs.items()})
+            outputs = self._pair.session.run(
+                {name: array[members] for name, array in inputs.items()}
+            )
         return Output(outputs["logits"], outputs["embedding"])
 
     def _compare(self, ours: Output, theirs: Output, place: Callable[[int], str]) -> None:
         per_row = ours.logits.size // (ours.logits.shape[-1] * len(ours.logits))
-        self.comparison.logits(
-            ours.logits.reshape(-1, ours.logits.shape[-1]),
-            theirs.logits.reshape(-1, ours.logits.shape[-1]),
-            lambda i: place(i // per_row) + (f", token {i % per_row}" if per_row > 1 else ""),
-        )
+
+        def place_of_logits(i: int) -> str:
+            return place(i // per_row) + (f", token {i % per_row}" if per_row > 1 else "")
+
+        self.comparison.logits(_flat(ours.logits), _flat(theirs.logits), place_of_logits)
         self.comparison.values(ours.embedding, theirs.embedding, place)
+        if theirs.rounded:
+            places = {
+                "logits": [place_of_logits(i) for i in range(len(ours.logits) * per_row)],
+                "embedding": [f"{place(i)}, embedding" for i in range(len(ours.embedding))],
+            }
+            self._rows_in_half.append(_RowsInHalf(ours, theirs, theirs.rounded, places))
+
+
+class _RowsInHalf(NamedTuple):
+    """Rows of a graph in half precision, and the eager model's: exact, and rounded alike."""
+
+    ours: Output
+    exact: Output
+    rounded: Output
+    places: dict[str, list[str]]  # of logits and of embeddings
+
+
+def _flat(array: Floats) -> Floats:
+    return array.reshape(-1, array.shape[-1])
+
+
+def _output_of(model: nn.Module, given: torch.Tensor) -> Output:
+    dtype = next(model.parameters()).dtype
+    with torch.inference_mode():
+        output = model(given.to(dtype) if given.is_floating_point() else given)
+    in_half = dtype in (torch.float16, torch.bfloat16)  # NumPy lacks one of them
+    logits, embedding = (
+        (part.float() if in_half else part).numpy() for part in (output.logits, output.embedding)
+    )
+    return Output(logits, embedding)
 
 
 class _TextCertifier(_Certifier):
     """Texts come with lengths, and may be padded."""
 
-    def __init__(
-        self, model: nn.Module, directory: Path, comparison: Comparison, vocab_size: int
-    ) -> None:
-        super().__init__(model, directory, comparison)
+    def __init__(self, pair: Pair, comparison: Comparison, vocab_size: int) -> None:
+        super().__init__(pair, comparison)
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(SEED)
 
@@ -211,21 +260,10 @@ class _TextCertifier(_Certifier):
             ids[row, : len(text)] = text
         found = self._run({"input_ids": ids, "lengths": lengths}, range(len(texts)))
         for row, theirs in enumerate(expected):
-            per_token = theirs.logits.ndim > 1
-            logits = found.logits[row, : lengths[row]] if per_token else found.logits[row]
-            self._compare(
-                Output(logits[None], found.embedding[row : row + 1]),
-                Output(theirs.logits[None], theirs.embedding[None]),
-                _place_padded(int(lengths[row]), ids.shape[1]),
-            )
-
-
-def random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Tokens]]:
-    """Return texts of random tokens, those of one length together."""
-    return [
-        [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]
-        for length in spread_lengths(contract.max_len)
-    ]
+            ours = found.rows(slice(row, row + 1))
+            if theirs.logits.ndim > 2:  # a label a token
+                ours = Output(ours.logits[:, : lengths[row]], ours.embedding)
+            self._compare(ours, theirs, _place_padded(int(lengths[row]), ids.shape[1]))
 
 
 def _parts(members: Sequence[int]) -> list[Sequence[int]]:

@@ -8,8 +8,10 @@ of 12 and 24 layers came to 0.5 to 0.9 of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+from torch import nn
 
 from engine.errors import CertificateError
 from engine.package import HalfPrecision, Precision
@@ -20,6 +22,13 @@ MAX_POSITION_RATIO = 3.0  # of a position's
 DECIDED = 4.0  # a lead so many times the eager model's largest difference keeps the token
 _FLOOR = 1e-3  # of a standard deviation: below, a ratio of two roundings says nothing
 _NAMES: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class Half(NamedTuple):
+    """The eager model in half precision, and what was found of graphs in the same type."""
+
+    model: nn.Module
+    found: HalfComparison
 
 
 class HalfComparison:
@@ -46,16 +55,20 @@ class HalfComparison:
         exported, eager, eager_half = (a[:, written] for a in (exported, eager, eager_half))
         eager = eager.astype(np.float64)
         ours, theirs = np.abs(exported - eager), np.abs(eager_half - eager)
-        if not np.isfinite(ours).all():
-            bad = int((~np.isfinite(ours)).any(axis=1).argmax())
-            raise CertificateError(
-                f"{place(bad)}: the exported model gives what is no finite number in {self._type}; "
-                "export with --precision fp32, or bf16"
-            )
+        self._refuse_no_number(ours, place)
         spread = eager.std(axis=1)
         self._count(ours, theirs, spread)
         self._check_ratios(ours, theirs, spread, place)
         self._check_tokens(exported, eager, theirs, place)
+
+    def values(
+        self, exported: Floats, eager: Floats, eager_half: Floats, place: Callable[[int], str]
+    ) -> None:
+        """Compare embeddings [N, D] likewise; they count as no positions."""
+        eager = eager.astype(np.float64)
+        ours, theirs = np.abs(exported - eager), np.abs(eager_half - eager)
+        self._refuse_no_number(ours, place)
+        self._check_ratios(ours, theirs, eager.std(axis=1), place)
 
     def result(self) -> HalfPrecision:
         """Return what was found."""
@@ -70,6 +83,14 @@ class HalfComparison:
             max_case_ratio=self._max_case,
             max_position_ratio=self._max_position,
         )
+
+    def _refuse_no_number(self, ours: Floats, place: Callable[[int], str]) -> None:
+        if not np.isfinite(ours).all():
+            bad = int((~np.isfinite(ours)).any(axis=1).argmax())
+            raise CertificateError(
+                f"{place(bad)}: the exported model gives what is no finite number in {self._type}; "
+                "export with --precision fp32, or bf16"
+            )
 
     def _count(self, ours: Floats, theirs: Floats, spread: Floats) -> None:
         self._positions += len(ours)

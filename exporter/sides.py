@@ -17,7 +17,7 @@ from exporter.comparison import Comparison, Floats, exported_graphs
 from exporter.eager import eager_logits
 from exporter.execution import Execution, load_runner
 from exporter.generation_cases import Case
-from exporter.half_comparison import HalfComparison
+from exporter.half_comparison import Half
 from exporter.replay import WHOLE, Asked, generate, part_of
 
 MOST_TOP = max(NUM_TOPS)
@@ -38,13 +38,6 @@ class Eager(NamedTuple):
         """Return some of the positions."""
         rounded = None if self.rounded is None else self.rounded[positions]
         return Eager(self.exact[positions], rounded)
-
-
-class Half(NamedTuple):
-    """The eager model in half precision, and what was found of graphs in the same type."""
-
-    model: nn.Module
-    found: HalfComparison
 
 
 class Sides:
