@@ -115,6 +115,7 @@ def certify_images(
     certifier = _Certifier(pair, comparison)
     given = torch.from_numpy(pixels)
     certifier.check_rows({"pixel_values": pixels}, given, "image", largest_batch(1))
+    certifier.check_half()
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
         "images": NUM_IMAGES,
@@ -148,7 +149,6 @@ class _Certifier:
         rows = list(range(len(eager_input)))
         alone = Output.joined([self._run(inputs, [i]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
-        self.check_half()
         for members in (*_parts(rows), [i % len(rows) for i in range(most)]):
             self._check_batch(
                 self._run(inputs, members),
@@ -156,13 +156,12 @@ class _Certifier:
                 expected.rows(members),
                 _place_in_batch(what, members),
             )
-        self.check_half()
         return expected
 
     def check_half(self) -> None:
-        """Hold all rows since the last time to the bound: of few numbers one is exact by chance."""
-        rows, self._rows_in_half = self._rows_in_half, []
-        if not (rows and self._pair.half):
+        """Hold all rows to the bound as one case: of few numbers some are exact by chance."""
+        rows = self._rows_in_half
+        if self._pair.half is None:
             return
         found = self._pair.half.found
         for hold, name in ((found.case, "logits"), (found.values, "embedding")):

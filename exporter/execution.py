@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.device import CudaDevice
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
 from engine.session import Session, create_session
@@ -19,6 +20,7 @@ class Execution:
     """The CPU with calls of any number of rows, or calls that are padded to one of `buckets`."""
 
     buckets: tuple[int, ...] = ()  # rising; the last is the number of rows of the cache
+    device: CudaDevice | None = None
 
     @property
     def num_rows(self) -> int:

@@ -1,0 +1,146 @@
+"""A digest of what a package gives where it is run, which another process there finds again.
+
+SHA-256 over the bytes of all outputs, as they lie in memory. A model that generates: cases of
+increasing length beside each other, as many as there are rows for, first with the likeliest token
+of each position asked for, then with 128 and the attention to the source; of every case the
+logits, then ids, logits and log-probabilities of the likeliest tokens, then the attention. A
+one-pass model: texts of every second length that is tried, or images, all of a length in one call;
+logits, then embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import StepLogits
+from engine.device import open_device
+from engine.errors import CertificateError
+from engine.model_runner import SlotModelRunner
+from engine.package import EncodingContract, GenerationContract, Manifest, Package, load_package
+from engine.session import Session
+from exporter.cases import SEED, prefill_chunk
+from exporter.comparison import exported_graphs
+from exporter.execution import Execution
+from exporter.generation_cases import Case, make_cases
+from exporter.one_pass_cases import draw_images, random_groups
+from exporter.replay import Asked, generate
+
+_NUM_STEPS = 8
+_MOST_CASES = 16
+_NUM_TOPS = (1, 128)  # as a captured step has them
+_SECONDS = 1800  # that another process may take
+
+Array = NDArray[Any]
+
+
+def digest_of_runner(runner: SlotModelRunner, contract: GenerationContract) -> str:
+    """Return the digest of a model that generates; all rows are as good as empty."""
+    return _sha256(_generated(runner, contract))
+
+
+def digest_of_session(session: Session, manifest: Manifest) -> str:
+    """Return the digest of a one-pass model."""
+    return _sha256(_computed(session, manifest))
+
+
+def digest_elsewhere(package: Package, execution: Execution) -> str:
+    """Return the digest that another process finds; CertificateError if it fails."""
+    where = [] if execution.device is None else ["--device", str(execution.device.index)]
+    buckets = [str(bucket) for bucket in execution.buckets]
+    command = [sys.executable, "-m", __name__, str(package.path), *where, "--buckets", *buckets]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise CertificateError(
+            f"{package.path}: another process gave no digest: {error}"
+        ) from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise CertificateError(f"{package.path}: another process cannot run it: {reason}")
+    return done.stdout.strip()
+
+
+def _generated(runner: SlotModelRunner, contract: GenerationContract) -> Iterator[Array]:
+    cases = _chosen(make_cases(contract, (), 1, _NUM_STEPS))
+    chunk = prefill_chunk(contract.cache.max_len)
+    for num_top in _NUM_TOPS:
+        asked = Asked(chunk, num_top, int(contract.alignment and num_top > 1))
+        for first in range(0, len(cases), runner.num_slots):
+            runner.cache.lengths[:] = runner.cache.source_lengths[:] = 0
+            with exported_graphs():
+                found = generate(runner, cases[first : first + runner.num_slots], asked)
+            for seen in found:
+                yield from _arrays(seen)
+
+
+def _chosen(cases: Sequence[Case]) -> list[Case]:
+    """Return some cases, short and long, each with logits at its prompt's end only."""
+    places = np.linspace(0, len(cases) - 1, min(_MOST_CASES, len(cases))).astype(int)
+    return [cases[place] for place in dict.fromkeys(places.tolist())]
+
+
+def _arrays(seen: StepLogits) -> Iterator[Array]:
+    yield from (np.asarray(seen.logits), seen.top_ids, seen.top_logits, seen.top_logprobs)
+    if seen.alignment is not None:
+        yield seen.alignment
+
+
+def _computed(session: Session, manifest: Manifest) -> Iterator[Array]:
+    for inputs in _inputs(manifest):
+        with exported_graphs():
+            outputs = session.run(inputs)
+        yield from (outputs["logits"], outputs["embedding"])
+
+
+def _inputs(manifest: Manifest) -> Iterator[dict[str, Array]]:
+    if manifest.image is not None:
+        yield {"pixel_values": draw_images(manifest.image)}
+        return
+    assert isinstance(manifest.encoding, EncodingContract), "texts or images"
+    for texts in random_groups(np.random.default_rng(SEED), manifest.encoding)[::2]:
+        ids = np.array(texts, np.int64)
+        yield {"input_ids": ids, "lengths": np.full(len(ids), ids.shape[1], np.int64)}
+
+
+def _sha256(arrays: Iterator[Array]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def digest_of(package: Package, execution: Execution) -> str:
+    """Load a package and return its digest."""
+    manifest = package.manifest
+    with exported_graphs():
+        if manifest.generation is None:
+            session = execution.load_session(package.path)
+        else:
+            runner, _ = execution.load_runners(manifest.generation, package.path)
+    if manifest.generation is None:
+        return digest_of_session(session, manifest)
+    return digest_of_runner(runner, manifest.generation)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the digest of a package."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=main.__doc__)
+    parser.add_argument("package")
+    parser.add_argument("--device", type=int, help="number of the GPU; without it, the CPU")
+    parser.add_argument("--buckets", type=int, nargs="*", default=[], help="rows of decode calls")
+    given = parser.parse_args(arguments)
+    device = None if given.device is None else open_device(given.device)
+    execution = Execution(buckets=tuple(given.buckets), device=device)
+    print(digest_of(load_package(given.package), execution))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

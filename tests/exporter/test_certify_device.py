@@ -1,0 +1,245 @@
+"""A device certificate is what its cases gave: faults of padding, place and process are refused.
+
+No device is here: calls are padded to a bucket, and run on the CPU.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.batch import ScheduledBatch, StepLogits
+from engine.device_certificate import DeviceUse
+from engine.errors import CertificateError
+from engine.model_runner import SlotModelRunner
+from engine.package import (
+    Certificate,
+    DeviceCertificate,
+    HalfPrecision,
+    Loss,
+    Package,
+    Precision,
+    Weights,
+    load_package,
+)
+from engine.top_logits import step_logits
+from exporter import certify_device as certify_module
+from exporter import export
+from exporter.certify_device import certify_device
+from exporter.checkpoint import Checkpoint, load_checkpoint
+from exporter.execution import Execution
+from exporter.export import export_package
+from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.test_export_for_cuda import LLAMA
+
+MakePackage = Callable[..., tuple[Package, Checkpoint]]
+
+BUCKET = 6
+SHORT = {"max_source_len": 5, "max_target_len": 4}
+SHORT_LLAMA = {**LLAMA, "max_target_len": 6}
+HALF = HalfPrecision(
+    positions=1,
+    tokens_decided=1,
+    tokens_equal=1,
+    max_abs_logit_diff=0,
+    logit_std=1,
+    rms_diff=0,
+    eager_rms_diff=0,
+    max_case_ratio=0,
+    max_position_ratio=0,
+)
+LOSS = Loss(
+    mean_abs_logit_diff=0,
+    logit_std=1,
+    max_token_loss=1,
+    max_logit_loss=1,
+    max_perplexity_loss=1,
+)
+
+
+@pytest.fixture(scope="module")
+def make_package(
+    make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> MakePackage:
+    """Export a tiny model for CUDA; what its graphs give is taken as shown."""
+
+    def make(
+        family: str, precision: Precision, weights: Weights | None = None, **options: Any
+    ) -> tuple[Package, Checkpoint]:
+        checkpoint = make_checkpoint(family, **options)
+        is_lossy = weights is not None
+        shown = Certificate(
+            cases=1,
+            tokens_compared=1,
+            tokens_equal=1,
+            max_abs_logit_diff=0,
+            tolerance=1e-4,
+            batch_invariant=False,
+            dtype=precision,
+            half=HALF if precision == "fp16" and not is_lossy else None,
+            loss=LOSS if is_lossy else None,
+            covered={},
+        )
+        out = tmp_path_factory.mktemp("device") / "package"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(export, "certify", lambda *_, **__: shown)
+            export_package(checkpoint, out, target="cuda", precision=precision, weights=weights)
+        return load_package(out), load_checkpoint(checkpoint)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def vit(make_package: MakePackage) -> tuple[Package, Checkpoint]:
+    return make_package("vit", "fp16")
+
+
+@pytest.fixture(scope="module")
+def llama(make_package: MakePackage) -> tuple[Package, Checkpoint]:
+    return make_package("gpt", "fp32", **SHORT_LLAMA)
+
+
+def shown(
+    made: tuple[Package, Checkpoint], *, buckets: tuple[int, ...] = (BUCKET,)
+) -> DeviceCertificate:
+    package, checkpoint = made
+    buckets = buckets if package.manifest.generation else ()
+    use = DeviceUse(gpu="none", driver="0", onnxruntime="1", buckets=buckets)
+    return certify_device(package, checkpoint, Execution(buckets), use, lambda *_: None)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the digest that another process finds from this one, which is quicker."""
+    monkeypatch.setattr(certify_module, "digest_elsewhere", certify_module.digest_of)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "weights", "options"),
+    [
+        ("gpt", "fp32", None, SHORT_LLAMA),
+        ("encoder-decoder", "fp16", None, SHORT),
+        ("bert", "fp16", None, {}),
+        pytest.param("gpt", "fp16", "int8-blocks", {}, marks=pytest.mark.long),
+        pytest.param("encoder-decoder", "fp32", "int4", {}, marks=pytest.mark.long),
+        pytest.param("labeller", "fp16", None, {}, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_it_says_what_was_compared(
+    family: str,
+    precision: Precision,
+    weights: Weights | None,
+    options: dict[str, Any],
+    make_package: MakePackage,
+) -> None:
+    made = make_package(family, precision, weights, **options)
+
+    found = shown(made)
+
+    in_half = precision == "fp16" and weights is None
+    assert found.buckets == ((BUCKET,) if made[0].manifest.generation else ())
+    assert found.cases > 10 and found.tokens_compared > 0
+    assert (found.half is not None) == (found.tolerance is None) == in_half
+    assert found.batch_invariant or made[0].manifest.generation is None
+    if not weights:
+        assert found.tokens_equal == found.tokens_compared
+    if found.half is not None:
+        assert 0 < found.half.max_case_ratio <= 1.5
+
+
+def test_another_process_finds_the_same_outputs(vit: tuple[Package, Checkpoint]) -> None:
+    found = shown(vit)
+
+    assert found.digest == certify_module.digest_of(vit[0], Execution())
+    assert found == shown(vit)
+
+
+def test_outputs_that_another_process_does_not_find_are_refused(
+    vit: tuple[Package, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certify_module, "digest_elsewhere", lambda *_: "0" * 64)
+
+    with pytest.raises(CertificateError, match="two processes on none compute different outputs"):
+        shown(vit)
+
+
+def test_a_process_that_fails_says_why(vit: tuple[Package, Checkpoint], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(vit[0].path, tmp_path / "p"))
+    package = load_package(copy)
+    package.file("model.onnx").unlink()
+
+    with pytest.raises(CertificateError, match="another process cannot run it: .*model.onnx"):
+        certify_module.digest_elsewhere(package, Execution())
+
+
+Spoil = Callable[[SlotModelRunner, ScheduledBatch, np.ndarray], None]
+
+
+def by_what_padding_holds(runner: SlotModelRunner, batch: ScheduledBatch, logits: Any) -> None:
+    """Rows that nobody asked for disturb the others, by as much as they hold."""
+    beside = runner.cache.lengths[len(batch.decode_ids) :].sum()
+    logits[: len(batch.decode_ids)] *= 1 + SIZE * beside
+
+
+def by_place(runner: SlotModelRunner, batch: ScheduledBatch, logits: Any) -> None:
+    for row in range(len(batch.decode_ids)):
+        logits[row] *= 1 + SIZE * row
+
+
+def by_number_of_rows(runner: SlotModelRunner, batch: ScheduledBatch, logits: Any) -> None:
+    logits[: len(batch.decode_ids)] *= 1 + SIZE * len(batch.decode_ids)
+
+
+SPOILS = [by_what_padding_holds, by_place, by_number_of_rows]
+SIZE = 0.0
+
+
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Spoil, float], None]:
+    """Spoil what a runner gives; the likeliest tokens are those of the spoiled logits."""
+
+    def spoil(how: Spoil, size: float) -> None:
+        run = SlotModelRunner.run
+
+        def wrong(runner: SlotModelRunner, batch: ScheduledBatch) -> StepLogits:
+            step = run(runner, batch)
+            logits = np.array(step.logits)
+            how(runner, batch, logits)
+            return step_logits(logits, step.top_ids.shape[1])._replace(alignment=step.alignment)
+
+        monkeypatch.setattr(f"{__name__}.SIZE", size)
+        monkeypatch.setattr(SlotModelRunner, "run", wrong)
+
+    return spoil
+
+
+@pytest.mark.parametrize("how", SPOILS)
+@pytest.mark.usefixtures("in_this_process")
+def test_a_row_that_others_disturb_is_refused(
+    how: Spoil, spoiled: Callable[[Spoil, float], None], llama: tuple[Package, Checkpoint]
+) -> None:
+    spoiled(how, 1e-2)
+
+    with pytest.raises(CertificateError, match="the row differs by|largest logit difference"):
+        shown(llama)
+
+
+@pytest.mark.parametrize("how", SPOILS)
+@pytest.mark.usefixtures("in_this_process")
+def test_a_row_whose_last_bits_others_change_is_not_claimed_to_be_invariant(
+    how: Spoil, spoiled: Callable[[Spoil, float], None], llama: tuple[Package, Checkpoint]
+) -> None:
+    spoiled(how, 2**-23)
+
+    assert not shown(llama).batch_invariant
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_with_several_buckets_nothing_is_claimed(llama: tuple[Package, Checkpoint]) -> None:
+    assert not shown(llama, buckets=(2, BUCKET)).batch_invariant
