@@ -7,7 +7,7 @@
 #include <stdio.h>
 #undef cudaGetDeviceProperties
 static int capturing=0; static long launches=0, memcpys=0, syncs=0, graphlaunch=0;
-static void* A(size_t n){void*p=0; if(!n)n=256; if(posix_memalign(&p,256,n))return 0; return p;}
+static void* A(size_t n){void*p=0; if(!n)n=256; if(posix_memalign(&p,256,n))return 0; if(n<=(64u<<20))memset(p,0,n); return p;} /* more is new to the process, so zeros too */
 cudaError_t cudaGetDeviceCount(int*c){*c=1;return 0;}
 cudaError_t cudaGetDevice(int*d){*d=0;return 0;}
 cudaError_t cudaSetDevice(int d){return 0;}
