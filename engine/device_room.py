@@ -15,9 +15,15 @@ rows as that gives, up to 256.
 from __future__ import annotations
 
 import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.cache_memory import row_bytes
+from engine.config import EngineConfig
+from engine.cuda_runtime import CudaRuntime
 from engine.errors import OutOfDeviceMemory
 from engine.package import GenerationContract
 from engine.wording import size_of
@@ -35,6 +41,11 @@ class DeviceRoom:
     total: int
     utilization: float  # the share of the total that this process may use
     weights: int  # that it has loaded
+
+    @classmethod
+    def read(cls, runtime: CudaRuntime, utilization: float, weights: int) -> DeviceRoom:
+        """Return what there is now, when the weights are loaded."""
+        return cls(*runtime.free_memory(), utilization, weights)
 
     @property
     def usable(self) -> int:
@@ -63,12 +74,39 @@ class RoomNeeds:
         return num_slots * self.row + self.beside
 
 
+class Fit(NamedTuple):
+    """Settings of an engine whose sequences have room, and how that was found."""
+
+    config: EngineConfig
+    needs: RoomNeeds
+    room: DeviceRoom
+
+    @contextmanager
+    def explained(self, runtime: CudaRuntime) -> Iterator[None]:
+        """Say of a device that turns out to be full, for others use it too, what would fit."""
+        try:
+            yield
+        except OutOfDeviceMemory as error:
+            traceback.clear_frames(error.__traceback__)  # what was made until then goes
+            room = DeviceRoom.read(runtime, self.room.utilization, self.room.weights)
+            why = without_room(self.config.max_num_seqs, self.needs, room)
+            raise OutOfDeviceMemory(f"{error}; {why}") from error
+
+
+def fit(config: EngineConfig, contract: GenerationContract, room: DeviceRoom) -> Fit:
+    """Return the settings with a number of sequences; OutOfDeviceMemory if they have no room."""
+    needs = RoomNeeds.of(contract, config.max_num_batched_tokens)
+    most = config.most_num_seqs
+    chosen = choose_num_slots(config.max_num_seqs, needs, room, most=most)
+    return Fit(config.with_num_seqs(chosen), needs, room)
+
+
 def choose_num_slots(wanted: int, needs: RoomNeeds, room: DeviceRoom, *, most: int) -> int:
     """Return how many sequences run at once: `wanted`, or, for 0, all that fit up to `most`.
 
     Raises OutOfDeviceMemory, naming what would fit, if that many or not even one has room.
     """
-    fitting = max(0, room.usable - needs.beside) // needs.row
+    fitting = _fitting(needs, room)
     if fitting < max(1, wanted):
         raise OutOfDeviceMemory(without_room(max(1, wanted), needs, room))
     return wanted or min(fitting, most)
@@ -77,8 +115,8 @@ def choose_num_slots(wanted: int, needs: RoomNeeds, room: DeviceRoom, *, most: i
 def without_room(num_slots: int, needs: RoomNeeds, room: DeviceRoom) -> str:
     """Say why so many sequences do not fit, and what would."""
     needed = needs.of_rows(num_slots)
-    fitting = max(0, room.usable - needs.beside) // needs.row
-    ways = [f"--max-num-seqs {fitting}"] if 0 < fitting < num_slots else []
+    fewer = min(num_slots - 1, _fitting(needs, room))
+    ways = [f"--max-num-seqs {fewer}"] if fewer else []
     utilization = math.ceil(100 * (needed + room.weights) / room.total) / 100
     if room.utilization < utilization <= 1 and needed <= room.free:
         ways.append(f"--gpu-memory-utilization {utilization}")
@@ -90,3 +128,7 @@ def without_room(num_slots: int, needs: RoomNeeds, room: DeviceRoom) -> str:
         f"{size_of(room.weights)}; "
         + (f"this would fit: {' or '.join(ways)}" if ways else "a GPU with more memory is needed")
     )
+
+
+def _fitting(needs: RoomNeeds, room: DeviceRoom) -> int:
+    return max(0, room.usable - needs.beside) // needs.row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, EngineConfig
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
     from engine.device import CudaDevice
     from engine.encoder_engine import EncoderEngine
+    from engine.model_runner import SlotModelRunner
     from engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -25,16 +25,16 @@ def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | Encoder
 
     Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
     changed since it was checked; ConfigError if the package was not made for the device, or no
-    onnxruntime is installed that has it; DeviceError if there is none.
+    onnxruntime is installed that has it; DeviceError if there is none; OutOfDeviceMemory if it has
+    no room for so many sequences.
     """
     contract = package.manifest.generation
     device = _open_device(package, config)
-    config = config.with_num_seqs(DEFAULT_NUM_SEQS)
     engine: AsyncEngine | EncoderEngine
     if contract is not None:
-        engine = _load_generating(package, contract, config)
+        engine = _load_generating(package, contract, config, device)
     else:
-        engine = _load_one_pass(package, config, device)
+        engine = _load_one_pass(package, config.with_num_seqs(DEFAULT_NUM_SEQS), device)
     package.check_unchanged()
     return engine
 
@@ -58,27 +58,21 @@ def _open_device(package: Package, config: EngineConfig) -> CudaDevice | None:
 
 
 def _load_generating(
-    package: Package, contract: GenerationContract, config: EngineConfig
+    package: Package,
+    contract: GenerationContract,
+    config: EngineConfig,
+    device: CudaDevice | None,
 ) -> AsyncEngine:
     from engine.async_engine import AsyncEngine
     from engine.core import EngineCore
     from engine.invariance import rows_are_bit_equal
-    from engine.model_runner import SlotModelRunner
     from engine.sampler import Sampler
     from engine.scheduler import Scheduler
     from engine.warm_up import warm_up
 
     tokenizer = _load_tokenizer(package, contract.vocab_size)
-    encoder: Path | None = None
-    if contract.cross_cache is not None:
-        encoder = package.file("encoder.onnx")
-    runner = SlotModelRunner.load(
-        contract,
-        package.file("decoder.onnx"),
-        encoder,
-        num_slots=config.max_num_seqs,
-        num_threads=config.num_threads,
-    )
+    runner = _load_runner(package, contract, config, device)
+    config = config.with_num_seqs(runner.num_slots)
     widest = config.limits.most_sequences
     core = EngineCore(Scheduler(config, contract), runner, Sampler())
 
@@ -87,6 +81,32 @@ def _load_generating(
         return _shown(package, lambda: rows_are_bit_equal(runner, contract, widest))
 
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
+
+
+def _load_runner(
+    package: Package,
+    contract: GenerationContract,
+    config: EngineConfig,
+    device: CudaDevice | None,
+) -> SlotModelRunner:
+    from engine.device_room import DeviceRoom, fit
+    from engine.generation_sessions import load_sessions
+    from engine.model_runner import SlotModelRunner
+
+    decoder = package.file("decoder.onnx")
+    encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
+    threads = config.num_threads
+    sessions = load_sessions(contract, decoder, encoder, num_threads=threads, device=device)
+    if device is None:
+        num_slots = config.with_num_seqs(DEFAULT_NUM_SEQS).max_num_seqs
+        return SlotModelRunner(contract, *sessions, num_slots=num_slots)
+    weights = sum(file.size for name, file in package.manifest.files.items() if ".onnx" in name)
+    room = DeviceRoom.read(device.runtime, config.gpu_memory_utilization, weights)
+    found = fit(config, contract, room)
+    num_slots = found.config.max_num_seqs
+    buckets = config.decode_buckets or (num_slots,)
+    with found.explained(device.runtime):
+        return SlotModelRunner(contract, *sessions, num_slots=num_slots, buckets=buckets)
 
 
 def _load_one_pass(

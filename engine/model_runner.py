@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,15 +13,13 @@ from engine.decode_calls import DecodeCalls
 from engine.decoder_graph import DecoderGraph
 from engine.encode_calls import EncodeCalls
 from engine.errors import PackageError
+from engine.generation_sessions import load_sessions
 from engine.graph_call import GraphCall
 from engine.graph_contract import check_graphs, decoder_shape, encoder_shape
 from engine.kv_cache import SlotCache
 from engine.package import GenerationContract
-from engine.session import Session, create_session
+from engine.session import Session
 from engine.step_block import HostStepBlock, StepBlock, StepSize
-from engine.threads import decoder_threads, num_cores
-
-_log = logging.getLogger(__name__)
 
 _NOTHING = ScheduledBatch((), (), (), (), ())
 
@@ -83,22 +80,12 @@ class SlotModelRunner:
         num_threads: int = 0,
         buckets: Sequence[int] = (),
     ) -> SlotModelRunner:
-        """Load the graphs of a package; PackageError if they are not as the contract says.
+        """Load the graphs of a package for the CPU.
 
-        The decoder runs on no more threads than `decoder_threads` says.
+        Raises PackageError if they are not as the contract says.
         """
-        usable = decoder_threads(contract, num_threads)
-        if usable < (offered := num_threads or num_cores()):
-            _log.warning(
-                "%s runs on %d of %d threads: more than it has heads would make answers depend "
-                "on the batch; more replicas use the others",
-                decoder_path,
-                usable,
-                offered,
-            )
-        decoder = create_session(decoder_path, num_threads=usable)
-        encoder = create_session(encoder_path, num_threads=num_threads) if encoder_path else None
-        return cls(contract, decoder, encoder, num_slots=num_slots, buckets=buckets)
+        sessions = load_sessions(contract, decoder_path, encoder_path, num_threads=num_threads)
+        return cls(contract, *sessions, num_slots=num_slots, buckets=buckets)
 
     def beside(self, *, num_slots: int) -> SlotModelRunner:
         """Return a runner on the same graphs with a cache of its own."""

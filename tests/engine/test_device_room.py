@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache_memory import row_bytes
-from engine.device_room import DeviceRoom, RoomNeeds, choose_num_slots, without_room
+from engine.config import EngineConfig
+from engine.device_room import DeviceRoom, Fit, RoomNeeds, choose_num_slots, fit, without_room
 from engine.errors import OutOfDeviceMemory
 from engine.package import CacheShape, GenerationContract
+from tests.engine.fake_cuda import FakeCuda
 
 GB = 10**9
 NEEDS = RoomNeeds(row=GB // 10, beside=2 * GB)
@@ -89,6 +91,34 @@ def test_an_h200_holds_as_many_of_gpt2_as_are_chosen_at_most() -> None:
 
     assert choose_num_slots(0, RoomNeeds.of(GPT2, 1024), room, most=256) == 256
     assert 3000 < choose_num_slots(0, RoomNeeds.of(GPT2, 1024), room, most=10**6) < 3600
+
+
+def test_settings_get_the_number_that_fits() -> None:
+    config = EngineConfig(max_num_seqs=0, max_num_batched_tokens=178)
+    needs = RoomNeeds.of(GPT2, 178)
+    room = replace(ROOM, weights=0, free=needs.of_rows(40) + 5)
+
+    assert fit(config, GPT2, room).config.max_num_seqs == 40
+    assert fit(config, GPT2, ROOM).config.max_num_seqs == 50, "a prompt has room beside them"
+    assert fit(replace(config, max_num_seqs=3), GPT2, room).config.max_num_seqs == 3
+
+
+def test_a_device_that_others_fill_meanwhile_says_what_would_fit() -> None:
+    fake = FakeCuda(10_000)
+    device = fake.device()
+    needs = RoomNeeds(row=500, beside=2000)
+    room = DeviceRoom.read(device.runtime, 1, weights=1000)
+    found = Fit(EngineConfig(max_num_seqs=10), needs, room)
+    of_others = device.memory.zeros((6000,), "int8")
+
+    def make() -> None:
+        half = device.memory.zeros((3500,), "int8")
+        device.memory.zeros((3500,), half.dtype)
+
+    with pytest.raises(OutOfDeviceMemory, match=r"cudaMalloc.*3\.5 kB were wanted.*num-seqs 4$"):
+        with found.explained(device.runtime):
+            make()
+    assert fake.num_used == of_others.num_bytes
 
 
 sizes = st.integers(0, 10**12)
