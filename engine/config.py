@@ -28,7 +28,7 @@ class EngineConfig:
     num_threads: int = 0  # of onnxruntime; 0: one per core
     max_step_seconds: float = 8.0  # an engine longer in one step counts as hung; inf: never
     device: Device | None = None  # None: what the package was made for
-    gpu_memory_utilization: float = 0.9  # of the device's memory, for all engines of this process
+    gpu_memory_utilization: float = 0.9  # of the device's memory, what this engine may use
     # Rows of a decode call on a device, rising: the smallest that holds the batch is taken.
     # (): one, of max_num_seqs. With several a row is no longer computed alike in every batch.
     decode_buckets: tuple[int, ...] = ()

@@ -115,24 +115,31 @@ class ServeConfig:
 
     @property
     def replicas_per_gpu(self) -> int:
-        """How many replicas share a GPU, and divide what they may take of its memory."""
+        """How many replicas share a GPU."""
         gpus = self.num_gpus_per_replica or 1.0
         return int(1 / gpus + 1e-6)  # a third of one, as a person writes it, is less
 
     def settled(self, targets: Iterable[Device]) -> ServeConfig:
-        """Return the settings with what follows from the targets of the packages.
+        """Return the settings with what follows from the targets of the packages, one each.
 
-        Raises ConfigError if one cannot run on the device that was asked for.
+        What engines may use of a GPU is divided among those that share it. Raises ConfigError if
+        a package cannot run on the device that was asked for.
         """
-        on_gpu = "cuda" in {self.engine.device_for(target) for target in targets}
-        gpus = float(on_gpu) if self.num_gpus_per_replica is None else self.num_gpus_per_replica
-        if on_gpu and not gpus:
+        on_gpu = [self.engine.device_for(target) for target in targets].count("cuda")
+        if not on_gpu:
+            engine = self.engine.with_num_seqs(DEFAULT_NUM_SEQS)
+            return replace(self, engine=engine, num_gpus_per_replica=self.num_gpus_per_replica or 0)
+        if self.num_gpus_per_replica == 0:
             raise ConfigError(
                 "num_gpus_per_replica (0) leaves the workers without the GPU that they run on; "
                 "leave it out, or set device to cpu"
             )
-        engine = self.engine if on_gpu else self.engine.with_num_seqs(DEFAULT_NUM_SEQS)
-        return replace(self, engine=engine, num_gpus_per_replica=gpus)
+        share = self.engine.gpu_memory_utilization / (self.replicas_per_gpu * on_gpu)
+        return replace(
+            self,
+            engine=replace(self.engine, gpu_memory_utilization=share),
+            num_gpus_per_replica=self.num_gpus_per_replica or 1,
+        )
 
     def _check_worker(self) -> None:
         """Refuse what the deployment would overwrite."""

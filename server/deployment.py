@@ -30,7 +30,6 @@ from typing import Any
 
 import uvloop
 
-from engine.config import EngineConfig
 from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure, TokenweirError
 from engine.factory import load_engine
@@ -217,7 +216,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     check_distributions()
     packages = [load_package(path) for path in config.packages.values()]
-    targets = {package.manifest.target for package in packages}
+    targets = [package.manifest.target for package in packages]
     config = config.settled(targets)
     if not _joins_cluster() and "cuda" in map(config.engine.device_for, targets):
         check_cuda_distribution()  # on a cluster workers run where others have installed it
@@ -285,15 +284,6 @@ def resources(config: ServeConfig) -> dict[str, float]:
     return {"CPU": num_threads(config), **gpus}
 
 
-def engine_settings(config: ServeConfig) -> EngineConfig:
-    """Return the settings of one replica's engines: its share of the machine and of a GPU."""
-    return dataclasses.replace(
-        config.engine,
-        num_threads=num_threads(config),
-        gpu_memory_utilization=config.engine.gpu_memory_utilization / config.replicas_per_gpu,
-    )
-
-
 def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -301,9 +291,10 @@ def _num_cores() -> int:
 
 
 def _load_engines(config: ServeConfig) -> Mapping[str, Engine]:
-    settings = engine_settings(config)
+    engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
     return {
-        name: load_engine(load_package(path), settings) for name, path in config.packages.items()
+        name: load_engine(load_package(path), engine_config)
+        for name, path in config.packages.items()
     }
 
 
@@ -332,7 +323,7 @@ def _check_gpus(config: ServeConfig) -> None:
     """Raise ConfigError if a Ray of our own has too few GPUs for the workers: it gets no more."""
     import ray
 
-    if not _joins_cluster():
+    if config.num_gpus_per_replica and not _joins_cluster():
         check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
 
 

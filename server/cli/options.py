@@ -62,7 +62,7 @@ gpu_memory_option: Decorator = click.option(
     default=0.9,
     show_default=True,
     metavar="SHARE",
-    help="Of a GPU's memory, what a worker takes with weights and cache.",
+    help="Of a GPU's memory; workers and models on one GPU divide it.",
 )
 
 _MAX_NUMBER = 4096

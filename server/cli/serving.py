@@ -79,8 +79,7 @@ if TYPE_CHECKING:
     "--num-gpus-per-replica",
     type=click.FloatRange(min=0, max=1),
     metavar="SHARE",
-    help="GPUs of a worker; with 0.5 two share one and its memory.  "
-    "[default: 1 if a model runs on one]",
+    help="GPUs of a worker; with 0.5 two share one.  [default: 1 if a model runs on one]",
 )
 @click.option(
     "--max-step-seconds",

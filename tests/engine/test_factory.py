@@ -415,7 +415,10 @@ def test_a_package_in_bf16_is_refused_on_a_cpu_and_the_way_out_named(tmp_path: P
     assert "\n" not in str(found.value)
 
 
-def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(tmp_path: Path) -> None:
+def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     path = _text_package(tmp_path, target="cuda")
 
     with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):

@@ -21,7 +21,6 @@ from server.deployment import (
     _ended_with_raylet,
     check_gpus,
     check_port_is_free,
-    engine_settings,
     num_threads,
     resources,
     serve_models,
@@ -196,12 +195,22 @@ def test_more_gpus_than_an_engine_uses_are_refused(gpus: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "share"), [(None, 0.9), (1, 0.9), (0.5, 0.45), (0.34, 0.45), (0.3333333333, 0.3)]
+    ("gpus", "targets", "share"),
+    [
+        (None, ["cuda"], 0.9),
+        (1, ["cuda", "cpu"], 0.9),
+        (0.5, ["cuda"], 0.45),
+        (0.34, ["cuda"], 0.45),
+        (0.3333333333, ["cuda"], 0.3),
+        (0.5, ["cuda", "cuda", "cuda"], 0.15),
+    ],
 )
-def test_replicas_on_one_gpu_divide_its_memory(gpus: float | None, share: float) -> None:
-    config = dataclasses.replace(CONFIG, num_gpus_per_replica=gpus).settled(["cuda"])
+def test_engines_on_one_gpu_divide_its_memory(
+    gpus: float | None, targets: list[Device], share: float
+) -> None:
+    config = dataclasses.replace(CONFIG, num_gpus_per_replica=gpus).settled(targets)
 
-    assert engine_settings(config).gpu_memory_utilization == pytest.approx(share)
+    assert config.engine.gpu_memory_utilization == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
