@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.metrics import Distribution, RequestRecord
-from loadtest.report import write_atomically
+from loadtest.result_file import write_atomically
 from loadtest.runner import LoadReport
 from loadtest.workload import LoadTestError
 

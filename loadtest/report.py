@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.metrics import Distribution, LoadSummary, OwnLoad
+from loadtest.result_file import write_atomically
 from loadtest.runner import LoadReport
 from loadtest.workload import LoadTestError
 
@@ -80,22 +80,6 @@ def read_json(path: Path) -> LoadReport:
         return _REPORT.validate_json(path.read_bytes())
     except ValidationError as error:
         raise LoadTestError(f"{path} is no report of a load test: {error}") from error
-
-
-def write_document(content: Mapping[str, object], path: Path) -> None:
-    """Write results that have no model of their own as JSON, all or nothing."""
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name beside `path`, and rename it when it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise LoadTestError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _totals_table(report: LoadReport) -> Table:

@@ -190,7 +190,7 @@ class _Concurrency:
             if (chosen := self._fastest(engine, workers)) is not None
         ]
         runs = []
-        for number in range(self._plan.num_rounds):
+        for number in range(self._plan.num_rounds if engines else 0):
             first = number % len(engines)
             for engine, setting, worker in engines[first:] + engines[:first]:
                 runs.append(self._run(engine, setting, worker, number))

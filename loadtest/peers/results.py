@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from loadtest.peers.comparison import Agreement, Comparison, Run
 from loadtest.peers.works import Work
-from loadtest.report import write_atomically
+from loadtest.result_file import write_atomically
 
 _LEAST_AGREEMENT = 0.98  # of outputs: two logits may be as near as float32 rounds
 

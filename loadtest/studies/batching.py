@@ -26,7 +26,7 @@ from engine.machine import machine_name
 from engine.package import GenerationContract, Manifest, load_package
 from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure
-from loadtest.report import write_document
+from loadtest.result_file import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
 
 POLICIES: tuple[Policy, ...] = ("continuous", "static", "early exit")

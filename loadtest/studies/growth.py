@@ -26,7 +26,7 @@ from engine.package import GenerationContract, load_package
 from loadtest.machine import Machine, measure_machine
 from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure
-from loadtest.report import write_document
+from loadtest.result_file import write_document
 
 _BYTES_PER_NUMBER = 4
 

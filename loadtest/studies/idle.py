@@ -21,7 +21,7 @@ import click
 
 from engine.machine import machine_name
 from loadtest.origin import code_commit, now
-from loadtest.report import write_document
+from loadtest.result_file import write_document
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
 _START_TIMEOUT = 180.0  # seconds

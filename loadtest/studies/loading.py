@@ -37,7 +37,7 @@ from engine.machine import machine_name
 from engine.package import GenerationContract, Package, load_package
 from engine.request import SamplingParams
 from loadtest.origin import code_commit, now
-from loadtest.report import write_document
+from loadtest.result_file import write_document
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
 _PROGRAM = """

@@ -22,7 +22,7 @@ import click
 from engine.machine import machine_name
 from loadtest.metrics import Distribution, OwnLoad
 from loadtest.origin import code_commit, now
-from loadtest.report import write_document
+from loadtest.result_file import write_document
 from loadtest.runner import LoadReport, run
 from loadtest.workload import LoadConfig
 

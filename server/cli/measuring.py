@@ -217,7 +217,7 @@ def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
     from engine.benchmark import BenchmarkReport
     from engine.machine import machine_name
     from loadtest.origin import code_commit, now
-    from loadtest.report import write_document
+    from loadtest.result_file import write_document
 
     content = {
         "command": _command(),

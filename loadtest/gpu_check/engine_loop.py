@@ -1,0 +1,90 @@
+"""Our engine without a server or an event loop: scheduler, runner and sampler, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.model_runner import SlotModelRunner
+from engine.output import TokenOutput
+from engine.package import GenerationContract
+from engine.request import SamplingParams
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler
+from engine.sequence import TokenRequest
+from engine.warm_up import warm_up
+from loadtest.gpu_check.contract_file import read_contract
+from loadtest.peers.worker import LoadOptions, Prompts
+
+_CHUNK = 128  # tokens of a prompt computed in one call
+
+
+class EngineLoop:
+    """An engine on graphs that need no certificate: only their speed is looked at."""
+
+    def __init__(self, directory: Path, num_rows: int, *, on_cuda: bool) -> None:
+        self.contract = read_contract(directory)
+        self.runner = load_runner(directory, self.contract, num_rows, on_cuda=on_cuda)
+        warm_up(self.runner, self.contract, directory)
+        config = EngineConfig(
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=max(1024, num_rows + _CHUNK),
+            max_queue_size=num_rows,
+            prefill_chunk_size=_CHUNK,
+            reuse_prefixes=False,
+        )
+        self.core = EngineCore(Scheduler(config, self.contract), self.runner, Sampler())
+        self._keys = count()
+
+    def generate(self, prompts: Iterable[Sequence[int]], num_new_tokens: int) -> list[list[int]]:
+        """Return exactly so many tokens for every prompt, which all begin at once."""
+        params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
+        tokens: dict[int, list[int]] = {}
+        for prompt, key in zip(prompts, self._keys, strict=False):
+            tokens[key] = []
+            self.core.scheduler.add(TokenRequest(key, "", tuple(prompt), params, 0, 0.0))
+        while self.core.scheduler.has_work:
+            for output in self.core.step():
+                if isinstance(output, TokenOutput):
+                    tokens[output.key].append(output.token_id)
+        return list(tokens.values())
+
+
+def load_runner(
+    directory: Path, contract: GenerationContract, num_rows: int, *, on_cuda: bool
+) -> SlotModelRunner:
+    """Load the graphs in a directory."""
+    encoder = directory / "encoder.onnx" if contract.cross_cache else None
+    decoder = directory / "decoder.onnx"
+    return SlotModelRunner.load(contract, decoder, encoder, num_slots=num_rows)
+
+
+class EngineAdapter:
+    """The engine as a comparison asks for it."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        self.versions = dict(_versions())
+        directory = Path(options.directory) / options.weights
+        on_cuda = bool(options.setting["cuda"])
+        self._loop = EngineLoop(directory, options.max_concurrency, on_cuda=on_cuda)
+
+    def generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
+        """Run the prompts together."""
+        return self._loop.generate(prompts, num_new_tokens)
+
+
+def load(options: LoadOptions) -> EngineAdapter:
+    """Load the graphs in the directory that `weights` names."""
+    return EngineAdapter(options)
+
+
+def _versions() -> Iterable[tuple[str, str]]:
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue

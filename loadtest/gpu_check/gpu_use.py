@@ -1,0 +1,61 @@
+"""How busy a GPU is: the share of time in which a kernel ran, as NVML samples it."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import threading
+from types import TracebackType
+from typing import Self
+
+_LIBRARY = "libnvidia-ml.so.1"
+_SECONDS = 0.1  # between two looks; NVML's own sample is of 1/6 s to 1 s
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class GpuUse:
+    """Looks at a GPU from entering to leaving; `busy` is the median of what was seen.
+
+    NVML reports the percentage of its last sample period in which a kernel was running: of all
+    measures the one that needs nothing of the program that is measured. None where there is no
+    NVML, or the time was too short for it.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        self.busy: float | None = None
+        self._seen: list[int] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(index,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        settled = self._seen[len(self._seen) // 2 :]  # the first are of what was before
+        if settled:
+            self.busy = statistics.median(settled) / 100
+
+    def _look(self, index: int) -> None:
+        try:
+            library = ctypes.CDLL(_LIBRARY)
+        except OSError:
+            return
+        handle, used = ctypes.c_void_p(), _Utilization()
+        if library.nvmlInit_v2():
+            return
+        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
+            return
+        while not self._ended.wait(_SECONDS):
+            if library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0:
+                self._seen.append(used.gpu)

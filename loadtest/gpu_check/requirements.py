@@ -1,0 +1,23 @@
+"""What has to be installed where the check runs: what the engine and the exporter need, no more."""
+
+from __future__ import annotations
+
+REQUIREMENTS = (
+    # the engine
+    "onnxruntime-gpu>=1.31.1",
+    "llguidance>=1.9",
+    "numpy>=2.1",
+    "pillow>=12",
+    "pydantic>=2.11",
+    "tokenizers>=0.22",
+    # the exporter
+    "onnx>=1.21",
+    "onnxscript>=0.7",
+    "packaging>=25",
+    "rich>=14",
+    "safetensors>=0.6",
+    "scikit-learn>=1.7",
+    "torch>=2.10",
+    # what is compared with
+    "transformers>=5",
+)

@@ -1,0 +1,110 @@
+"""What was found, as JSON and as a table, written anew after every part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.gpu_check.part import Found, Result, Status
+from loadtest.result_file import write_atomically, write_document
+
+JSON_NAME, TABLE_NAME = "results.json", "table.txt"
+
+_STYLES: Mapping[Status, str] = {
+    "passed": "green",
+    "measured": "cyan",
+    "not run": "yellow",
+    "failed": "bold red",
+    "crashed": "bold red",
+    "timed out": "bold red",
+}
+_WIDTH = 150  # of the table in the file
+_SUMMARY = 400  # characters of a summary in the table; the JSON has all
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the results come from."""
+
+    command: str
+    commit: str
+    started_at: str
+    machine: str
+    settings: Found
+
+
+def write(origin: Origin, results: Sequence[Result], out: Path) -> None:
+    """Write both files, each all or nothing."""
+    content = {
+        **asdict(origin),
+        "is_emulated": is_emulated(results),
+        "counts": counts(results),
+        "parts": [asdict(result) for result in results],
+    }
+    write_document(content, out / JSON_NAME)
+    text = StringIO()
+    print_tables(results, Console(file=text, width=_WIDTH))
+    write_atomically(out / TABLE_NAME, text.getvalue().encode())
+
+
+def counts(results: Sequence[Result]) -> dict[str, int]:
+    """Return how many parts there are of each status."""
+    return {status: sum(r.status == status for r in results) for status in _STYLES}
+
+
+def is_emulated(results: Sequence[Result]) -> bool:
+    """Whether the device computes nothing, so that no number means anything."""
+    return any(result.found.get("is_emulated") for result in results)
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    """Print a line for every part, then the tables that parts have in what they found."""
+    if is_emulated(results):
+        console.print(
+            "The device is emulated: kernels do nothing, certificates must fail, and no time or "
+            "ratio means anything.",
+            style="bold yellow",
+        )
+    console.print(_overview(results))
+    for result in results:
+        for title, rows in result.found.get("tables", {}).items():
+            console.print(_table(f"{result.name}: {title}", rows))
+
+
+def _overview(results: Sequence[Result]) -> Table:
+    found = ", ".join(f"{count} {status}" for status, count in counts(results).items() if count)
+    table = Table(title=f"Parts: {found or 'none yet'}", title_justify="left")
+    table.add_column("part", style="bold", no_wrap=True)
+    table.add_column("status")
+    table.add_column("s", justify="right")
+    table.add_column("what was found")
+    for result in results:
+        table.add_row(
+            result.name,
+            Text(result.status, style=_STYLES[result.status]),
+            f"{result.seconds:.0f}",
+            Text(result.summary[:_SUMMARY]),  # as it is: it may have brackets in it
+        )
+    return table
+
+
+def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
+    """Return a table of rows with the same columns."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(rows[0] if rows else ()):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value: object) -> Text:
+    if isinstance(value, float):
+        return Text(f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}")
+    return Text("" if value is None else str(value))

@@ -1,0 +1,106 @@
+"""Whole requests, through our engine and through Hugging Face's, in turn on the same device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from loadtest.gpu_check.part import Outcome, Settings
+from loadtest.gpu_check.shapes import SHAPES, build
+from loadtest.peers.comparison import Comparison, Plan, compare, start_process
+from loadtest.peers.results import Line, summarize
+from loadtest.peers.works import OURS, Engine, Setting, Work
+
+CONCURRENCIES = (1, 32, 256)
+_QUICK_CONCURRENCIES = (1, 3)
+_QUICK_PROMPT, _QUICK_NEW = 12, 6  # tokens
+_NUM_ROUNDS = 3
+_LOG = "workers.log"
+
+
+def compare_shape(settings: Settings, shape: str) -> Outcome:
+    """Measure prompts alone and whole requests at 1, 32 and 256 streams; say who is faster.
+
+    A ratio is a peer's time over ours for the same work: above 1 we are faster.
+    """
+    graphs = build(shape, settings.work / "speed", quick=settings.quick)
+    work = _work(settings, shape, graphs.name)
+    directory = graphs.parent
+    plan = Plan(
+        work=work,
+        concurrencies=_QUICK_CONCURRENCIES if settings.quick else CONCURRENCIES,
+        num_rounds=1 if settings.quick else _NUM_ROUNDS,
+        num_threads=len(os.sched_getaffinity(0)),
+        vocab_size=320 if settings.quick else SHAPES[shape].ours["vocab_size"],
+        directory=directory,
+    )
+    found = compare(plan, start_process(directory / _LOG), lambda text: print(text, flush=True))
+    for name, why in found.missing.items():
+        if name.startswith(OURS):
+            raise RuntimeError(f"our engine does not run: {why}")
+    lines = summarize(work, found)
+    return Outcome(_summary(lines, found), _found(shape, lines, found))
+
+
+def _work(settings: Settings, name: str, graphs: str) -> Work:
+    shape = SHAPES[name]
+    setting: Setting = {"cuda": int(settings.device == "cuda"), "quick": int(settings.quick)}
+    ours = Engine(OURS, "loadtest.gpu_check.engine_loop", graphs, settings=(setting,))
+    peers = tuple(
+        Engine(
+            title, "loadtest.gpu_check.hugging_face", f"{name} {mode}", OURS, settings=(setting,)
+        )
+        for title, mode in (
+            ("Hugging Face generate, static cache", "generate"),
+            ("torch eager, growing cache", "eager"),
+        )
+    )
+    num_prompt, num_new = shape.num_prompt_tokens, shape.num_new_tokens
+    if settings.quick:
+        num_prompt, num_new = _QUICK_PROMPT, _QUICK_NEW
+    return Work(name, name, num_prompt, num_new, (ours, *peers))
+
+
+def _summary(lines: tuple[Line, ...], found: Comparison) -> str:
+    ratios = [
+        f"{line.engine.partition(' ')[0]} {line.ratio:.2f} at {line.concurrency}"
+        for line in lines
+        if line.ratio is not None
+    ]
+    missing = [f"without {name}: {why}" for name, why in found.missing.items()]
+    return "; ".join([", ".join(ratios) or "no ratio", *missing])
+
+
+def _found(shape: str, lines: tuple[Line, ...], found: Comparison) -> dict[str, Any]:
+    rows: list[Mapping[str, object]] = [
+        {
+            "streams": line.concurrency,
+            "engine": line.engine,
+            "tokens/s": line.tokens_per_second,
+            "decode tokens/s": line.decode_tokens_per_second,
+            "prefill tokens/s": line.prefill_tokens_per_second,
+            "their time / ours": line.ratio,
+            "least": line.least_ratio,
+            "largest": line.largest_ratio,
+            "of decode": line.decode_ratio,
+        }
+        for line in lines
+    ]
+    runs = [
+        {
+            "engine": run.engine,
+            "streams": run.concurrency,
+            "turn": run.round,
+            "seconds": run.seconds,
+            "prompt_seconds": run.prompt_seconds,
+        }
+        for run in found.runs
+    ]
+    precision = SHAPES[shape].precision
+    return {
+        "tables": {f"whole requests in {precision}": rows},
+        "turns": runs,
+        "missing": found.missing,
+        "versions": found.versions,
+    }

@@ -1,0 +1,206 @@
+"""The check of a GPU: its parts run by themselves, and everything that was asked for is told."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.gpu_check.__main__ import main
+from loadtest.gpu_check.catalogue import choose_parts, make_parts
+from loadtest.gpu_check.part import Part, Result, Settings
+from loadtest.gpu_check.requirements import REQUIREMENTS
+from loadtest.gpu_check.results import Origin, write
+from loadtest.gpu_check.running import run_parts
+
+ROOT = Path(__file__).parents[2]
+FAKES = "tests.loadtest.fake_parts"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings("cpu", True, tmp_path / "work")
+
+
+def part(name: str, **options: Any) -> Part:
+    return Part(name, f"{FAKES}:{name}", **{"seconds": 1.0, "limit": 60.0, **options})
+
+
+def run(settings: Settings, out: Path, *parts: Part, budget: float | None = None) -> list[Result]:
+    return list(run_parts(parts, settings, out, budget))
+
+
+def test_a_part_that_crashes_or_hangs_does_not_end_the_rest(
+    settings: Settings, tmp_path: Path
+) -> None:
+    parts = [part("crash"), part("hang", limit=3.0), part("right")]
+
+    crashed, hung, right = run(settings, tmp_path, *parts)
+
+    assert crashed.status == "crashed" and "exit code -6" in crashed.summary
+    assert hung.status == "timed out" and "ended after 3 s; begun" in hung.summary
+    assert right.status == "passed" and right.found == {"device": "cpu"}
+    log = (tmp_path / "log.txt").read_text()
+    assert log.index("== crash") < log.index("== hang") < log.index("== right")
+
+
+def test_a_wrong_answer_and_a_refusal_are_failures(settings: Settings, tmp_path: Path) -> None:
+    wrong, refused = run(settings, tmp_path, part("wrong"), part("refuse"))
+
+    assert (wrong.status, wrong.summary) == ("failed", "3 of 4 rows differ")
+    assert (refused.status, refused.summary) == ("failed", "row 2 differs; export it again")
+    assert wrong.is_bad and refused.is_bad
+
+
+def test_an_exception_is_a_crash_with_its_message(settings: Settings, tmp_path: Path) -> None:
+    (result,) = run(settings, tmp_path, part("break_down"))
+
+    assert result.status == "crashed" and "RuntimeError: no such kernel" in result.summary
+
+
+def test_what_does_not_fit_the_budget_is_named_and_what_is_shorter_still_runs(
+    settings: Settings, tmp_path: Path
+) -> None:
+    long, short = run(settings, tmp_path, part("right", seconds=500.0), part("right"), budget=60)
+
+    assert long.status == "not run" and not long.is_bad
+    assert long.summary.startswith("takes about 500 s, ")
+    assert short.status == "passed"
+
+
+def test_what_needs_a_device_is_not_run_without_one(settings: Settings, tmp_path: Path) -> None:
+    (result,) = run(settings, tmp_path, part("right", needs_device=True))
+
+    assert (result.status, result.summary) == (
+        "not run",
+        "needs a CUDA device, and --device is cpu",
+    )
+
+
+def test_a_part_has_the_environment_that_it_asks_for(settings: Settings, tmp_path: Path) -> None:
+    (result,) = run(settings, tmp_path, part("environment", environment={"ORT_ENABLE_XQA": "0"}))
+
+    assert result.found == {"ORT_ENABLE_XQA": "0"}
+
+
+def test_results_tell_counts_tables_and_that_a_device_is_emulated(tmp_path: Path) -> None:
+    origin = Origin("python -m loadtest.gpu_check", "abc", "2026-11-22", "a machine", {})
+    rows = [{"rows": 1, "captured": 310.25, "busy": None}]
+    results = [
+        Result("machine", "measured", 1.0, "EMULATED", {"is_emulated": True}),
+        Result("steps.a", "measured", 2.0, "fast", {"tables": {"decode steps, us": rows}}),
+        Result("certificate.a", "failed", 3.0, "row [2] differs"),
+    ]
+
+    write(origin, results, tmp_path)
+
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["is_emulated"] and content["counts"]["measured"] == 2
+    assert [one["name"] for one in content["parts"]] == ["machine", "steps.a", "certificate.a"]
+    table = (tmp_path / "table.txt").read_text()
+    assert "The device is emulated" in table and "row [2] differs" in table
+    assert "steps.a: decode steps, us" in table and "310" in table
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*arguments: Any) -> Any:
+        yield Result("first", "passed", 1.0, "right")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadtest.gpu_check.__main__.run_parts", cut_off)
+
+    with pytest.raises(KeyboardInterrupt):
+        main(["--out", str(tmp_path / "out"), "--device", "cpu"])
+
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [one["name"] for one in content["parts"]] == ["first"]
+
+
+@pytest.mark.parametrize(("status", "code"), [("passed", 0), ("failed", 1), ("crashed", 1)])
+def test_the_exit_code_says_whether_anything_was_wrong(
+    status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Result("one", status, 1.0, ""), Result("two", "not run", 0.0, "")]  # type: ignore[arg-type]
+    monkeypatch.setattr("loadtest.gpu_check.__main__.run_parts", lambda *arguments: results)
+
+    assert main(["--out", str(tmp_path / "out"), "--device", "cpu"]) == code
+
+
+def test_every_part_names_a_function_that_takes_its_arguments() -> None:
+    for one in make_parts(Settings("cuda", False, Path("work"))):
+        module, _, name = one.run.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        assert {*one.arguments} <= {*function.__annotations__} - {"settings", "return"}, one.name
+        assert one.seconds < one.limit
+
+
+def test_right_answers_come_before_speed_and_plain_formats_first() -> None:
+    names = [one.name for one in make_parts(Settings("cuda", False, Path("work")))]
+
+    assert len(names) == len(set(names))
+    assert names[0] == "machine"
+    assert names.index("certificate.marian.bf16") < names.index("certificate.dates.fp16.int4")
+    assert names.index("certificate.marian.fp32.int4") < names.index("steps.gpt2-124m")
+    assert "certificate.llama.fp16.kv-int8" in names
+    assert "certificate.gpt2.fp16.kv-int8" not in names
+
+
+def test_parts_are_chosen_by_what_their_names_hold() -> None:
+    parts = make_parts(Settings("cuda", False, Path("work")))
+
+    assert [one.name for one in choose_parts(parts, ["machine", "rows.llama.fp16"])] == [
+        "machine",
+        "rows.llama.fp16",
+    ]
+    with pytest.raises(ValueError, match="no part is called like 'gtp'; they begin with: machine"):
+        choose_parts(parts, ["gtp"])
+
+
+def test_what_has_to_be_installed_is_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {*project["dependencies"]}
+    asked.update(*project["optional-dependencies"].values())
+
+    assert set(REQUIREMENTS) <= asked
+
+
+def test_nothing_else_has_to_be_installed() -> None:
+    """What the engine's other half needs, a network or a server, may be missing there."""
+    code = """
+import importlib, json, pkgutil, sys
+import loadtest.gpu_check as check
+missing = ["click", "ray", "grpc", "matplotlib", "uvloop", "psutil"]
+sys.modules.update(dict.fromkeys(missing))
+for module in pkgutil.iter_modules(check.__path__):
+    if module.name not in ("__main__", "hugging_face"):  # that, and torch inside, import more
+        importlib.import_module(f"loadtest.gpu_check.{module.name}")
+"""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "proto" / "gen")])
+    environment = {**os.environ, "PYTHONPATH": path}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_command_runs_a_part_and_writes_what_came_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    code = main(["--out", str(out), "--device", "cpu", "--quick", "--only", "machine"])
+
+    content = json.loads((out / "results.json").read_text())
+    (machine,) = content["parts"]
+    assert code == 0 and machine["status"] == "measured"
+    assert "onnxruntime" in machine["found"]["versions"]
+    assert content["settings"]["quick"] and not content["is_emulated"]
