@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from engine.device_memory import DeviceArray
 from engine.distributions import check_cuda_distribution, check_distributions
-from engine.errors import DeviceError, PackageError
+from engine.errors import DeviceError, OutOfDeviceMemory, PackageError, TokenweirError
 from engine.threads import num_cores
-from engine.wording import listed
+from engine.wording import listed, size_of
 
 check_distributions()  # of two of them, one on the other, anything may fail to be imported
 import onnxruntime as ort  # noqa: E402
@@ -40,6 +40,8 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
 }
 # What its provider for CUDA is linked to.
 _CUDA_LIBRARIES = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")
+# Of its messages, for which it has no class: of its allocator, and of the library of CUDA.
+_OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
 # numbers, 19 times at 800 rows.
 _DISABLED_ON_CPU = ["SkipLayerNormFusion"]
@@ -52,7 +54,7 @@ def create_session(
 
     `num_threads` are those of the CPU; 0 means one per core that this process may use. Raises
     PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU beside
-    the device; DeviceError if it cannot use the device.
+    the device; DeviceError if it cannot use the device, OutOfDeviceMemory if there is no room.
     """
     path = Path(path)
     if device is not None:
@@ -256,8 +258,14 @@ def _run_options(graph_id: int, *, waits: bool = True) -> ort.RunOptions:
     return options
 
 
-def _refusal(device: CudaDevice, path: Path, error: Exception) -> PackageError:
+def _refusal(device: CudaDevice, path: Path, error: Exception) -> TokenweirError:
     """Return why a graph was not taken: onnxruntime does not say which node cannot be captured."""
+    if any(words in str(error) for words in _OUT_OF_MEMORY):
+        free, total = map(size_of, device.runtime.free_memory())
+        return OutOfDeviceMemory(
+            f"{path}: its weights have no room on {device.gpu_name}, of whose {total} {free} are "
+            "left; end what else uses it, or export with --weights int8-blocks or int4"
+        )
     try:
         session = _create_on_cuda(device, path, captures=False)
     except Exception:

@@ -76,6 +76,18 @@ def test_what_is_no_graph_is_refused_as_it_is_on_the_cpu(
     assert found.endswith("export the model again")
 
 
+def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
+    on_device: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = export("gpt2", "fp16", tmp_path / "gpt2")
+    monkeypatch.setenv("EMU_MEMORY", str(200_000))
+
+    found = on_device("look_at_graph.py", path)[path]["refused"]
+
+    assert found.startswith(f"OutOfDeviceMemory: {path}: its weights have no room on EMULATED")
+    assert "of whose 200 kB" in found and "--weights int8-blocks or int4" in found
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
     precision: str, on_device: RunScript, tmp_path: Path

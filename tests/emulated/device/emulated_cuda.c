@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <stdio.h>
+#include <malloc.h>
 #undef cudaGetDeviceProperties
 static int capturing=0; static long launches=0, memcpys=0, syncs=0, graphlaunch=0;
 static void* A(size_t n){void*p=0; if(!n)n=256; if(posix_memalign(&p,256,n))return 0; if(n<=(64u<<20))memset(p,0,n); return p;} /* more is new to the process, so zeros too */
@@ -24,8 +25,9 @@ cudaError_t cudaEventCreate(cudaEvent_t*e){*e=(cudaEvent_t)A(8);return 0;} cudaE
 cudaError_t cudaEventDestroy(cudaEvent_t e){return 0;} cudaError_t cudaEventElapsedTime(float*f,cudaEvent_t a,cudaEvent_t b){*f=1;return 0;}
 cudaError_t cudaEventRecord(cudaEvent_t e,cudaStream_t s){return 0;} cudaError_t cudaEventRecordWithFlags(cudaEvent_t e,cudaStream_t s,unsigned f){return 0;}
 cudaError_t cudaEventSynchronize(cudaEvent_t e){return 0;}
-static long mbytes=0; long emu_malloc_bytes(void){long x=mbytes;mbytes=0;return x;} cudaError_t cudaMalloc(void**p,size_t n){mbytes+=n;*p=A(n);return *p?0:2;} cudaError_t cudaMallocHost(void**p,size_t n){*p=A(n);return 0;} cudaError_t cudaHostAlloc(void**p,size_t n,unsigned f){*p=A(n);return 0;}
-cudaError_t cudaFree(void*p){free(p);return 0;} cudaError_t cudaFreeHost(void*p){free(p);return 0;} cudaError_t cudaFreeAsync(void*p,cudaStream_t s){free(p);return 0;}
+static long mbytes=0; long emu_malloc_bytes(void){long x=mbytes;mbytes=0;return x;} static size_t used=0; static size_t all_bytes(void){const char*v=getenv("EMU_MEMORY");return v?strtoull(v,0,10):139ULL<<30;} /* bytes of the device */
+cudaError_t cudaMalloc(void**p,size_t n){*p=0;if(n>all_bytes()-used)return 2;mbytes+=n;*p=A(n);used+=malloc_usable_size(*p);return *p?0:2;} cudaError_t cudaMallocHost(void**p,size_t n){*p=A(n);return 0;} cudaError_t cudaHostAlloc(void**p,size_t n,unsigned f){*p=A(n);return 0;}
+cudaError_t cudaFree(void*p){used-=malloc_usable_size(p);free(p);return 0;} cudaError_t cudaFreeHost(void*p){free(p);return 0;} cudaError_t cudaFreeAsync(void*p,cudaStream_t s){free(p);return 0;}
 cudaError_t cudaMallocFromPoolAsync(void**p,size_t n,cudaMemPool_t m,cudaStream_t s){*p=A(n);return 0;}
 cudaError_t cudaMemPoolCreate(cudaMemPool_t*p,const struct cudaMemPoolProps*x){*p=(cudaMemPool_t)A(8);return 0;} cudaError_t cudaMemPoolDestroy(cudaMemPool_t p){return 0;}
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t p,enum cudaMemPoolAttr a,void*v){return 0;} cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t p,enum cudaMemPoolAttr a,void*v){return 0;} cudaError_t cudaMemPoolTrimTo(cudaMemPool_t p,size_t n){return 0;}
@@ -40,7 +42,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t f,dim3 g,dim3 b,void**a,size_t s,cud
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*c,const void*f,void**a){launches++;return 0;}
 cudaError_t cudaLaunchCooperativeKernel(const void*f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){launches++;return 0;}
 cudaError_t __cudaGetKernel(cudaKernel_t*k,const void*f){*k=(cudaKernel_t)f;return 0;}
-cudaError_t cudaMemGetInfo(size_t*f,size_t*t){*f=138ULL<<30;*t=139ULL<<30;return 0;}
+cudaError_t cudaMemGetInfo(size_t*f,size_t*t){*t=all_bytes();*f=*t-used;return 0;}
 cudaError_t cudaMemcpy(void*d,const void*s,size_t n,enum cudaMemcpyKind k){memmove(d,s,n);return 0;}
 cudaError_t cudaMemcpyAsync(void*d,const void*s,size_t n,enum cudaMemcpyKind k,cudaStream_t st){memcpys++; if(capturing&&k!=cudaMemcpyDeviceToDevice)fprintf(stderr,"[emulated] memcpy kind %d n=%zu while capturing\n",k,n); memmove(d,s,n);return 0;}
 cudaError_t cudaMemcpy2DAsync(void*d,size_t dp,const void*s,size_t sp,size_t w,size_t h,enum cudaMemcpyKind k,cudaStream_t st){for(size_t i=0;i<h;i++)memmove((char*)d+i*dp,(const char*)s+i*sp,w);return 0;}
