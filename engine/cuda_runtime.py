@@ -6,18 +6,15 @@ The functions are those of the CUDA Runtime API, "Memory Management" and "Stream
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import threading
 from collections.abc import Callable, Mapping
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import DeviceError, OutOfDeviceMemory
 from engine.wording import size_of
 
 _LIBRARY = "libcudart.so.13"
-_WHEEL = Path("cu13", "lib")  # below the package nvidia, in the wheel nvidia-cuda-runtime
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NO_DEVICE = (35, 100)  # cudaErrorInsufficientDriver (or none at all), cudaErrorNoDevice
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
@@ -215,7 +212,7 @@ class CudaRuntime:
 
 
 def load_functions() -> Functions:
-    """Load the library; DeviceError if it is not installed."""
+    """Load the library, if it is not yet loaded; DeviceError if it is not installed."""
     waiting = _load()
     # What only queues keeps the interpreter's lock: to take it again may take milliseconds.
     queueing = ctypes.PyDLL(_LIBRARY, handle=waiting._handle)
@@ -231,21 +228,13 @@ def load_functions() -> Functions:
 
 
 def _load() -> ctypes.CDLL:
-    """Load the library that is loaded already, else the system's, else that of the wheel."""
-    places = [_LIBRARY]
-    if found := importlib.util.find_spec("nvidia"):
-        folders = found.submodule_search_locations or ()
-        places += [str(Path(folder) / _WHEEL / _LIBRARY) for folder in folders]
-    reasons = []
-    for place in places:
-        try:
-            return ctypes.CDLL(place)
-        except OSError as error:
-            reasons.append(str(error))
-    raise DeviceError(
-        f"the runtime of CUDA 13 cannot be loaded: {'; '.join(reasons)}; "
-        "pip install 'tokenweir[gpu]' brings it"
-    )
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise DeviceError(
+            f"the runtime of CUDA 13 cannot be loaded: {error}; "
+            "pip install 'tokenweir[gpu]' brings it"
+        ) from error
 
 
 def _pitched(region: Region, address: int) -> _PitchedPointer:
