@@ -127,7 +127,7 @@ class AsyncEngine:
         # Then "warming", "running", "draining", "stopped"; "failed": the thread is dead or stuck.
         self._state = "new"
         self._warm_up = warm_up
-        self._is_invariant = False  # until the warm-up has shown it
+        self._is_invariant = False  # until the warm-up says so
         self._load = core.scheduler.load()  # replaced by the engine's thread
         self._num_submitted = 0
         self._num_discarded = 0  # tokens that streams have thrown away
@@ -155,7 +155,7 @@ class AsyncEngine:
         assert manifest.generation is not None
         found = {
             "alignment": manifest.generation.alignment,
-            "batch_invariant": manifest.certificate.batch_invariant and self._is_invariant,
+            "batch_invariant": self._is_invariant,
         }
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
 

@@ -39,6 +39,13 @@ def check_cuda_distribution() -> None:
         )
 
 
+def cuda_version() -> str:
+    """Return the version of the distribution for CUDA, which is installed."""
+    found = _installed(_CUDA)
+    assert found is not None, "no device was opened without it"
+    return found.version
+
+
 def _installed(name: str) -> Distribution | None:
     try:
         return distribution(name)

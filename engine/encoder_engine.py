@@ -78,7 +78,7 @@ class EncoderEngine:
         self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
         self._watching: asyncio.Task[None] | None = None
         self._warm_up = warm_up
-        self._is_invariant = False  # until the warm-up has shown it
+        self._is_invariant = False  # until the warm-up says so
         self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
 
     @property
@@ -95,8 +95,7 @@ class EncoderEngine:
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
         found = (self._package.manifest.task, "embed")
-        certified = self._package.manifest.certificate.batch_invariant
-        return (*found, "batch_invariant") if certified and self._is_invariant else found
+        return (*found, "batch_invariant") if self._is_invariant else found
 
     @property
     def is_warming(self) -> bool:

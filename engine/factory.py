@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, EngineConfig
+from engine.device_certificate import settings_as_shown
 from engine.errors import PackageError
 from engine.package import GenerationContract, Package
 
@@ -24,12 +25,15 @@ def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | Encoder
     """Load the graphs of a checked package; the engine is to be started by the caller.
 
     Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
-    changed since it was checked; ConfigError if the package was not made for the device, or no
+    changed since it was checked, or if nothing shows what it gives on this device, in decode calls
+    of these numbers of rows; ConfigError if the package was not made for the device, or no
     onnxruntime is installed that has it; DeviceError if there is none; OutOfDeviceMemory if it has
     no room for so many sequences.
     """
     contract = package.manifest.generation
     device = _open_device(package, config)
+    if device is not None:
+        config = settings_as_shown(package, device, config)
     engine: AsyncEngine | EncoderEngine
     if contract is not None:
         engine = _load_generating(package, contract, config, device)
@@ -71,24 +75,25 @@ def _load_generating(
     from engine.warm_up import warm_up
 
     tokenizer = _load_tokenizer(package, contract.vocab_size)
-    runner = _load_runner(package, contract, config, device)
+    runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
     widest = config.limits.most_sequences
     core = EngineCore(Scheduler(config, contract), runner, Sampler())
 
     def warm() -> bool:
         warm_up(runner, contract, package.path)
-        return _shown(package, lambda: rows_are_bit_equal(runner, contract, widest))
+        return _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
 
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
 
 
-def _load_runner(
+def load_runner(
     package: Package,
     contract: GenerationContract,
     config: EngineConfig,
     device: CudaDevice | None,
 ) -> SlotModelRunner:
+    """Load the graphs of a generating model as they are served; errors as of `load_engine`."""
     from engine.device_room import DeviceRoom, fit
     from engine.generation_sessions import load_sessions
     from engine.model_runner import SlotModelRunner
@@ -125,14 +130,20 @@ def _load_one_pass(
 
     def warm() -> bool:
         is_equal = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
-        return _shown(package, lambda: is_equal)
+        return _shown(package, device, lambda: is_equal)
 
     return EncoderEngine(package, session, tokenizer, config, warm_up=warm)
 
 
-def _shown(package: Package, are_bit_equal: Callable[[], bool]) -> bool:
-    """Return if the bits of a row depend on no other here; say so if the certificate is better."""
-    if not package.manifest.certificate.batch_invariant:
+def _shown(package: Package, device: CudaDevice | None, are_bit_equal: Callable[[], bool]) -> bool:
+    """Return if the bits of a row depend on no other here; say so if the certificate is better.
+
+    A device shows it when its certificate is made, in the calls that are made here.
+    """
+    certificate = package.manifest.certificate
+    if device is not None:
+        return certificate.device is not None and certificate.device.batch_invariant
+    if not certificate.batch_invariant:
         return False
     if are_bit_equal():
         return True

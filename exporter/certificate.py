@@ -27,7 +27,7 @@ from exporter.certify_one_pass import Pair, certify_encoding, certify_images
 from exporter.checkpoint import Checkpoint
 from exporter.comparison import Comparison, LossyComparison, exported_graphs
 from exporter.contracts import encoding_contract, generation_contract, image_contract
-from exporter.execution import Execution
+from exporter.execution import Execution, OnCpu
 from exporter.half_comparison import Half
 from exporter.loss import SHARE_LOSS, LossLimits, check_loss
 from exporter.package_graphs import body_of, build_package_graphs, write_graphs
@@ -35,7 +35,7 @@ from exporter.perplexity import Perplexity, measure_perplexity
 from exporter.sides import Sides
 
 _PLAIN = PackageFormat()
-_ON_CPU = Execution()
+_ON_CPU = OnCpu()
 
 
 def certify(

@@ -63,7 +63,7 @@ def certify_beams(sides: Sides) -> tuple[int, list[int]]:
 
     Raises CertificateError at the first difference that the comparison refuses.
     """
-    tried = layouts(sides.execution.num_rows)
+    tried = layouts(sides.num_rows)
     groups = _make_groups(sides, tried)
     for layout in tried:
         _check_layout(sides, [groups[i][:width] for i, width in layout])

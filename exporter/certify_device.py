@@ -15,13 +15,12 @@ from torch import nn
 from engine.device_certificate import DeviceUse
 from engine.errors import CertificateError
 from engine.package import DeviceCertificate, Package
-from engine.wording import shortened
 from exporter.cases import Progress
 from exporter.certificate import compare_all
 from exporter.certify_half import half_of
 from exporter.checkpoint import Checkpoint
 from exporter.comparison import Comparison, LossyComparison
-from exporter.device_digest import digest_elsewhere, digest_of
+from exporter.device_digest import find
 from exporter.execution import Execution
 from exporter.half_comparison import Half, HalfComparison
 from exporter.loss import check_loss, limits_of
@@ -32,38 +31,37 @@ def certify_device(
     checkpoint: Checkpoint,
     execution: Execution,
     use: DeviceUse,
+    elsewhere: str,
     progress: Progress,
 ) -> DeviceCertificate:
-    """Compare all cases where and as `execution` says, and find the outputs in another process.
+    """Compare all cases where and as `execution` says, and its outputs with those `elsewhere`.
 
-    `use` names it in the certificate. Raises CertificateError at the first fault.
+    `use` names it in the certificate; `elsewhere` is the digest that another process found. Raises
+    CertificateError at the first fault.
     """
-    manifest = package.manifest
     model = copy.deepcopy(checkpoint.model).eval().double()
-    found = _Found(package, model)
-    # First, for two processes need not hold a large model at once.
-    digest = digest_elsewhere(package, execution)
+    held = _Held(package, model)
     cases, _ = compare_all(
         checkpoint,
         model,
-        manifest.generation,
+        package.manifest.generation,
         package.path,
-        found.comparison,
+        held.comparison,
         progress,
         execution,
-        found.half,
+        held.half,
     )
-    found.check_loss()
-    if digest != (again := digest_of(package, execution)):
+    held.check_loss()
+    here = find(package, execution).digest
+    if here != elsewhere:
         raise CertificateError(
             f"{package.path}: two processes on {use.gpu} compute different outputs, with SHA-256 "
-            f"{shortened(digest)[:16]} and {again[:16]}; a kernel is chosen by chance"
+            f"{here[:16]}... and {elsewhere[:16]}...; a kernel is chosen by chance"
         )
-    invariant = found.comparison.batch_invariant and len(use.buckets) <= 1
-    return found.certificate(use, cases, invariant, digest)
+    return held.certificate(use, cases, here)
 
 
-class _Found:
+class _Held:
     """What a package is held to on a device, and how it does."""
 
     def __init__(self, package: Package, model: nn.Module) -> None:
@@ -80,9 +78,7 @@ class _Found:
         if self._loss and isinstance(self.comparison, LossyComparison):
             check_loss(self.comparison, None, limits_of(self._loss))
 
-    def certificate(
-        self, use: DeviceUse, cases: int, invariant: bool, digest: str
-    ) -> DeviceCertificate:
+    def certificate(self, use: DeviceUse, cases: int, digest: str) -> DeviceCertificate:
         """Return what was found."""
         comparison = self.comparison
         half = self.half.found.result() if self.half else None
@@ -99,7 +95,8 @@ class _Found:
             tokens_equal=half.tokens_equal if half else comparison.tokens_equal,
             max_abs_logit_diff=half.max_abs_logit_diff if half else comparison.max_abs_logit_diff,
             tolerance=None if half else tolerance,
-            batch_invariant=invariant,
+            # With several buckets the rows beside decide which kernel computes one.
+            batch_invariant=comparison.batch_invariant and len(use.buckets) <= 1,
             digest=digest,
             half=half,
         )

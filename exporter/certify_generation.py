@@ -58,7 +58,7 @@ def certify_generation(
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
         "batch_sizes": [1, *BATCH_SIZES],
-        "most_rows": sides.execution.num_rows,
+        "most_rows": sides.num_rows,
         "prefill_chunks": [WHOLE, sides.chunk],
         "prompts_per_length": per_length,
         "steps": max(case.num_tokens for case in cases),
@@ -75,7 +75,7 @@ def certify_generation(
     if contract.alignment:
         covered["alignment_cases"] = len(aligned)
     num_threaded = 0
-    if not sides.execution.buckets:  # a device has no threads to choose
+    if not sides.batch.buckets:  # a device has no threads to choose
         covered["threads"] = certify_threads(sides, model.config.num_heads)
         num_threaded = 1
     covered["undecided_tokens"] = sides.comparison.tokens_undecided
@@ -142,13 +142,13 @@ class _Block:
         self._sides = sides
         self._cases = cases
         self._chosen = chosen
-        has_room = sides.execution.num_rows > 1
+        has_room = sides.num_rows > 1
         self._in_batch = [i for i, case in enumerate(cases) if has_room and case in chosen.in_batch]
         self._tokens: list[Tokens] = []
         self._alone: list[StepLogits] = []
         self._eager: list[Eager] = []
         # As many rows hold prompts as decode behind copies of them.
-        self._wave = max(1, min(_WAVE, sides.execution.num_rows // 2))
+        self._wave = max(1, min(_WAVE, sides.num_rows // 2))
         self.num_runs = len(cases) + len(self._in_batch)
 
     def check(self) -> Iterator[int]:

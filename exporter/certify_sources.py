@@ -28,7 +28,7 @@ def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
     sizes = {1}
     for members in by_length.values():
         alone = np.stack([_encoded(sides.alone, [source], 0)[0] for source in members])
-        most = min(largest_batch(len(members[0])), sides.execution.num_rows)
+        most = min(largest_batch(len(members[0])), sides.num_rows)
         for numbers in _groups(len(members), most):
             group = [members[i] for i in numbers]
             found = _encoded(sides.batch, group, sides.batch.num_slots - len(group))

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import StepLogits
+from engine.config import EngineConfig
 from engine.device import open_device
 from engine.errors import CertificateError
 from engine.model_runner import SlotModelRunner
@@ -28,7 +30,7 @@ from engine.package import EncodingContract, GenerationContract, Manifest, Packa
 from engine.session import Session
 from exporter.cases import SEED, prefill_chunk
 from exporter.comparison import exported_graphs
-from exporter.execution import Execution
+from exporter.execution import Execution, OnCpu, OnDevice
 from exporter.generation_cases import Case, make_cases
 from exporter.one_pass_cases import draw_images, random_groups
 from exporter.replay import Asked, generate
@@ -41,31 +43,39 @@ _SECONDS = 1800  # that another process may take
 Array = NDArray[Any]
 
 
-def digest_of_runner(runner: SlotModelRunner, contract: GenerationContract) -> str:
-    """Return the digest of a model that generates; all rows are as good as empty."""
-    return _sha256(_generated(runner, contract))
+class Found(NamedTuple):
+    """What a process finds."""
+
+    digest: str
+    buckets: tuple[int, ...]  # the numbers of rows of its decode calls
 
 
-def digest_of_session(session: Session, manifest: Manifest) -> str:
-    """Return the digest of a one-pass model."""
-    return _sha256(_computed(session, manifest))
+def find(package: Package, execution: Execution) -> Found:
+    """Load a package and run it."""
+    manifest = package.manifest
+    if manifest.generation is None:
+        with exported_graphs():
+            session = execution.load_session(package.path)
+        return Found(_sha256(_computed(session, manifest)), ())
+    with exported_graphs():
+        runner, _ = execution.load_runners(manifest.generation, package.path)
+    return Found(_sha256(_generated(runner, manifest.generation)), runner.buckets)
 
 
-def digest_elsewhere(package: Package, execution: Execution) -> str:
-    """Return the digest that another process finds; CertificateError if it fails."""
-    where = [] if execution.device is None else ["--device", str(execution.device.index)]
-    buckets = [str(bucket) for bucket in execution.buckets]
-    command = [sys.executable, "-m", __name__, str(package.path), *where, "--buckets", *buckets]
+def find_elsewhere(package: Package, execution: Execution) -> Found:
+    """Let another process do so, which gives all memory back; CertificateError if it fails."""
+    command = [sys.executable, "-m", __name__, str(package.path), *execution.as_options()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise CertificateError(
-            f"{package.path}: another process gave no digest: {error}"
+            f"{package.path}: another process did not end in {_SECONDS} s"
         ) from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise CertificateError(f"{package.path}: another process cannot run it: {reason}")
-    return done.stdout.strip()
+    found = json.loads(done.stdout)
+    return Found(found["digest"], tuple(found["buckets"]))
 
 
 def _generated(runner: SlotModelRunner, contract: GenerationContract) -> Iterator[Array]:
@@ -117,29 +127,25 @@ def _sha256(arrays: Iterator[Array]) -> str:
     return found.hexdigest()
 
 
-def digest_of(package: Package, execution: Execution) -> str:
-    """Load a package and return its digest."""
-    manifest = package.manifest
-    with exported_graphs():
-        if manifest.generation is None:
-            session = execution.load_session(package.path)
-        else:
-            runner, _ = execution.load_runners(manifest.generation, package.path)
-    if manifest.generation is None:
-        return digest_of_session(session, manifest)
-    return digest_of_runner(runner, manifest.generation)
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Print the digest of a package."""
-    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=main.__doc__)
+    """Print as JSON what a package gives here."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("package")
     parser.add_argument("--device", type=int, help="number of the GPU; without it, the CPU")
-    parser.add_argument("--buckets", type=int, nargs="*", default=[], help="rows of decode calls")
+    parser.add_argument("--max-num-seqs", type=int, default=0)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    parser.add_argument("--decode-buckets", type=int, nargs="*", default=[])
     given = parser.parse_args(arguments)
-    device = None if given.device is None else open_device(given.device)
-    execution = Execution(buckets=tuple(given.buckets), device=device)
-    print(digest_of(load_package(given.package), execution))
+    package, buckets = load_package(given.package), tuple(given.decode_buckets)
+    execution: Execution = OnCpu(buckets)
+    if given.device is not None:
+        config = EngineConfig(
+            max_num_seqs=given.max_num_seqs,
+            gpu_memory_utilization=given.gpu_memory_utilization,
+            decode_buckets=buckets,
+        )
+        execution = OnDevice(package, config, open_device(given.device))
+    print(json.dumps(find(package, execution)._asdict()))
 
 
 if __name__ == "__main__":

@@ -4,57 +4,119 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from engine.config import EngineConfig
 from engine.device import CudaDevice
+from engine.factory import load_runner
 from engine.model_runner import SlotModelRunner
-from engine.package import GenerationContract
+from engine.package import GenerationContract, Package
 from engine.session import Session, create_session
 from engine.threads import decoder_threads
+from engine.warm_up import warm_up
 from exporter.cases import MOST_ROWS
 
 _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
 
 
-@dataclass(frozen=True)
-class Execution:
-    """The CPU with calls of any number of rows, or calls that are padded to one of `buckets`."""
-
-    buckets: tuple[int, ...] = ()  # rising; the last is the number of rows of the cache
-    device: CudaDevice | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows a batch may have."""
-        return self.buckets[-1] if self.buckets else MOST_ROWS
+class Execution(Protocol):
+    """Loads graphs where they are to be run."""
 
     def load_runners(
         self, contract: GenerationContract, directory: Path
     ) -> tuple[SlotModelRunner, SlotModelRunner]:
-        """Load the graphs of a generating model; return a runner for batches, one for a row alone.
-
-        Without buckets a case alone runs on one thread, a batch on all that the engine would take:
-        a row depends on neither. Where one thread would take much longer, both share the graphs,
-        and their memory. With buckets a row alone is the only one that counts of a padded call.
-        """
-        if self.buckets:
-            batch = load_runner(contract, directory, decoder_threads(contract), self.num_rows)
-            return batch, batch
-        batch = load_runner(contract, directory, decoder_threads(contract), self.num_rows)
-        if (directory / "decoder.onnx.data").stat().st_size < _SMALL:
-            return batch, load_runner(contract, directory, 1, 1)
-        return batch, batch.beside(num_slots=1)
+        """Load the graphs of a generating model: a runner for batches, and one for a row alone."""
 
     def load_session(self, directory: Path) -> Session:
         """Load the graph of a one-pass model."""
+
+    def as_options(self) -> list[str]:
+        """Return what tells exporter/device_digest.py to run graphs likewise."""
+
+
+@dataclass(frozen=True)
+class OnCpu:
+    """The CPU; with `buckets` decode calls are padded to one of these numbers of rows."""
+
+    buckets: tuple[int, ...] = ()  # rising; the last is the number of rows of the cache
+
+    def load_runners(
+        self, contract: GenerationContract, directory: Path
+    ) -> tuple[SlotModelRunner, SlotModelRunner]:
+        """See Execution.
+
+        A case alone runs on one thread, a batch on all that the engine would take: a row depends on
+        neither. Where one thread would take much longer, both share the graphs, and their memory.
+        With buckets a row alone is the only one that counts of a padded call.
+        """
+        threads = decoder_threads(contract)
+        if self.buckets:
+            batch = load_for_cpu(
+                contract, directory, threads, self.buckets[-1], buckets=self.buckets
+            )
+            return batch, batch
+        batch = load_for_cpu(contract, directory, threads, MOST_ROWS)
+        if (directory / "decoder.onnx.data").stat().st_size < _SMALL:
+            return batch, load_for_cpu(contract, directory, 1, 1)
+        return batch, batch.beside(num_slots=1)
+
+    def load_session(self, directory: Path) -> Session:
+        """See Execution."""
         return create_session(directory / "model.onnx")
 
+    def as_options(self) -> list[str]:
+        """See Execution."""
+        return ["--decode-buckets", *map(str, self.buckets)]
 
-def load_runner(
-    contract: GenerationContract, directory: Path, num_threads: int, num_slots: int
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A GPU, as a worker with these settings runs the package there."""
+
+    package: Package
+    config: EngineConfig
+    device: CudaDevice
+
+    def load_runners(
+        self, contract: GenerationContract, directory: Path
+    ) -> tuple[SlotModelRunner, SlotModelRunner]:
+        """See Execution: a row alone is the only one that counts of a padded call."""
+        assert directory == self.package.path, "what is served is compared"
+        runner = load_runner(self.package, contract, self.config, self.device)
+        warm_up(runner, contract, directory)
+        return runner, runner
+
+    def load_session(self, directory: Path) -> Session:
+        """See Execution."""
+        assert directory == self.package.path, "what is served is compared"
+        return create_session(directory / "model.onnx", device=self.device)
+
+    def as_options(self) -> list[str]:
+        """See Execution."""
+        config = self.config
+        return [
+            *("--device", str(self.device.index)),
+            *("--max-num-seqs", str(config.max_num_seqs)),
+            *("--gpu-memory-utilization", str(config.gpu_memory_utilization)),
+            *("--decode-buckets", *map(str, config.decode_buckets)),
+        ]
+
+
+def load_for_cpu(
+    contract: GenerationContract,
+    directory: Path,
+    num_threads: int,
+    num_slots: int,
+    *,
+    buckets: tuple[int, ...] = (),
 ) -> SlotModelRunner:
     """Load the graphs for a CPU as the engine does."""
     encoder = directory / "encoder.onnx" if contract.cross_cache else None
-    decoder = directory / "decoder.onnx"
     return SlotModelRunner.load(
-        contract, decoder, encoder, num_slots=num_slots, num_threads=num_threads
+        contract,
+        directory / "decoder.onnx",
+        encoder,
+        num_slots=num_slots,
+        num_threads=num_threads,
+        buckets=buckets,
     )

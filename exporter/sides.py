@@ -15,7 +15,7 @@ from engine.package import GenerationContract
 from exporter.cases import NUM_TOPS, Tokens, prefill_chunk
 from exporter.comparison import Comparison, Floats, exported_graphs
 from exporter.eager import eager_logits
-from exporter.execution import Execution, load_runner
+from exporter.execution import Execution, OnCpu, load_for_cpu
 from exporter.generation_cases import Case
 from exporter.half_comparison import Half
 from exporter.replay import WHOLE, Asked, generate, part_of
@@ -25,7 +25,7 @@ MOST_TOP = max(NUM_TOPS)
 _LEFT_BEHIND = 1e4  # in the first rows of a batch, before their first sequence
 _NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
 _EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
-_ON_CPU = Execution()
+_ON_CPU = OnCpu()
 
 
 class Eager(NamedTuple):
@@ -59,18 +59,18 @@ class Sides:
         self.model = model
         self.contract = contract
         self.comparison = comparison
-        self.execution = execution
         self.chunk = prefill_chunk(contract.cache.max_len)
         self._directory = directory
         self._half = half
         self._tops = cycle(NUM_TOPS)
         with exported_graphs():
             self.batch, self.alone = execution.load_runners(contract, directory)
+        self.num_rows = self.batch.num_slots
         self.batch.cache.fill(_LEFT_BEHIND, min(_NUM_LEFT, self.batch.num_slots))
 
     def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
         """Load the graphs for a CPU, for so many threads."""
-        return load_runner(self.contract, self._directory, num_threads, num_slots)
+        return load_for_cpu(self.contract, self._directory, num_threads, num_slots)
 
     def asked(self, *, align_every: int = 0) -> Asked:
         """Return what to ask of a batch: the next number of likeliest tokens, in turn."""

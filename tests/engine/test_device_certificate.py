@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine import device_certificate
 from engine import package as packages
 from engine.config import EngineConfig
-from engine.device_certificate import DeviceUse, check_shown, device_name
+from engine.device_certificate import device_name, settings_as_shown
 from engine.errors import PackageError
 from engine.package import load_package, read_manifest, write_manifest
 from tests.engine.test_package import LOSS, ONE_PASS, TEXT
@@ -34,7 +35,7 @@ HALF = {
 }
 DEVICE = {
     "gpu": "NVIDIA H200",
-    "driver": "13000",
+    "driver": "13.0",
     "onnxruntime": "1.31.1",
     "buckets": [32],
     "cases": 3,
@@ -45,7 +46,8 @@ DEVICE = {
     "batch_invariant": True,
     "digest": "0" * 64,
 }
-USE = DeviceUse(gpu="NVIDIA H200", driver="13000", onnxruntime="1.31.1", buckets=(32,))
+HERE = SimpleNamespace(gpu_name="NVIDIA H200", driver="13.0")
+CHOSEN = EngineConfig(max_num_seqs=0)  # by the engine
 
 
 def _for_cuda(manifest: dict[str, Any]) -> None:
@@ -160,31 +162,58 @@ def test_a_device_certificate_that_was_edited_is_refused(tmp_path: Path) -> None
         load_package(path.parent)
 
 
-def test_a_package_that_was_shown_as_it_is_used_is_taken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    package = load_package(_on_device(tmp_path / "p"))
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_certificate, "cuda_version", lambda: "1.31.1")
 
-    assert check_shown(package, USE) == package.manifest.certificate.device
+
+@pytest.mark.parametrize(
+    ("buckets", "given", "expected"),
+    [
+        ([32], EngineConfig(), EngineConfig()),
+        ([48], CHOSEN, EngineConfig(max_num_seqs=48)),
+        ([8, 48], CHOSEN, EngineConfig(max_num_seqs=48, decode_buckets=(8, 48))),
+    ],
+)
+def test_a_package_is_served_with_the_rows_that_it_was_shown_with(
+    buckets: list[int],
+    given: EngineConfig,
+    expected: EngineConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    package = load_package(_on_device(tmp_path / "p", buckets=buckets, batch_invariant=False))
+
+    assert settings_as_shown(package, HERE, given) == expected  # type: ignore[arg-type]
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
-    ("use", "reason", "options"),
+    ("change", "config", "reason", "options"),
     [
-        (replace(USE, gpu="NVIDIA L4"), "GPU NVIDIA H200, this one is NVIDIA L4", ""),
-        (replace(USE, onnxruntime="2.0"), "onnxruntime 1.31.1, installed is 2.0", ""),
-        (replace(USE, buckets=(8,)), "calls of 32 rows, here they are of 8", " --max-num-seqs 8"),
-        (replace(USE, buckets=(8, 32)), "of 8, 32 rows", " --decode-buckets 8,32"),
+        ({"gpu": "NVIDIA L4"}, CHOSEN, "has GPU NVIDIA L4, this one is NVIDIA H200", ""),
+        ({"onnxruntime": "2.0"}, CHOSEN, "has onnxruntime 2.0, installed is 1.31.1", ""),
+        (
+            {},
+            EngineConfig(max_num_seqs=8),
+            "decode calls of 32 rows, here they are of 8 rows",
+            " --max-num-seqs 8",
+        ),
+        (
+            {},
+            EngineConfig(decode_buckets=(8, 32)),
+            "here they are of 8, 32 rows",
+            " --max-num-seqs 32 --decode-buckets 8,32",
+        ),
     ],
 )
-def test_a_package_that_was_shown_in_another_use_is_refused_with_the_command(
-    use: DeviceUse, reason: str, options: str, tmp_path: Path
+def test_a_package_that_was_shown_otherwise_is_refused_with_the_command(
+    change: dict[str, Any], config: EngineConfig, reason: str, options: str, tmp_path: Path
 ) -> None:
-    package = load_package(_on_device(tmp_path / "p"))
+    package = load_package(_on_device(tmp_path / "p", **change))
 
     with pytest.raises(PackageError) as caught:
-        check_shown(package, use)
+        settings_as_shown(package, HERE, config)  # type: ignore[arg-type]
 
     assert reason in str(caught.value)
     run = f"run `tokenweir verify {package.path} CHECKPOINT --device cuda{options}`"
@@ -197,18 +226,18 @@ def test_a_package_of_which_only_the_graphs_were_shown_is_refused_with_the_comma
     package = load_package(write_package(tmp_path / "p", lambda m: m.update(target="cuda")))
 
     with pytest.raises(PackageError, match="on NVIDIA H200: .* CHECKPOINT --device cuda`$"):
-        check_shown(package, USE)
+        settings_as_shown(package, HERE, CHOSEN)  # type: ignore[arg-type]
 
 
 def test_another_driver_is_told_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    package = load_package(_on_device(tmp_path / "p"))
+    package = load_package(_on_device(tmp_path / "p", driver="13.1"))
 
     with caplog.at_level(logging.WARNING):
-        check_shown(package, replace(USE, driver="13010"))
+        settings_as_shown(package, HERE, CHOSEN)  # type: ignore[arg-type]
 
-    assert "made with driver 13000, this one is 13010" in caplog.text
+    assert "made with driver 13.1, this one is 13.0" in caplog.text
 
 
 def test_a_manifest_that_cannot_be_written_whole_leaves_the_old_one(

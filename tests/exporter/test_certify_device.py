@@ -28,11 +28,11 @@ from engine.package import (
     load_package,
 )
 from engine.top_logits import step_logits
-from exporter import certify_device as certify_module
 from exporter import export
 from exporter.certify_device import certify_device
 from exporter.checkpoint import Checkpoint, load_checkpoint
-from exporter.execution import Execution
+from exporter.device_digest import find, find_elsewhere
+from exporter.execution import OnCpu
 from exporter.export import export_package
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
@@ -105,18 +105,18 @@ def llama(make_package: MakePackage) -> tuple[Package, Checkpoint]:
 
 
 def shown(
-    made: tuple[Package, Checkpoint], *, buckets: tuple[int, ...] = (BUCKET,)
+    made: tuple[Package, Checkpoint],
+    *,
+    buckets: tuple[int, ...] = (BUCKET,),
+    elsewhere: str | None = None,
 ) -> DeviceCertificate:
+    """Return the certificate; what another process finds is taken from this one, if not given."""
     package, checkpoint = made
     buckets = buckets if package.manifest.generation else ()
+    execution = OnCpu(buckets)
     use = DeviceUse(gpu="none", driver="0", onnxruntime="1", buckets=buckets)
-    return certify_device(package, checkpoint, Execution(buckets), use, lambda *_: None)
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the digest that another process finds from this one, which is quicker."""
-    monkeypatch.setattr(certify_module, "digest_elsewhere", certify_module.digest_of)
+    digest = elsewhere or find(package, execution).digest
+    return certify_device(package, checkpoint, execution, use, digest, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("labeller", "fp16", None, {}, marks=pytest.mark.long),
     ],
 )
-@pytest.mark.usefixtures("in_this_process")
 def test_it_says_what_was_compared(
     family: str,
     precision: Precision,
@@ -153,29 +152,26 @@ def test_it_says_what_was_compared(
         assert 0 < found.half.max_case_ratio <= 1.5
 
 
-def test_another_process_finds_the_same_outputs(vit: tuple[Package, Checkpoint]) -> None:
-    found = shown(vit)
+def test_another_process_finds_the_same_outputs(llama: tuple[Package, Checkpoint]) -> None:
+    elsewhere = find_elsewhere(llama[0], OnCpu((BUCKET,)))
 
-    assert found.digest == certify_module.digest_of(vit[0], Execution())
-    assert found == shown(vit)
+    assert elsewhere.buckets == (BUCKET,)
+    assert shown(llama, elsewhere=elsewhere.digest).digest == elsewhere.digest
 
 
 def test_outputs_that_another_process_does_not_find_are_refused(
-    vit: tuple[Package, Checkpoint], monkeypatch: pytest.MonkeyPatch
+    vit: tuple[Package, Checkpoint],
 ) -> None:
-    monkeypatch.setattr(certify_module, "digest_elsewhere", lambda *_: "0" * 64)
-
     with pytest.raises(CertificateError, match="two processes on none compute different outputs"):
-        shown(vit)
+        shown(vit, elsewhere="0" * 64)
 
 
 def test_a_process_that_fails_says_why(vit: tuple[Package, Checkpoint], tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(vit[0].path, tmp_path / "p"))
-    package = load_package(copy)
+    package = load_package(shutil.copytree(vit[0].path, tmp_path / "p"))
     package.file("model.onnx").unlink()
 
     with pytest.raises(CertificateError, match="another process cannot run it: .*model.onnx"):
-        certify_module.digest_elsewhere(package, Execution())
+        find_elsewhere(package, OnCpu())
 
 
 Spoil = Callable[[SlotModelRunner, ScheduledBatch, np.ndarray], None]
@@ -220,7 +216,6 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Spoil, float], None]:
 
 
 @pytest.mark.parametrize("how", SPOILS)
-@pytest.mark.usefixtures("in_this_process")
 def test_a_row_that_others_disturb_is_refused(
     how: Spoil, spoiled: Callable[[Spoil, float], None], llama: tuple[Package, Checkpoint]
 ) -> None:
@@ -231,7 +226,6 @@ def test_a_row_that_others_disturb_is_refused(
 
 
 @pytest.mark.parametrize("how", SPOILS)
-@pytest.mark.usefixtures("in_this_process")
 def test_a_row_whose_last_bits_others_change_is_not_claimed_to_be_invariant(
     how: Spoil, spoiled: Callable[[Spoil, float], None], llama: tuple[Package, Checkpoint]
 ) -> None:
@@ -240,6 +234,5 @@ def test_a_row_whose_last_bits_others_change_is_not_claimed_to_be_invariant(
     assert not shown(llama).batch_invariant
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_with_several_buckets_nothing_is_claimed(llama: tuple[Package, Checkpoint]) -> None:
     assert not shown(llama, buckets=(2, BUCKET)).batch_invariant
