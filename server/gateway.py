@@ -2,7 +2,8 @@
 
 A call is committed to a worker by the first thing that comes back: the answer of a unary call,
 the initial metadata of a stream, which a worker sends on admission. Until then the gateway asks
-another worker when one is lost, stops or is full. Afterwards a lost worker ends the call.
+another worker when one is lost, stops or is full. Afterwards a lost worker ends the call, and
+the client may ask again, until the same request has lost too many.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ class Gateway:
                     return
             except (aio.AioRpcError, WorkerLost) as error:
                 if committed:
-                    raise CallFailed(_status(error, attempts.request_id)) from error
+                    raise _end_of_started(attempts, error) from error
                 _retry_or_raise(attempts, backend, error)
             finally:
                 call.cancel()  # does nothing once the call has ended
@@ -299,10 +300,22 @@ def _retry_or_raise(
     attempts.failed(backend, status, lost=status.reason == ReplicaLost.reason)
 
 
+def _end_of_started(attempts: Attempts, error: aio.AioRpcError | WorkerLost) -> CallFailed:
+    """Return how a call ends that had begun; ReplicasLost if it would end the next worker, too."""
+    status = _status(error, attempts.request_id)
+    if status.reason == ReplicaLost.reason:
+        attempts.lost()
+        attempts.refuse_poison()
+    return CallFailed(status)
+
+
 def _status(error: aio.AioRpcError | WorkerLost, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
     if isinstance(error, WorkerLost) or (error.code() in _LOST and not _is_workers_own(error)):
-        lost = ReplicaLost("the replica that ran the request is gone; ask again", _RETRY_AFTER)
+        lost = ReplicaLost(
+            "the replica that ran the request is gone; ask again, with the same request id",
+            _RETRY_AFTER,
+        )
         return call_status(lost, request_id)
     return CallStatus(error.code(), error.details() or "", _pairs(error.trailing_metadata()))
 

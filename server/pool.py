@@ -50,10 +50,22 @@ class Attempts:
         """Remember that a worker did not take the call."""
         self.refused.add(backend)
         if lost:
-            self.losses += 1
-            self.memory.note(self.request, self.losses)
+            self.lost()
             self.give_up = time.monotonic() + self.wait
         self.last = status
+
+    def lost(self) -> None:
+        """Remember that the worker was lost that had the call."""
+        self.losses += 1
+        self.memory.note(self.request, self.losses)
+
+    def refuse_poison(self) -> None:
+        """Raise ReplicasLost when the call has lost too many workers to be given to another."""
+        if self.losses >= _MAX_LOSSES:
+            raise ReplicasLost(
+                f"{self.losses} replicas were lost one after the other while they had this "
+                "request; it goes to no other, for it may be what ends them"
+            )
 
 
 class CallFailed(Exception):
@@ -124,8 +136,7 @@ class Pool:
                 raise self._refusal
             serving = self.serving
             fresh = [backend for backend in serving if backend not in attempts.refused]
-            if attempts.losses >= _MAX_LOSSES:
-                raise ReplicasLost(_poisonous(attempts))
+            attempts.refuse_poison()
             if serving and not fresh and _is_full(attempts):
                 raise CallFailed(_last_status(attempts))
             if fresh:
@@ -156,13 +167,6 @@ class Pool:
 
 def _is_full(attempts: Attempts) -> bool:
     return attempts.last is not None and attempts.last.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def _poisonous(attempts: Attempts) -> str:
-    return (
-        f"{attempts.losses} replicas were lost one after the other while they had this request; "
-        "it goes to no other, for it may be what ends them"
-    )
 
 
 def _last_status(attempts: Attempts) -> CallStatus:

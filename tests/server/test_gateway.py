@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -559,6 +560,39 @@ async def test_a_worker_that_says_itself_that_it_lost_a_call_counts_as_lost() ->
     assert (lost.reason, calls["n"]) == ("REPLICAS_LOST", 3)
 
 
+@pytest.mark.parametrize("says_so", [False, True], ids=["dies", "hangs"])
+async def test_a_stream_that_ends_worker_after_worker_once_started_is_given_to_no_other(
+    says_so: bool,
+) -> None:
+    calls = Counter[str]()
+
+    async def die(
+        request: bytes, context: aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        calls["n"] += 1
+        yield pb.GenerateStreamResponse(sequence_number=1).SerializeToString()
+        if says_so:
+            status = call_status(ReplicaLost("the engine hangs", 0.1), "mine")
+            await context.abort(status.code, status.message, status.trailing_metadata)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    poison = stream("poison", request_id="mine")
+    async with (
+        _scripted_worker(die) as address,
+        running_gateway(address) as (_, stubs),
+    ):
+        ends = [await failure_of(stubs.generation.GenerateStream(poison)) for _ in range(5)]
+        other = await failure_of(
+            stubs.generation.GenerateStream(stream("poison", request_id="another"))
+        )
+
+    assert [one.reason for one in ends] == ["REPLICA_LOST"] * 2 + ["REPLICAS_LOST"] * 3
+    assert {one.code for one in ends[2:]} == {grpc.StatusCode.INTERNAL}
+    assert {(one.retry_after, one.pushback) for one in ends[2:]} == {(None, None)}
+    assert {one.metadata["request_id"] for one in ends} == {"mine"}
+    assert (other.reason, calls["n"]) == ("REPLICA_LOST", 4)
+
+
 # A worker in a process of its own, killed.
 
 
@@ -646,14 +680,18 @@ async def test_a_worker_that_comes_back_is_used_again() -> None:
 
 @asynccontextmanager
 async def _scripted_worker(behavior: object) -> AsyncIterator[str]:
-    """A server that answers every unary call by `behavior`, and says that it is healthy."""
+    """A server that answers every call by `behavior`, and says that it is healthy."""
+    if inspect.isasyncgenfunction(behavior):
+        handler = grpc.unary_stream_rpc_method_handler(behavior)
+    else:
+        handler = grpc.unary_unary_rpc_method_handler(behavior)
 
     class Anything(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> object:
             if details.method.endswith("/ListModels"):
                 return grpc.unary_unary_rpc_method_handler(_no_models)
             if details.method.startswith("/tokenweir.v1."):
-                return grpc.unary_unary_rpc_method_handler(behavior)
+                return handler
             return None
 
     server = aio.server()
