@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,9 @@ from engine.graph_call import named_rows
 from engine.kv_cache import SlotCache
 from engine.package import GenerationContract
 from engine.session import Binding, Session
+from engine.step_block import Bound
+
+_ON_HOST = ("num_top", "total_seq")  # inputs that kernels read there, wherever they run
 
 
 class DecoderGraph:
@@ -23,26 +25,41 @@ class DecoderGraph:
         decoder: Session,
         cache: SlotCache,
         *,
-        is_on_device: bool = False,
-        graph_ids: Iterator[int] | None = None,
+        is_on_device: bool,
+        graph_ids: Iterator[int],
     ) -> None:
-        """`graph_ids` are those of captured calls: runners on one session share them."""
+        """`graph_ids` are those of captured calls."""
         self.contract = contract
         self.cache = cache
         self.is_on_device = is_on_device
-        self.graph_ids = count() if graph_ids is None else graph_ids
+        self.graph_ids = graph_ids
         self.total_seq = np.zeros(1, np.int32)  # of the call that runs; kernels read it on the host
         self._decoder = decoder
+        self._unread = {
+            name: np.zeros([1] * len(value.shape), value.dtype)
+            for name, value in decoder.inputs.items()
+            if is_on_device and name not in _ON_HOST and not decoder.reads_on_device(name)
+        }
         self._num_tops: dict[int, NDArray[np.int64]] = {}
 
     def bind(self, first: int, last: int) -> Binding:
         """Return a binding to rows `first` to `last` - 1 of the cache."""
         binding = self._decoder.bind()
         binding.input("total_seq", self.total_seq)
+        for name, nothing in self._unread.items():
+            binding.input(name, nothing)
         for name, array in named_rows(self.cache.layers, first, last):
             binding.input(f"past_key_values.{name}", array)
             binding.output(f"present.{name}", array)
         return binding
+
+    def read(self, inputs: Mapping[str, Bound]) -> dict[str, Bound]:
+        """Return the inputs that a binding wants: not those which no kernel reads on a device.
+
+        A rotary model knows positions from lengths there. onnxruntime wants such an input on the
+        host.
+        """
+        return {name: array for name, array in inputs.items() if name not in self._unread}
 
     def bind_sources(self, binding: Binding, first: int, last: int) -> None:
         """Bind rows of the sources."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
 
 from engine.batch import Encode, Floats, PrefillChunk, ScheduledBatch, StepLogits
+from engine.cache_memory import Allocate, DeviceCacheMemory, HostCacheMemory
 from engine.chunk_calls import ChunkCalls
-from engine.decode_calls import DecodeCalls
+from engine.decode_calls import CAPTURED_TOPS, DecodeCalls
 from engine.decoder_graph import DecoderGraph
+from engine.device_step_block import DeviceStepBlock
 from engine.encode_calls import EncodeCalls
 from engine.errors import PackageError
 from engine.generation_sessions import load_sessions
@@ -21,6 +25,10 @@ from engine.package import GenerationContract
 from engine.session import Session
 from engine.step_block import HostStepBlock, StepBlock, StepSize
 
+if TYPE_CHECKING:
+    from engine.device import CudaDevice
+
+_NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
 _NOTHING = ScheduledBatch((), (), (), (), ())
 
 
@@ -55,17 +63,32 @@ class SlotModelRunner:
         *,
         num_slots: int,
         buckets: Sequence[int] = (),
+        device: CudaDevice | None = None,
+        num_tokens: int = _NUM_TOKENS,
+        graph_ids: Iterator[int] | None = None,
     ) -> None:
-        """`buckets` are the numbers of rows that a decode call may have, (): any number."""
+        """`buckets` are the numbers of rows that a decode call may have; (): any number.
+
+        On a `device` that means one, of `num_slots` rows, and memory is taken for steps of
+        `num_tokens` tokens: OutOfDeviceMemory if it is not there. A larger step takes more, and
+        what was captured is captured again. `graph_ids` are shared by all runners on a session.
+        """
         self._contract = contract
         self._decoder = decoder
         self._encoder = encoder
+        self._device = device
+        self._num_tokens = num_tokens
+        self._graph_ids = count() if graph_ids is None else graph_ids
         self.num_slots = num_slots
-        self.buckets = tuple(buckets)
+        self.buckets = tuple(buckets) or (() if device is None else (num_slots,))
         self.num_padding = 0
         _check_graphs(contract, decoder, encoder)
+        allocate: Allocate = HostCacheMemory
+        if device is not None:
+            allocate = partial(DeviceCacheMemory, device.memory)
+        overhang = 1 if self.buckets else 0
         self.cache = SlotCache(
-            num_slots, contract.cache, contract.cross_cache, overhang=int(bool(buckets))
+            num_slots, contract.cache, contract.cross_cache, allocate, overhang=overhang
         )
         self._make_room()
 
@@ -79,17 +102,33 @@ class SlotModelRunner:
         num_slots: int,
         num_threads: int = 0,
         buckets: Sequence[int] = (),
+        device: CudaDevice | None = None,
     ) -> SlotModelRunner:
-        """Load the graphs of a package for the CPU.
-
-        Raises PackageError if they are not as the contract says.
-        """
-        sessions = load_sessions(contract, decoder_path, encoder_path, num_threads=num_threads)
-        return cls(contract, *sessions, num_slots=num_slots, buckets=buckets)
+        """Load the graphs of a package; PackageError if they are not as the contract says."""
+        sessions = load_sessions(
+            contract, decoder_path, encoder_path, num_threads=num_threads, device=device
+        )
+        return cls(contract, *sessions, num_slots=num_slots, buckets=buckets, device=device)
 
     def beside(self, *, num_slots: int) -> SlotModelRunner:
         """Return a runner on the same graphs with a cache of its own."""
-        return SlotModelRunner(self._contract, self._decoder, self._encoder, num_slots=num_slots)
+        return SlotModelRunner(
+            self._contract,
+            self._decoder,
+            self._encoder,
+            num_slots=num_slots,
+            device=self._device,
+            num_tokens=self._num_tokens,
+            graph_ids=self._graph_ids,
+        )
+
+    @property
+    def captured(self) -> tuple[tuple[int, int], ...]:
+        """The decode calls that are captured, each when it runs first: rows, likeliest tokens."""
+        if self._device is None:
+            return ()
+        tops = dict.fromkeys(min(k, self._contract.vocab_size) for k in CAPTURED_TOPS)
+        return tuple((rows, k) for rows in self.buckets for k in tops)
 
     def reset(self) -> None:
         """Empty the cache; what it held is gone."""
@@ -147,7 +186,7 @@ class SlotModelRunner:
     def _size_of(self, batch: ScheduledBatch) -> StepSize:
         num_decoding = len(batch.decode_ids)
         num_rows = self._decodes.num_rows(num_decoding, batch.decode_sources)
-        num_top = min(batch.num_top, self._contract.vocab_size)
+        num_top = min(self._num_top(batch.num_top), self._contract.vocab_size)
         size = StepSize(num_decoding, num_rows, num_top, len(batch.aligned))
         if not batch.encodes and not batch.chunks:
             return size
@@ -159,14 +198,32 @@ class SlotModelRunner:
             num_reads=len(batch.encodes) + len(batch.chunks),
         )
 
+    def _num_top(self, wanted: int) -> int:
+        """Return how many of the largest logits a step asks for: few numbers can be captured."""
+        if self._device is None:
+            return wanted
+        return next((k for k in CAPTURED_TOPS if k >= wanted), wanted)
+
     def _make_room(self, size: StepSize | None = None) -> None:
         """Allocate what steps read and write; whatever was bound was bound to the old one."""
-        block: StepBlock = HostStepBlock(self._contract, self.num_slots, size)
-        self._block = block
-        self._graph = DecoderGraph(self._contract, self._decoder, self.cache)
+        self._block = block = self._make_block(size)
+        self._graph = DecoderGraph(
+            self._contract,
+            self._decoder,
+            self.cache,
+            is_on_device=self._device is not None,
+            graph_ids=self._graph_ids,
+        )
         self._decodes = DecodeCalls(self._graph, block, self.buckets)
         self._chunks = ChunkCalls(self._graph, block)
         self._encodes = EncodeCalls(self._encoder, self.cache, block) if self._encoder else None
+
+    def _make_block(self, size: StepSize | None) -> StepBlock:
+        contract, num_slots = self._contract, self.num_slots
+        if self._device is None:
+            return HostStepBlock(contract, num_slots, size)
+        memory, num_tokens = self._device.memory, self._num_tokens
+        return DeviceStepBlock(memory, contract, num_slots, num_tokens=num_tokens, size=size)
 
 
 def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Session | None) -> None:

@@ -120,6 +120,10 @@ class Session:
         outputs = self._session.run(None, dict(inputs), options)
         return dict(zip(self.outputs, outputs, strict=True))
 
+    def reads_on_device(self, name: str) -> bool:
+        """Say whether kernels read an input in memory of a device; nobody may read it at all."""
+        return ("input", name) in self._on_device
+
     def bind(self) -> Binding:
         """Return an empty binding of this graph."""
         return Binding(self._session, self._device, self._on_device)

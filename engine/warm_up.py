@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
-from engine.errors import PackageError
+from engine.errors import DeviceError, PackageError
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
 
@@ -20,20 +21,58 @@ _NOTHING = ScheduledBatch((), (), (), (), ())
 
 
 def warm_up(
-    runner: SlotModelRunner, contract: GenerationContract, path: str | os.PathLike[str]
+    runner: SlotModelRunner,
+    contract: GenerationContract,
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Encode, prefill and decode a few tokens in every way; the cache is empty afterwards.
 
-    Raises PackageError, saying at what, if a call fails or gives what no request could use.
+    On a device decode calls are captured, in the thread that is to run them: `progress` gets a line
+    for each. Raises PackageError, saying at what, if a call fails or gives what no request could
+    use; DeviceError if the device fails.
     """
+    for rows, k in runner.captured:
+        name = f"a decode call of {rows} rows with their {_likeliest(k)}"
+        started = time.perf_counter()
+        _try(runner, contract, f"capturing {name}", _captured(contract, rows, k), path)
+        progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
     for what, batch in _steps(contract, runner.num_slots):
-        try:
-            problem = _problem(runner.run(batch), contract.vocab_size)
-        except Exception as error:  # onnxruntime's own have no other class in common
-            problem = str(error).partition("\n")[0] or type(error).__name__
-        if problem:
-            raise PackageError(f"{path}: {what} failed: {problem}; export the model again")
+        _try(runner, contract, what, batch, path)
     runner.reset()
+
+
+def _try(
+    runner: SlotModelRunner,
+    contract: GenerationContract,
+    what: str,
+    batch: ScheduledBatch,
+    path: str | os.PathLike[str],
+) -> None:
+    try:
+        problem = _problem(runner.run(batch), contract.vocab_size)
+    except DeviceError:
+        raise
+    except Exception as error:  # onnxruntime's own have no other class in common
+        problem = str(error).partition("\n")[0] or type(error).__name__
+    if problem:
+        raise PackageError(f"{path}: {what} failed: {problem}; export the model again")
+
+
+def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> ScheduledBatch:
+    """Return a step that decodes so many rows, all of them from their beginning."""
+    return replace(
+        _NOTHING,
+        row_ops=tuple(RowOp("cut", row, row) for row in range(num_rows)),
+        decode_ids=_ids(contract.vocab_size, num_rows),
+        decode_sources=tuple(range(num_rows)) if contract.cross_cache else (),
+        num_top=num_top,
+    )
+
+
+def _likeliest(k: int) -> str:
+    return "likeliest token" if k == 1 else f"{k} likeliest tokens"
 
 
 def _steps(contract: GenerationContract, num_slots: int) -> Iterator[tuple[str, ScheduledBatch]]:

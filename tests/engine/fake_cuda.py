@@ -67,7 +67,7 @@ class FakeCuda:
 
         return call
 
-    def _queue(self, work: Callable[[], object]) -> None:
+    def queue(self, work: Callable[[], object]) -> None:
         self._queued.append(work)
 
     def _run(self) -> None:
@@ -128,18 +128,18 @@ class FakeCuda:
 
     def _fake_cudaMemsetAsync(self, address: int, byte: int, num_bytes: int, stream: int) -> None:
         self._check(address, num_bytes)
-        self._queue(lambda: ctypes.memset(address, byte, num_bytes))
+        self.queue(lambda: ctypes.memset(address, byte, num_bytes))
 
     def _fake_cudaMemcpyAsync(
         self, target: int, source: int, num_bytes: int, kind: int, stream: int
     ) -> None:
         for address in {1: [target], 2: [source], 3: [target, source]}[kind]:
             self._check(address, num_bytes)
-        self._queue(lambda: ctypes.memmove(target, source, num_bytes))
+        self.queue(lambda: ctypes.memmove(target, source, num_bytes))
 
     def _fake_cudaMemset3DAsync(self, where: Any, byte: int, extent: Any, stream: int) -> None:
         for address in self._rows(where, _NOWHERE, extent):
-            self._queue(lambda at=address: ctypes.memset(at, byte, extent.width))
+            self.queue(lambda at=address: ctypes.memset(at, byte, extent.width))
 
     def _fake_cudaMemcpy3DAsync(self, given: Any, stream: int) -> None:
         copy = given._obj
@@ -147,7 +147,7 @@ class FakeCuda:
         sources = self._rows(copy.srcPtr, copy.srcPos, copy.extent)
         width = copy.extent.width
         for target, source in zip(targets, sources, strict=True):
-            self._queue(lambda to=target, at=source: ctypes.memmove(to, at, width))
+            self.queue(lambda to=target, at=source: ctypes.memmove(to, at, width))
 
     def _rows(self, where: Any, first: Any, extent: Any) -> list[int]:
         assert first.x + extent.width <= where.xsize and first.y + extent.height <= where.ysize

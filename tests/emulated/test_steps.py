@@ -1,0 +1,71 @@
+"""Steps of the runner on the emulated device: what the host does for each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.package import PackageFormat
+from exporter.contracts import generation_contract
+from exporter.models import TransformerConfig
+from tests.emulated.conftest import RunScript
+from tests.emulated.test_placement import MODELS, export
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+
+CASES = [("gpt2", "fp16"), ("llama", "bf16"), ("llama", "fp32"), ("dates", "fp32")]
+COUNTED = ("launches", "graphs", "syncs", "memcpys", "bound", "uploads", "downloads")
+# Everything goes there in one copy and comes back in one, and the host waits once.
+CAPTURED = dict(zip(COUNTED, (0, 1, 1, 2, 0, 1, 1), strict=True))
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def steps(
+    request: pytest.FixtureRequest, on_device: RunScript, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    name, precision = request.param
+    paths = export(name, precision, tmp_path_factory.mktemp("steps") / name)
+    form = PackageFormat.of("cuda", precision)
+    contract = generation_contract(TransformerConfig.model_validate(MODELS[name]), form)
+    assert contract is not None
+    return on_device("run_steps.py", contract.model_dump_json(), *sorted(paths))
+
+
+def counts(step: dict[str, Any]) -> dict[str, int]:
+    return {name: step[name] for name in COUNTED}
+
+
+def test_a_captured_decode_step_is_one_launch_and_binds_nothing(steps: Any) -> None:
+    for k in (1, 20):
+        first, *later = (steps[f"decode {k} {i}"] for i in range(3))
+
+        assert first["launches"] > 0 and first["graphs"] == 1
+        assert [counts(step) for step in later] == [CAPTURED, CAPTURED]
+    assert counts(steps["decode after it"]) == CAPTURED
+
+
+def test_every_step_waits_once_and_copies_its_inputs_and_outputs_once(steps: Any) -> None:
+    for name, step in steps.items():
+        if name in ("chunks", "mixed", "beams", "beams again", "aligned", "large"):
+            assert (step["syncs"], step["uploads"], step["downloads"]) == (1, 1, 1), name
+
+
+def test_decoding_beside_a_chunk_is_one_launch_beside_those_of_the_chunk(steps: Any) -> None:
+    assert steps["mixed"]["graphs"] == 1
+    assert steps["mixed"]["launches"] == steps["large"]["launches"]
+    assert [shape[0] for shape in steps["mixed"]["shapes"][:4]] == [5] * 4
+
+
+def test_beams_and_attention_are_not_captured(steps: Any) -> None:
+    for name in ("beams", "beams again", "aligned"):
+        if name in steps:
+            assert steps[name]["graphs"] == 0 and steps[name]["launches"] > 0
+    if "beams again" in steps:
+        assert steps["beams again"]["bound"] == 1  # which rows are a source's
+
+
+def test_rows_of_logits_are_fetched_together_and_once(steps: Any) -> None:
+    assert (steps["fetch"]["syncs"], steps["fetch"]["memcpys"]) == (1, 2)
+    assert counts(steps["fetch again"]) == dict.fromkeys(COUNTED, 0)
+    assert steps["row"] == ["float32", [3, 96]]

@@ -1,0 +1,98 @@
+"""Graphs on a fake device: kernels of the CPU run on its memory when their turn comes."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.device import CudaDevice
+from engine.device_memory import DeviceArray
+from engine.model_runner import SlotModelRunner
+from engine.session import NOT_CAPTURED, Session, create_session
+from tests.engine.fake_cuda import FakeCuda
+from tests.engine.test_model_runner import TinyModel
+
+ON_HOST = ("num_top", "total_seq")
+
+Arrays = dict[tuple[str, str], Any]  # by kind and name
+
+
+class FakeDeviceSession:
+    """A graph whose runs are queued on a stream; see Session."""
+
+    def __init__(self, path: Path, cuda: FakeCuda) -> None:
+        self._session = create_session(path, num_threads=1)
+        self._cuda = cuda
+        self.path, self.inputs, self.outputs = path, self._session.inputs, self._session.outputs
+        self.captured: dict[int, Arrays] = {}
+        self.replays = 0
+
+    def reads_on_device(self, name: str) -> bool:
+        return name not in ON_HOST
+
+    def bind(self) -> FakeDeviceBinding:
+        return FakeDeviceBinding(self, self._session, self._cuda)
+
+
+class FakeDeviceBinding:
+    """Runs what is bound now, or, for an id that was captured, what was bound then."""
+
+    def __init__(self, graph: FakeDeviceSession, session: Session, cuda: FakeCuda) -> None:
+        self._graph, self._session, self._cuda = graph, session, cuda
+        self._arrays: Arrays = {}
+
+    def input(self, name: str, array: Any) -> None:
+        assert isinstance(array, DeviceArray) == (name not in ON_HOST), name
+        self._arrays["input", name] = array
+
+    def output(self, name: str, array: DeviceArray) -> None:
+        self._arrays["output", name] = array
+
+    def run(self, graph_id: int = NOT_CAPTURED) -> None:
+        # What lies on the host is read now, and what is captured is read only once.
+        bound = {
+            key: array.copy() if isinstance(array, np.ndarray) else array
+            for key, array in self._arrays.items()
+        }
+        if graph_id != NOT_CAPTURED:
+            self._graph.replays += graph_id in self._graph.captured
+            bound = self._graph.captured.setdefault(graph_id, bound)
+        self._cuda.queue(lambda: self._compute(bound))
+
+    def _compute(self, arrays: Arrays) -> None:
+        binding = self._session.bind()
+        for (kind, name), array in arrays.items():
+            host = array if isinstance(array, np.ndarray) else _on_host(array)
+            binding.input(name, host) if kind == "input" else binding.output(name, host)
+        binding.run()
+
+
+def load_on(
+    cuda: FakeCuda, model: TinyModel, directory: Path, *, num_slots: int, **options: Any
+) -> tuple[SlotModelRunner, FakeDeviceSession]:
+    """Return a runner on a fake device, and its decoder."""
+    device: CudaDevice = cuda.device()
+    decoder, encoder = (
+        None if path is None else FakeDeviceSession(path, cuda) for path in model.write(directory)
+    )
+    runner = SlotModelRunner(
+        model.contract,
+        decoder,  # type: ignore[arg-type]
+        encoder,  # type: ignore[arg-type]
+        num_slots=num_slots,
+        device=device,
+        **options,
+    )
+    assert decoder is not None
+    return runner, decoder
+
+
+def _on_host(array: DeviceArray) -> NDArray[Any]:
+    size = max(1, array.num_bytes)
+    buffer = (ctypes.c_uint8 * size).from_address(array.address)
+    flat = np.frombuffer(buffer, np.uint8)[: array.num_bytes]
+    return flat.view(array.dtype).reshape(array.shape)

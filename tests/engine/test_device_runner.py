@@ -1,0 +1,113 @@
+"""The runner on a device that computes: its answers are those of the CPU, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.batch import Encode, PrefillChunk
+from engine.errors import OutOfDeviceMemory
+from engine.invariance import rows_are_bit_equal
+from engine.warm_up import warm_up
+from tests.engine.fake_cuda import FakeCuda
+from tests.engine.fake_device_session import load_on
+from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
+from tests.engine.test_model_runner import TinyModel
+
+ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
+
+
+@ENCODERS
+@pytest.mark.parametrize("buckets", [(), (1, 3, SLOTS)], ids=["one", "several"])
+def test_an_engine_answers_every_kind_of_request_as_on_the_cpu(
+    tmp_path: Path, has_encoder: bool, buckets: tuple[int, ...]
+) -> None:
+    model, seeds = TinyModel(4, has_encoder=has_encoder), range(45)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, buckets=buckets)
+
+    found = answers(runner, model, seeds)
+
+    assert found == answers(load(model, tmp_path), model, seeds)
+    assert decoder.replays > 20
+
+
+@ENCODERS
+def test_a_step_larger_than_any_before_finds_room_and_leaves_rows_as_they_are(
+    tmp_path: Path, has_encoder: bool
+) -> None:
+    model = TinyModel(4, has_encoder=has_encoder)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, num_tokens=1)
+    on_host = load(model, tmp_path)
+    chunks = tuple(PrefillChunk(row, ids(row, 30), 30, 1) for row in range(1, 4))
+    sources = (0,) if has_encoder else ()
+
+    for each in (runner, on_host):
+        if has_encoder:
+            each.run(replace(NOTHING, encodes=(Encode(0, ids(1, 5)), Encode(1, ids(2, 9)))))
+    for step in (
+        replace(NOTHING, decode_ids=(4,), decode_sources=sources),
+        replace(NOTHING, decode_ids=(5,), decode_sources=sources, chunks=chunks, num_top=2),
+        replace(NOTHING, decode_ids=(6,), decode_sources=sources),
+    ):
+        found, wanted = runner.run(step), on_host.run(step)
+        np.testing.assert_array_equal(np.asarray(found.logits), wanted.logits)
+        k = wanted.top_ids.shape[1]
+        np.testing.assert_array_equal(found.top_ids[:, :k], wanted.top_ids)
+
+    assert len(decoder.captured) == 3  # before it, at another place behind it, and k = 2
+
+
+@ENCODERS
+def test_what_a_decode_call_captures_stays_true_for_any_other_rows(
+    tmp_path: Path, has_encoder: bool
+) -> None:
+    model = TinyModel(4, has_encoder=has_encoder)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    on_host = load(model, tmp_path)
+    encodes = tuple(Encode(row, ids(row, 3 + row)) for row in range(SLOTS)) if has_encoder else ()
+
+    for each in (runner, on_host):
+        each.run(replace(NOTHING, encodes=encodes))
+    for rows in (range(1), range(4), range(2), range(SLOTS)):
+        sources = tuple(reversed(rows)) if has_encoder else ()
+        step = replace(NOTHING, decode_ids=tuple(5 + row for row in rows), decode_sources=sources)
+        found, wanted = runner.run(step), on_host.run(step)
+        assert [bits(found, row) for row in rows] == [bits(wanted, row) for row in rows]
+
+    assert (len(decoder.captured), decoder.replays) == (1, 3)
+
+
+@ENCODERS
+def test_it_warms_up_and_captures_every_kind_of_decode_call(
+    tmp_path: Path, has_encoder: bool
+) -> None:
+    model = TinyModel(4, has_encoder=has_encoder)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, buckets=(2, SLOTS))
+    lines: list[str] = []
+
+    warm_up(runner, model.contract, "package", progress=lines.append)
+
+    tops = (1, 23)  # the vocabulary has fewer than 128
+    assert runner.captured == tuple((rows, k) for rows in (2, SLOTS) for k in tops)
+    assert len(decoder.captured) == len(lines) == 4
+    assert lines[0].startswith("captured a decode call of 2 rows with their likeliest token in ")
+    assert lines[3].startswith("captured a decode call of 5 rows with their 23 likeliest tokens in")
+    assert not runner.cache.lengths.any()
+
+
+@ENCODERS
+def test_rows_that_do_not_depend_on_others_are_seen_to(tmp_path: Path, has_encoder: bool) -> None:
+    model = TinyModel(1, has_encoder=has_encoder)
+    runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+
+    assert rows_are_bit_equal(runner, model.contract, 16)
+
+
+def test_a_device_without_room_says_how_much_is_wanted_and_free(tmp_path: Path) -> None:
+    model = TinyModel(1, has_encoder=False)
+
+    with pytest.raises(OutOfDeviceMemory, match=r"were wanted, .* of .* are free"):
+        load_on(FakeCuda(num_bytes=50_000), model, tmp_path, num_slots=SLOTS)
