@@ -29,6 +29,7 @@ NOT_CAPTURED = -1  # the id of no captured graph
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _ERRORS_ONLY = 3
+_READ_ON_HOST = ("num_top", "total_seq")  # inputs that kernels for a device want there
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}  # of onnxruntime's types; others agree
 _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float32": 1,
@@ -157,6 +158,8 @@ class Binding:
         Raises ValueError for an array where the graph does not read it: it would be copied once,
         now, and what is written to it later would never be seen.
         """
+        if self._is_unread(name, array):
+            array = np.zeros(array.shape, array.dtype)
         self._keep("input", name, array)
         if isinstance(array, DeviceArray):
             self._binding.bind_input(name, *self._described(array))
@@ -187,6 +190,14 @@ class Binding:
         if graph_id not in self._options:
             self._options[graph_id] = _run_options(graph_id, waits=False)
         self._session.run_with_iobinding(self._binding, self._options[graph_id])
+
+    def _is_unread(self, name: str, array: NDArray[Any] | DeviceArray) -> bool:
+        """Return if the graph wants an input on the host because no node of it reads it.
+
+        It would be copied there in every run: rotary positions are those of the lengths.
+        """
+        there = isinstance(array, DeviceArray) and ("input", name) not in self._on_device
+        return there and self._device is not None and name not in _READ_ON_HOST
 
     def _keep(self, kind: str, name: str, array: NDArray[Any] | DeviceArray) -> None:
         place = "device" if (kind, name) in self._on_device else "host"

@@ -33,9 +33,13 @@ def bound(session: Session, device: CudaDevice, sizes: Mapping[str, int]) -> Bin
 
 
 def counts(binding: Binding, graph_id: int) -> dict[str, int]:
-    """Run; return how many kernels and graphs were launched, and how often the host waited."""
+    """Run; return how many kernels and graphs were launched, and how often it used the host.
+
+    A copy from the host in a captured graph would be made again of memory that is free by then.
+    """
     library = ctypes.CDLL(None)
-    counters = {name: getattr(library, f"emu_{name}") for name in ("launches", "graphs", "syncs")}
+    names = ("launches", "graphs", "syncs", "hostcopies")
+    counters = {name: getattr(library, f"emu_{name}") for name in names}
     for counter in counters.values():
         counter()  # begins anew
     binding.run(graph_id)

@@ -88,18 +88,23 @@ def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
     assert "of whose 200 kB" in found and "--weights int8-blocks or int4" in found
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*(("gpt2", precision) for precision in PRECISIONS), ("llama", "fp16")],
+)
 def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
-    precision: str, on_device: RunScript, tmp_path: Path
+    name: str, precision: str, on_device: RunScript, tmp_path: Path
 ) -> None:
-    (path,) = export("gpt2", precision, tmp_path / "gpt2")
+    """That of Llama reads no positions: rotary ones are those of the lengths."""
+    (path,) = export(name, precision, tmp_path / name)
 
     found = on_device("bind_memory.py", path)
 
     first, *later = found["eager"]
     assert first["launches"] > 0 and all(run["launches"] == first["launches"] for run in later)
-    assert all(run["syncs"] == 0 for run in later)
-    assert found["captured"][1:] == [{"launches": 0, "graphs": 1, "syncs": 0}] * 2
+    assert all(run["syncs"] == run["hostcopies"] == 0 for run in later)
+    assert found["captured"][0]["hostcopies"] == 0
+    assert found["captured"][1:] == [{"launches": 0, "graphs": 1, "syncs": 0, "hostcopies": 0}] * 2
     assert found["host array"] == "input input_ids is to lie on the device; bind an array there"
     assert found["host output"] == "output top_ids is to lie on the device; bind an array there"
     assert found["device array"] == "input num_top is to lie on the host; bind an array there"

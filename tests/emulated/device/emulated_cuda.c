@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <malloc.h>
 #undef cudaGetDeviceProperties
-static int capturing=0; static long launches=0, memcpys=0, syncs=0, graphlaunch=0;
+static int capturing=0; static long launches=0, memcpys=0, syncs=0, graphlaunch=0, hostcopies=0;
 static void* A(size_t n){void*p=0; if(!n)n=256; if(posix_memalign(&p,256,n))return 0; if(n<=(64u<<20))memset(p,0,n); return p;} /* more is new to the process, so zeros too */
 cudaError_t cudaGetDeviceCount(int*c){*c=1;return 0;}
 cudaError_t cudaGetDevice(int*d){*d=0;return 0;}
@@ -44,7 +44,7 @@ cudaError_t cudaLaunchCooperativeKernel(const void*f,dim3 g,dim3 b,void**a,size_
 cudaError_t __cudaGetKernel(cudaKernel_t*k,const void*f){*k=(cudaKernel_t)f;return 0;}
 cudaError_t cudaMemGetInfo(size_t*f,size_t*t){*t=all_bytes();*f=*t-used;return 0;}
 cudaError_t cudaMemcpy(void*d,const void*s,size_t n,enum cudaMemcpyKind k){memmove(d,s,n);return 0;}
-cudaError_t cudaMemcpyAsync(void*d,const void*s,size_t n,enum cudaMemcpyKind k,cudaStream_t st){memcpys++; if(capturing&&k!=cudaMemcpyDeviceToDevice)fprintf(stderr,"[emulated] memcpy kind %d n=%zu while capturing\n",k,n); memmove(d,s,n);return 0;}
+cudaError_t cudaMemcpyAsync(void*d,const void*s,size_t n,enum cudaMemcpyKind k,cudaStream_t st){memcpys++; if(k!=cudaMemcpyDeviceToDevice)hostcopies++; if(capturing&&k!=cudaMemcpyDeviceToDevice)fprintf(stderr,"[emulated] memcpy kind %d n=%zu while capturing\n",k,n); memmove(d,s,n);return 0;}
 cudaError_t cudaMemcpy2DAsync(void*d,size_t dp,const void*s,size_t sp,size_t w,size_t h,enum cudaMemcpyKind k,cudaStream_t st){for(size_t i=0;i<h;i++)memmove((char*)d+i*dp,(const char*)s+i*sp,w);return 0;}
 cudaError_t cudaMemcpyFromSymbol(void*d,const void*s,size_t n,size_t o,enum cudaMemcpyKind k){memset(d,0,n);return 0;}
 cudaError_t cudaMemset(void*d,int v,size_t n){memset(d,v,n);return 0;} cudaError_t cudaMemsetAsync(void*d,int v,size_t n,cudaStream_t s){memset(d,v,n);return 0;}
@@ -58,7 +58,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s){return 0;}
 cudaError_t cudaStreamSynchronize(cudaStream_t s){syncs++; if(capturing)fprintf(stderr,"[emulated] ILLEGAL cudaStreamSynchronize during capture\n");return 0;}
 cudaError_t cudaStreamWaitEvent(cudaStream_t s,cudaEvent_t e,unsigned f){return 0;}
 cudaError_t cudaLaunchHostFunc(cudaStream_t s,cudaHostFn_t f,void*u){f(u);return 0;}
-long emu_launches(void){long x=launches;launches=0;return x;} long emu_syncs(void){long x=syncs;syncs=0;return x;} long emu_memcpys(void){long x=memcpys;memcpys=0;return x;} long emu_graphs(void){long x=graphlaunch;graphlaunch=0;return x;}
+long emu_launches(void){long x=launches;launches=0;return x;} long emu_syncs(void){long x=syncs;syncs=0;return x;} long emu_hostcopies(void){long x=hostcopies;hostcopies=0;return x;} long emu_memcpys(void){long x=memcpys;memcpys=0;return x;} long emu_graphs(void){long x=graphlaunch;graphlaunch=0;return x;}
 // cuBLAS / cuBLASLt: count a GEMM as one launch
 #define B(n) int n(){launches++;return 0;}
 #define Z(n) int n(){return 0;}
