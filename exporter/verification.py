@@ -14,6 +14,7 @@ from engine.errors import CertificateError
 from engine.package import (
     MANIFEST_NAME,
     Certificate,
+    DeviceCertificate,
     Manifest,
     Package,
     PackageFormat,
@@ -44,6 +45,8 @@ _FIRST_VERSION = Manifest.model_fields["version"].default  # where nobody chose 
 # What a newer version of made, this machine cannot show: it writes graphs, or runs them.
 _JUDGED = ("tokenweir", "opset", "onnxruntime", "onnxruntime-gpu")
 _OF_TEXT = ("loss.text_tokens", "loss.perplexity", "loss.eager_perplexity")
+
+AnyCertificate = Certificate | DeviceCertificate
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,8 @@ def verify_package(
     if the package is damaged, and CertificateError if it is not this checkpoint's or its
     certificate says what is not found.
     """
-    package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
+    package, checkpoint = load_both(package_dir, checkpoint_dir)
     manifest, stored = package.manifest, package.manifest.certificate
-    _check_is_of(package, checkpoint)
-    _check_toolchain(package, read_toolchain())
     found = certify(
         checkpoint,
         package.path,
@@ -95,6 +96,20 @@ def verify_package(
     )
     package.check_unchanged()
     return Verification(package, checkpoint.path, found, tuple(_judge(package, found)))
+
+
+def load_both(
+    package_dir: str | os.PathLike[str], checkpoint_dir: str | os.PathLike[str]
+) -> tuple[Package, Checkpoint]:
+    """Load a package and the checkpoint that it is of, before they are compared.
+
+    Raises PackageError, and CertificateError where the contract or a file is not the checkpoint's
+    or a newer release made the package.
+    """
+    package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
+    _check_is_of(package, checkpoint)
+    _check_toolchain(package, read_toolchain())
+    return package, checkpoint
 
 
 def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
@@ -146,7 +161,8 @@ def _is_at_most(version: str, limit: str) -> bool:
 def _judge(package: Package, found: Certificate) -> Iterator[str]:
     """Yield what is worth a note; CertificateError where the stored certificate is not found."""
     manifest, here = package.manifest, read_toolchain()
-    wrong = list(_differences(manifest.certificate, found))
+    device = manifest.certificate.device
+    wrong = list(differences(manifest.certificate.model_copy(update={"device": None}), found))
     if wrong:
         raise CertificateError(
             f"{package.path / MANIFEST_NAME}: its certificate is not what is found: "
@@ -155,6 +171,12 @@ def _judge(package: Package, found: Certificate) -> Iterator[str]:
     loss = manifest.certificate.loss
     if loss and loss.text_tokens and found.loss and not found.loss.text_tokens:
         yield "its perplexity was not measured again, for which --text is to be given"
+    if device:
+        yield (
+            f"not shown here, but claimed: what it gives on {device.gpu} with driver "
+            f"{device.driver} and onnxruntime {device.onnxruntime}, for which --device cuda is to "
+            "be given there"
+        )
     yield from _chosen(package)
     yield _made_with(manifest.toolchain, here)
 
@@ -194,11 +216,12 @@ def _made_with(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
     return f"not shown here, but claimed: made with {listed(changed)}"
 
 
-def _differences(stored: Certificate, found: Certificate) -> Iterator[str]:
+def differences(stored: AnyCertificate, found: AnyCertificate) -> Iterator[str]:
     """Yield each field that does not agree, and both its values."""
     was, now = _flat(stored), _flat(found)
-    has_text = found.loss is not None and found.loss.text_tokens > 0
-    tokens = _OF_TOKENS * found.tokens_compared if found.loss else 0
+    loss = found.loss if isinstance(found, Certificate) else None
+    has_text = loss is not None and loss.text_tokens > 0
+    tokens = _OF_TOKENS * found.tokens_compared if loss else 0
     for name in dict.fromkeys((*was, *now)):
         one, other = was.get(name), now.get(name)
         is_measured = has_text or name not in _OF_TEXT
@@ -206,7 +229,7 @@ def _differences(stored: Certificate, found: Certificate) -> Iterator[str]:
             yield f"{shortened(name)} is {shortened(one)}, found {shortened(other)}"
 
 
-def _flat(certificate: Certificate) -> dict[str, object]:
+def _flat(certificate: AnyCertificate) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, value in certificate.model_dump().items():
         if isinstance(value, dict):

@@ -9,9 +9,17 @@ import click
 
 from exporter.tasks import TASKS
 from server.cli.interruption import cleaned_up
-from server.cli.options import any_path, examples, existing_directory, existing_file
+from server.cli.options import (
+    any_path,
+    decode_buckets_option,
+    examples,
+    existing_directory,
+    existing_file,
+    gpu_memory_option,
+)
 
 if TYPE_CHECKING:
+    from engine.config import Device, EngineConfig
     from engine.package import CacheDtype, Precision, Target, Weights
     from exporter.loss import LossLimits
     from exporter.training.trainer import TrainingReport
@@ -257,26 +265,86 @@ def export_with_progress(
 
 @click.command(
     short_help="Compare a package with its checkpoint again.",
-    epilog=examples("tokenweir verify packages/dates checkpoints/dates"),
+    epilog=examples(
+        "tokenweir verify packages/dates checkpoints/dates",
+        "tokenweir verify packages/gpt2 checkpoints/gpt2 --device cuda",
+    ),
 )
 @click.argument("package", type=existing_directory)
 @click.argument("checkpoint", type=existing_directory)
 @text_option
-def verify(package: Path, checkpoint: Path, text: Path | None) -> None:
+@click.option(
+    "--device",
+    type=click.Choice(["cuda"]),
+    help="Compare on the GPU, and write what is found there into PACKAGE.",
+)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1),
+    help="Sequences that a worker on the GPU decodes at once.  "
+    "[default: as many as it has memory for, up to 256]",
+)
+@decode_buckets_option
+@gpu_memory_option
+def verify(
+    package: Path,
+    checkpoint: Path,
+    text: Path | None,
+    device: Device | None,
+    max_num_seqs: int | None,
+    decode_buckets: tuple[int, ...],
+    gpu_memory_utilization: float,
+) -> None:
     """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does.
 
     Its certificate has to be what is found now; the last line says so, and with what the package
     was made where that is not what is installed here.
+
+    With --device cuda it is compared on the GPU of this machine, in decode calls as a worker makes
+    them there, and what is found becomes part of its certificate: a worker serves it on a GPU of
+    that name, with that onnxruntime and so many rows. If it fails, PACKAGE stays as it was.
     """
     from engine.package import read_manifest
+
+    manifest = read_manifest(package)
+    decode_buckets = decode_buckets or ()  # None where another command invokes this one
+    if device is None and (max_num_seqs or decode_buckets):
+        raise click.UsageError("--max-num-seqs and --decode-buckets go with --device cuda")
+    if text and (device or manifest.certificate.loss is None):
+        what = "is compared on a GPU without it" if device else "loses nothing"
+        raise click.UsageError(f"{package} {what}; leave out --text")
+    if device is None:
+        _verify_graphs(package, checkpoint, text)
+        return
+    from engine.config import EngineConfig
+
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs or max(decode_buckets, default=0),
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        decode_buckets=decode_buckets,
+    )
+    verify_device_with_progress(package, checkpoint, config)
+
+
+def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
     from exporter.verification import verify_package
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
 
-    manifest = read_manifest(package)
-    if text and manifest.certificate.loss is None:
-        raise click.UsageError(f"{package} loses nothing; leave out --text")
     with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
         found = verify_package(package, checkpoint, text=text, progress=progress)
-    print_table(certificate_table(manifest, found.certificate))
+    print_table(certificate_table(found.package.manifest, found.certificate))
+    click.echo(found.summary())
+
+
+def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineConfig) -> None:
+    """Verify on the GPU, show the progress, print the certificate."""
+    from exporter.verify_device import verify_on_device
+    from server.cli.progress import show_progress
+    from server.cli.tables import device_table, print_table
+
+    with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
+        found = verify_on_device(package, checkpoint, config, progress=progress)
+    print_table(device_table(found.package.manifest, found.certificate))
     click.echo(found.summary())

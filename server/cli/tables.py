@@ -13,7 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from engine.benchmark import BenchmarkReport, ConcurrencyResult, Memory
-    from engine.package import Certificate, Loss, Manifest
+    from engine.package import Certificate, DeviceCertificate, Loss, Manifest
     from server.client import ModelInfo
 
 _PIPE_WIDTH = 120
@@ -56,7 +56,37 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     for name, covered in c.covered.items():
         table.add_row(name.replace("_", " "), _covered(name, covered))
     table.add_row("made with", _toolchain(manifest.toolchain))
+    if c.device is not None:
+        for name, value in _on_device(c.device):
+            table.add_row(f"on the GPU: {name}", value)
     return table
+
+
+def device_table(manifest: Manifest, certificate: DeviceCertificate) -> Table:
+    """Return what was shown of a package on a device, one fact a row."""
+    table = Table(title=f"{manifest.name} {manifest.version} on a GPU", show_header=False)
+    for name, value in _on_device(certificate):
+        table.add_row(name, value)
+    return table
+
+
+def _on_device(found: DeviceCertificate) -> Iterator[tuple[str, str]]:
+    yield "GPU", escape(f"{found.gpu}, driver {found.driver}, onnxruntime {found.onnxruntime}")
+    if found.buckets:
+        yield "rows of a decode call", ", ".join(map(str, found.buckets))
+    yield "cases compared with PyTorch", f"{found.cases:,}"
+    if found.tokens_compared:
+        yield "greedy tokens equal", f"{found.tokens_equal:,} of {found.tokens_compared:,}"
+    allowed = "" if found.tolerance is None else f" (allowed {found.tolerance:.0e})"
+    yield "largest logit difference", f"{found.max_abs_logit_diff:.2e}{allowed}"
+    if found.half is not None:
+        yield (
+            "difference, by that of PyTorch in the same type",
+            f"{found.half.rms_diff / max(found.half.eager_rms_diff, 1e-30):.2f}; of a case up to "
+            f"{found.half.max_case_ratio:.2f}, of a position {found.half.max_position_ratio:.2f}",
+        )
+    yield "rows bit-equal alone and in a batch", "yes" if found.batch_invariant else "no"
+    yield "SHA-256 of outputs", found.digest
 
 
 def _toolchain(toolchain: Mapping[str, str]) -> str:

@@ -1,0 +1,108 @@
+"""Verifies a package on a GPU, and writes what was found there into its manifest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.device import open_device
+from engine.device_certificate import DeviceUse, use_of, with_buckets
+from engine.errors import CertificateError
+from engine.package import MANIFEST_NAME, DeviceCertificate, Package, write_manifest
+from engine.wording import listed
+from exporter.cases import Progress
+from exporter.certify_device import certify_device
+from exporter.device_digest import find_elsewhere
+from exporter.execution import OnDevice
+from exporter.verification import differences, load_both
+
+
+@dataclass(frozen=True)
+class DeviceVerification:
+    """A package that gives on a GPU what its checkpoint gives."""
+
+    package: Package
+    checkpoint: Path
+    certificate: DeviceCertificate
+    was_there: bool  # the package had it; else it has it now
+
+    def summary(self) -> str:
+        """Say in one line what was found."""
+        manifest, found = self.package.manifest, self.certificate
+        buckets = ", ".join(map(str, found.buckets))
+        calls = f" in decode calls of {buckets} rows" if buckets else ""
+        written = "its device certificate found again" if self.was_there else "written into it"
+        return (
+            f"{self.package.path.name}: {manifest.name} {manifest.version} gives on {found.gpu} "
+            f"what {self.checkpoint} gives: {len(manifest.files)} files whole, {found.cases:,} "
+            f"cases compared{calls}, its outputs found again by another process; {written}"
+        )
+
+
+def verify_on_device(
+    package_dir: str | os.PathLike[str],
+    checkpoint_dir: str | os.PathLike[str],
+    config: EngineConfig,
+    *,
+    progress: Progress | None = None,
+) -> DeviceVerification:
+    """Compare a package with a checkpoint on the GPU, as a worker with `config` runs it there.
+
+    What is found is written into the manifest, which is replaced whole, or stays as it was. Where
+    it has a certificate of the same device and use, that must be what is found. Raises ConfigError
+    if the package was not made for a GPU, DeviceError if there is none, PackageError if the package
+    is damaged, and CertificateError if it is not this checkpoint's or does not give what that does.
+    """
+    package, checkpoint = load_both(package_dir, checkpoint_dir)
+    config.device_for(package.manifest.target)
+    device = open_device()
+    # First, for two processes need not hold a large model at once. It finds how many rows fit.
+    elsewhere = find_elsewhere(package, OnDevice(package, config, device))
+    execution = OnDevice(package, with_buckets(config, elsewhere.buckets), device)
+    use = use_of(device, elsewhere.buckets)
+    found = certify_device(
+        package, checkpoint, execution, use, elsewhere.digest, progress or _no_progress
+    )
+    package.check_unchanged()
+    was_there = _is_found_again(package, found, use)
+    if not was_there:
+        _write(package, found)
+    return DeviceVerification(package, checkpoint.path, found, was_there)
+
+
+def _is_found_again(package: Package, found: DeviceCertificate, use: DeviceUse) -> bool:
+    """Return whether the package has what is found; CertificateError if it claims something else.
+
+    A certificate of another use claims nothing about this one.
+    """
+    stored = package.manifest.certificate.device
+    if stored is None:
+        return False
+    if DeviceUse(stored.gpu, stored.driver, stored.onnxruntime, stored.buckets) != use:
+        return False
+    if wrong := list(differences(_of_device(stored), _of_device(found))):
+        raise CertificateError(
+            f"{package.path / MANIFEST_NAME}: its device certificate is not what is found: "
+            f"{listed(wrong)}; it was edited, or libraries of CUDA are others than they were; "
+            "export the model again and verify it here"
+        )
+    return True
+
+
+def _of_device(found: DeviceCertificate) -> DeviceCertificate:
+    """Return it without what the eager model's processor decides; the digest says all the rest."""
+    if found.half is None:
+        return found
+    return found.model_copy(update={"half": None, "tokens_compared": 0, "tokens_equal": 0})
+
+
+def _write(package: Package, found: DeviceCertificate) -> None:
+    manifest = package.manifest
+    certificate = manifest.certificate.model_copy(update={"device": found})
+    write_manifest(manifest.model_copy(update={"certificate": certificate}), package.path)
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass

@@ -1,0 +1,210 @@
+"""verify --device cuda writes what is found on the GPU into the manifest, or leaves it as it was.
+
+No GPU is here: one that is made up stands for it, and the CPU computes in calls of fixed size.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from engine import device_certificate
+from engine.config import EngineConfig
+from engine.errors import CertificateError, ConfigError, PackageError
+from engine.package import load_package, seal
+from exporter import verification, verify_device
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.device_digest import find
+from exporter.execution import OnCpu
+from exporter.verification import verify_package
+from exporter.verify_device import verify_on_device
+from server.cli.app import cli
+from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.test_certify_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
+
+ROWS = 6
+CONFIG = EngineConfig(max_num_seqs=ROWS, device="cuda")
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def exported(make_package: MakePackage) -> tuple[Path, Path]:  # noqa: F811
+    """A package of which only the graphs were shown, and its checkpoint."""
+    package, checkpoint = make_package("gpt", "fp32", **SHORT_LLAMA)
+    return package.path, checkpoint.path
+
+
+@pytest.fixture
+def package(exported: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported[0], tmp_path / "package"))
+
+
+@pytest.fixture
+def checkpoint(exported: tuple[Path, Path]) -> Path:
+    return exported[1]
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The CPU in place of a GPU, and this process in place of another one."""
+    gpu = SimpleNamespace(gpu_name="made up", driver="13.0")
+    monkeypatch.setattr(verify_device, "open_device", lambda: gpu)
+    monkeypatch.setattr(
+        verify_device, "OnDevice", lambda package, config, device: OnCpu((config.max_num_seqs,))
+    )
+    monkeypatch.setattr(verify_device, "find_elsewhere", find)
+    monkeypatch.setattr(device_certificate, "cuda_version", lambda: "1.31.1")
+    return gpu
+
+
+def _edit(package: Path, change: Change) -> None:
+    """Edit a manifest as somebody does who knows of the digest."""
+    content = json.loads((package / "manifest.json").read_bytes())
+    del content["digest"]
+    change(content)
+    (package / "manifest.json").write_bytes(seal(content))
+
+
+def test_what_is_found_becomes_part_of_the_package(package: Path, checkpoint: Path) -> None:
+    before = load_package(package).manifest
+
+    found = verify_on_device(package, checkpoint, CONFIG)
+
+    after = load_package(package).manifest
+    assert after.certificate.device == found.certificate
+    assert (found.certificate.gpu, found.certificate.buckets) == ("made up", (ROWS,))
+    assert after.model_copy(update={"certificate": before.certificate}) == before
+    assert found.summary() == (
+        f"package: package 1 gives on made up what {checkpoint} gives: 4 files whole, "
+        f"{found.certificate.cases} cases compared in decode calls of 6 rows, its outputs found "
+        "again by another process; written into it"
+    )
+
+
+def test_what_is_there_already_is_found_again(package: Path, checkpoint: Path) -> None:
+    verify_on_device(package, checkpoint, CONFIG)
+    written = (package / "manifest.json").read_bytes()
+
+    again = verify_on_device(package, checkpoint, CONFIG)
+
+    assert again.summary().endswith("; its device certificate found again")
+    assert (package / "manifest.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_invariant": False}, "batch_invariant is False, found True"),
+        ({"digest": "0" * 64}, f"digest is {'0' * 64}, found "),
+        ({"cases": 10**6}, "cases is 1000000, found "),
+    ],
+)
+def test_a_device_certificate_that_was_edited_is_refused(
+    change: dict[str, Any], message: str, package: Path, checkpoint: Path
+) -> None:
+    verify_on_device(package, checkpoint, CONFIG)
+    _edit(package, lambda m: m["certificate"]["device"].update(change))
+    edited = (package / "manifest.json").read_bytes()
+
+    with pytest.raises(CertificateError, match="device certificate is not what is found") as caught:
+        verify_on_device(package, checkpoint, CONFIG)
+
+    assert message in str(caught.value)
+    assert (package / "manifest.json").read_bytes() == edited
+
+
+def test_a_certificate_of_another_gpu_is_replaced(
+    package: Path, checkpoint: Path, gpu: SimpleNamespace
+) -> None:
+    verify_on_device(package, checkpoint, CONFIG)
+    gpu.gpu_name = "another"
+
+    verify_on_device(package, checkpoint, CONFIG)
+
+    device = load_package(package).manifest.certificate.device
+    assert device is not None and device.gpu == "another"
+
+
+def test_a_package_of_other_weights_stays_as_it_was(
+    package: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    other = load_checkpoint(checkpoint)
+    other.model.get_parameter("decoder.layers.1.feed_forward.up_proj.bias").data[3] += 0.1
+    shutil.copytree(checkpoint, tmp_path / "other")
+    save_checkpoint(tmp_path / "other", "tiny", other.model, other.tokenizer)
+    before = {path.name: path.read_bytes() for path in package.iterdir()}
+
+    with pytest.raises(CertificateError, match="largest logit difference"):
+        verify_on_device(package, tmp_path / "other", CONFIG)
+
+    assert {path.name: path.read_bytes() for path in package.iterdir()} == before
+
+
+def test_a_package_is_looked_at_before_it_is_compared(package: Path, checkpoint: Path) -> None:
+    _edit(package, lambda m: m["toolchain"].update(onnxruntime="99.9"))
+    with pytest.raises(CertificateError, match="its toolchain has onnxruntime 99.9"):
+        verify_on_device(package, checkpoint, CONFIG)
+
+    (package / "decoder.onnx").write_bytes(b"")
+    with pytest.raises(PackageError, match="damaged"):
+        verify_on_device(package, checkpoint, CONFIG)
+
+
+def test_a_package_for_the_cpu_is_refused(
+    make_checkpoint: MakeCheckpoint, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _edit(package, lambda m: m.update(target="cpu"))
+    loaded = load_package(package), None
+    monkeypatch.setattr(verify_device, "load_both", lambda *_: loaded)
+
+    with pytest.raises(ConfigError, match="export --target cuda"):
+        verify_on_device(package, package, CONFIG)
+
+
+def test_without_the_gpu_it_is_a_claim(
+    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify_on_device(package, checkpoint, CONFIG)
+    shown = load_package(package).manifest.certificate.model_copy(update={"device": None})
+    monkeypatch.setattr(verification, "certify", lambda *_, **__: shown)
+
+    line = verify_package(package, checkpoint).summary()
+
+    assert "; not shown here, but claimed: what it gives on made up with driver 13.0 and " in line
+
+
+def test_the_command_writes_it_and_shows_it(package: Path, checkpoint: Path) -> None:
+    arguments = ["verify", str(package), str(checkpoint), "--device", "cuda"]
+
+    done = CliRunner().invoke(cli, [*arguments, "--max-num-seqs", str(ROWS)])
+
+    assert done.exit_code == 0, done.output
+    device = load_package(package).manifest.certificate.device
+    assert device is not None and device.digest in done.output.replace("\n", "")
+    assert "made up, driver 13.0, onnxruntime 1.31.1" in done.output
+    assert done.output.rstrip().endswith("written into it")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-num-seqs", "8"], "go with --device cuda"),
+        (["--decode-buckets", "4,8"], "go with --device cuda"),
+        (["--device", "cpu"], "'cpu' is not 'cuda'"),
+        (["--device", "cuda", "--text", __file__], "is compared on a GPU without it"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    options: list[str], message: str, package: Path, checkpoint: Path
+) -> None:
+    done = CliRunner().invoke(cli, ["verify", str(package), str(checkpoint), *options])
+
+    assert done.exit_code == 2 and message in done.output
