@@ -108,7 +108,10 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`warm_up` runs the model before the first request; it returns if rows are bit-equal."""
+        """`warm_up` runs the model before the first request; it returns if rows are bit-equal.
+
+        It does so in the engine's thread: what a device captures there, it repeats only there.
+        """
         generation = package.manifest.generation
         assert generation is not None
         self._package = package
@@ -127,6 +130,8 @@ class AsyncEngine:
         # Then "warming", "running", "draining", "stopped"; "failed": the thread is dead or stuck.
         self._state = "new"
         self._warm_up = warm_up
+        self._has_warmed_up = threading.Event()
+        self._warm_up_error: Exception | None = None
         self._is_invariant = False  # until the warm-up says so
         self._load = core.scheduler.load()  # replaced by the engine's thread
         self._num_submitted = 0
@@ -197,11 +202,13 @@ class AsyncEngine:
             raise RuntimeError(f"an engine starts once; this one is {self._state}")
         self._loop = asyncio.get_running_loop()
         self._state = "warming"
-        self._is_invariant = await asyncio.to_thread(self._warm_up)
+        self._thread.start()
+        await asyncio.to_thread(self._has_warmed_up.wait)
+        if self._warm_up_error is not None:
+            raise self._warm_up_error
         if self._state != "warming":  # stopped meanwhile
             return
         self._state = "running"
-        self._thread.start()
         self._watching = asyncio.create_task(self._fail_when_stuck())
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -367,12 +374,20 @@ class AsyncEngine:
     # Below: the engine's thread.
 
     def _run(self) -> None:
+        self._try_out()
         try:
-            while self._take_commands():
+            while self._warm_up_error is None and self._take_commands():
                 self._step()
         except Exception:
             _log.exception("the engine of %s has stopped", self._package.manifest.name)
             self._call_on_loop(self._thread_has_died)
+
+    def _try_out(self) -> None:
+        try:
+            self._is_invariant = self._warm_up()
+        except Exception as error:
+            self._warm_up_error = error
+        self._has_warmed_up.set()
 
     def _take_commands(self) -> bool:
         """Carry out what has been asked for, waiting if there is nothing to do; False: stop."""

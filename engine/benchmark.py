@@ -151,8 +151,11 @@ def run_benchmark(
     num_rounds: int = 3,
     settings: EngineConfig | None = None,
     progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> BenchmarkReport:
     """Load a package and run the work at every concurrency; a round before the first warms up.
+
+    `tell` is given what happens while the engine starts, a line at a time; see `load_engine`.
 
     `settings` say where the engine runs; what it takes at once follows from the concurrencies.
     Raises PackageError if the package does not generate, and ConfigError for work that does not
@@ -166,6 +169,7 @@ def run_benchmark(
             num_rounds,
             settings or EngineConfig(),
             progress or _no_progress,
+            tell,
         )
     )
 
@@ -179,11 +183,17 @@ class EngineBench:
 
     @classmethod
     def load(
-        cls, package: Package, *, max_num_seqs: int, settings: EngineConfig | None = None
+        cls,
+        package: Package,
+        *,
+        max_num_seqs: int,
+        settings: EngineConfig | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> EngineBench:
         """Load the engine of a package that generates; else raise PackageError."""
         generation_contract(package)
-        engine = load_engine(package, _for_so_many(max_num_seqs, settings or EngineConfig()))
+        config = _for_so_many(max_num_seqs, settings or EngineConfig())
+        engine = load_engine(package, config, tell=tell)
         assert isinstance(engine, AsyncEngine), "it has a generation contract"
         return cls(engine)
 
@@ -227,6 +237,7 @@ async def _run(
     num_rounds: int,
     settings: EngineConfig,
     progress: Progress,
+    tell: Callable[[str], None] | None,
 ) -> BenchmarkReport:
     memory_before = read_memory()
     started = time.perf_counter()
@@ -235,7 +246,7 @@ async def _run(
     check_fits(work, contract)
     work = replace(work, top_k=min(work.top_k, contract.vocab_size))
     slots = max(max(concurrencies) * work.beam_width, *settings.decode_buckets, 1)
-    bench = EngineBench.load(package, max_num_seqs=slots, settings=settings)
+    bench = EngineBench.load(package, max_num_seqs=slots, settings=settings, tell=tell)
     await bench.start()
     try:
         load_seconds, memory_loaded = time.perf_counter() - started, read_memory()

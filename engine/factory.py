@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | EncoderEngine:
+def load_engine(
+    package: Package, config: EngineConfig, *, tell: Callable[[str], None] | None = None
+) -> AsyncEngine | EncoderEngine:
     """Load the graphs of a checked package; the engine is to be started by the caller.
+
+    While it starts on a device, `tell` is given a line for every call that is captured there, in
+    the engine's thread; without it they go to the log.
 
     Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
     changed since it was checked, or if nothing shows what it gives on this device, in decode calls
@@ -36,7 +41,7 @@ def load_engine(package: Package, config: EngineConfig) -> AsyncEngine | Encoder
         config = settings_as_shown(package, device, config)
     engine: AsyncEngine | EncoderEngine
     if contract is not None:
-        engine = _load_generating(package, contract, config, device)
+        engine = _load_generating(package, contract, config, device, tell or _log.info)
     else:
         engine = _load_one_pass(package, config.with_num_seqs(DEFAULT_NUM_SEQS), device)
     package.check_unchanged()
@@ -66,6 +71,7 @@ def _load_generating(
     contract: GenerationContract,
     config: EngineConfig,
     device: CudaDevice | None,
+    tell: Callable[[str], None],
 ) -> AsyncEngine:
     from engine.async_engine import AsyncEngine
     from engine.core import EngineCore
@@ -81,7 +87,8 @@ def _load_generating(
     core = EngineCore(Scheduler(config, contract), runner, Sampler())
 
     def warm() -> bool:
-        warm_up(runner, contract, package.path)
+        name = package.manifest.name
+        warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
         return _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
 
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
@@ -111,7 +118,14 @@ def load_runner(
     num_slots = found.config.max_num_seqs
     buckets = config.decode_buckets or (num_slots,)
     with found.explained(device.runtime):
-        return SlotModelRunner(contract, *sessions, num_slots=num_slots, buckets=buckets)
+        return SlotModelRunner(
+            contract,
+            *sessions,
+            num_slots=num_slots,
+            buckets=buckets,
+            device=device,
+            num_tokens=config.max_num_batched_tokens,
+        )
 
 
 def _load_one_pass(

@@ -594,7 +594,8 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def _forward_log(link: RosterLink) -> None:
     """Tell the command the log of this process: nobody reads the files of a worker."""
     logging.getLogger().addHandler(LinkHandler(link))
-    logging.getLogger("server").setLevel(logging.INFO)
+    for package in ("server", "engine"):
+        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def _bind_serve_to_node() -> str:

@@ -203,6 +203,7 @@ def bench(
             num_rounds=rounds,
             settings=settings,
             progress=progress,
+            tell=lambda line: click.echo(line, err=True),
         )
     for table in benchmark_tables(report):
         print_table(table)

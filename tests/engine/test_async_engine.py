@@ -13,6 +13,7 @@ import pytest
 
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.errors import (
     CannotMeet,
     Draining,
@@ -20,6 +21,7 @@ from engine.errors import (
     ExpiredInDecode,
     ExpiredInQueue,
     InvalidRequest,
+    PackageError,
     QueueFull,
     ReplicaLost,
     Starting,
@@ -34,6 +36,7 @@ from engine.request import (
     SequenceFinished,
     TextDelta,
 )
+from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
 
@@ -706,3 +709,72 @@ async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell)
 
     assert {"generate", "stream", "sampling", "stop", "num_outputs"} < set(engine.capabilities)
     assert engine.package.manifest.name == "scripted"
+
+
+# Warm-up
+
+
+def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], bool]) -> AsyncEngine:
+    package, config = make_package(), EngineConfig(max_num_seqs=1)
+    core = EngineCore(Scheduler(config, package.manifest.generation), runner, Sampler())
+    return AsyncEngine(package, core, tokenizer, config, warm_up=warm_up)
+
+
+async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
+    make_package, byte_tokenizer, make_engine: MakeEngine, spell
+) -> None:
+    threads: list[threading.Thread] = []
+    _, runner = await make_engine(spell("x"))
+    runner.before_step = lambda: threads.append(threading.current_thread())
+
+    def warm_up() -> bool:
+        threads.append(threading.current_thread())
+        assert engine.is_warming and not engine.healthy
+        return False
+
+    engine = unstarted(make_package, byte_tokenizer, runner, warm_up)
+    await engine.start()
+    assert engine.healthy and "batch_invariant" not in engine.capabilities
+    await collect(engine, request())
+    await engine.stop()
+
+    assert len(threads) > 1 and len(set(threads)) == 1
+
+
+async def test_an_engine_whose_model_fails_when_tried_out_does_not_start(
+    make_package, byte_tokenizer
+) -> None:
+    def warm_up() -> bool:
+        raise PackageError("decoding failed")
+
+    engine = unstarted(make_package, byte_tokenizer, None, warm_up)
+
+    with pytest.raises(PackageError, match="decoding failed"):
+        await engine.start()
+    assert not engine.healthy
+    await engine.stop()
+
+
+async def test_an_engine_that_is_stopped_while_it_tries_its_model_out_never_runs(
+    make_package, byte_tokenizer
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def warm_up() -> bool:
+        begun.set()
+        return go_on.wait(20)
+
+    engine = unstarted(make_package, byte_tokenizer, None, warm_up)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.to_thread(begun.wait, 20)
+    with pytest.raises(Starting):
+        await collect(engine, request())
+
+    stopping = asyncio.create_task(engine.stop())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(starting, stopping)
+
+    assert not engine.healthy
+    with pytest.raises(Draining):
+        await collect(engine, request())
