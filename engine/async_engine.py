@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
+from engine.background import in_background
 from engine.batch import TokenMatcher
 from engine.config import EngineConfig
 from engine.constraint import ConstraintCompiler
@@ -209,7 +210,7 @@ class AsyncEngine:
         if self._state != "warming":  # stopped meanwhile
             return
         self._state = "running"
-        self._watching = asyncio.create_task(self._fail_when_stuck())
+        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from engine.background import in_background
 from engine.config import EngineConfig
 from engine.device_certificate import device_name
 from engine.errors import (
@@ -120,7 +121,7 @@ class EncoderEngine:
                 return
             self._state = "running"
         self._thread.start()
-        self._watching = asyncio.create_task(self._fail_when_stuck())
+        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""

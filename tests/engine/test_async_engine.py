@@ -39,6 +39,7 @@ from engine.request import (
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
+from tests.engine.watching import fail_once
 
 EOS = 257
 MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]
@@ -613,6 +614,27 @@ async def test_a_step_that_never_returns_ends_all_as_lost_and_the_engine_is_unhe
     assert [type(result) for result in results] == [ReplicaLost, ReplicaLost]
     assert not engine.healthy
     assert "scripted has taken more than 0.2 s" in caplog.text
+    gate.open()
+
+
+async def test_an_engine_is_watched_on_after_an_error_in_watching(
+    make_engine: MakeEngine,
+    spell,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_once(monkeypatch)
+    engine, runner = await make_engine(
+        spell("never told"), config=EngineConfig(max_num_seqs=1, max_step_seconds=0.2)
+    )
+    gate = Gate(runner)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ReplicaLost):
+            await collect(engine, request())
+        await engine.stop()
+
+    assert "watching engine has failed; it begins anew" in caplog.text
     gate.open()
 
 
