@@ -31,6 +31,7 @@ from engine.request import LoadSnapshot, Timing
 from engine.row_queue import PredictionJob, Row, RowQueue
 from engine.step_watch import StepWatch
 from engine.tokenizer import Tokenizer
+from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +58,9 @@ class EncoderEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], bool] = lambda: True,
+        warm_up: Callable[[], Trial] = Trial,
     ) -> None:
-        """`warm_up` runs the model before the first request; it returns if rows are bit-equal."""
+        """`warm_up` runs the model before the first request, and returns what that has shown."""
         self._package = package
         self._device = device_name(package, config)
         self._graph = graph
@@ -115,7 +116,9 @@ class EncoderEngine:
             if self._state != "new":
                 raise RuntimeError(f"an engine starts once; this one is {self._state}")
             self._state = "warming"
-        self._is_invariant = await asyncio.to_thread(self._warm_up)
+        trial = await asyncio.to_thread(self._warm_up)
+        self._is_invariant = trial.rows_are_bit_equal
+        self._step_watch.allow(trial.step_seconds)
         with self._changed:
             if self._state != "warming":  # stopped meanwhile
                 return
