@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from engine.batch import StepLogits
 from engine.config import EngineConfig
 from engine.device import open_device
-from engine.errors import CertificateError
+from engine.errors import CertificateError, TokenweirError
 from engine.model_runner import SlotModelRunner
 from engine.package import EncodingContract, GenerationContract, Manifest, Package, load_package
 from engine.session import Session
@@ -149,4 +149,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except TokenweirError as error:
+        sys.exit(str(error))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from engine.batch import RowOp, StepLogits
+from engine.errors import CertificateError
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
 from exporter.cases import NUM_TOPS, Tokens, prefill_chunk
@@ -87,7 +88,18 @@ class Sides:
         )
         self.alone.cache.apply(ops)
         with exported_graphs():
-            return generate(self.alone, [case], asked, [tokens] if tokens else None)[0]
+            (seen,) = generate(self.alone, [case], asked, [tokens] if tokens else None)
+        self._check_ids(seen, case)
+        return seen
+
+    def _check_ids(self, seen: StepLogits, case: Case) -> None:
+        """Raise CertificateError for a token that the eager model does not know."""
+        least, most = int(seen.top_ids.min()), int(seen.top_ids.max())
+        if least < 0 or most >= self.contract.vocab_size:
+            raise CertificateError(
+                f"{case}: the exported model's likeliest tokens are {least} to {most}, outside the "
+                f"vocabulary, 0 to {self.contract.vocab_size - 1}"
+            )
 
     def eager(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Eager]:
         """Return what the eager model gives for all cases."""
