@@ -43,9 +43,6 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
 _CUDA_LIBRARIES = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")
 # Of its messages, for which it has no class: of its allocator, and of the library of CUDA.
 _OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
-# It would make a Split of unequal parts, which copies their sizes from the host in every run: in
-# a captured call, from memory that is free when it is replayed.
-_DISABLED_ON_CUDA = ["GatherSliceToSplitFusion"]
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
 # numbers, 19 times at 800 rows.
 _DISABLED_ON_CPU = ["SkipLayerNormFusion"]
@@ -257,13 +254,7 @@ def _create_on_cuda(device: CudaDevice, path: Path, *, captures: bool) -> ort.In
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": str(int(captures)),
     }
-    return ort.InferenceSession(
-        os.fspath(path),
-        options,
-        [(_CUDA, provider)],
-        disabled_optimizers=_DISABLED_ON_CUDA,
-        enable_fallback=0,
-    )
+    return ort.InferenceSession(os.fspath(path), options, [(_CUDA, provider)], enable_fallback=0)
 
 
 def _options() -> ort.SessionOptions:

@@ -67,7 +67,6 @@ _INT8_ROTARY_CACHED_ATTENTION_CPU = (
     .replace("scale: float = @scale", _INT8_CACHE)
 )
 
-# Not by Split: of unequal parts it copies from the host on CUDA, which no captured call may.
 _SPLIT_HEADS = """
   one = Constant <value_int: int = 1> ()
   first = Constant <value_int: int = 0> ()
@@ -86,12 +85,8 @@ _SPLIT_HEADS = """
   by_head = Concat <axis: int = 0> (same, rest, head_dim)
   heads = Reshape (packed_qkv, by_head)
   heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-  nothing = Constant <value_ints: ints = [0]> ()
-  keys_end = Add (num_heads, num_kv_heads)
-  values_end = Add (keys_end, num_kv_heads)
-  query = Slice (heads_first, nothing, num_heads, rank_1)
-  key = Slice (heads_first, num_heads, keys_end, rank_1)
-  value = Slice (heads_first, keys_end, values_end, rank_1)
+  parts = Concat <axis: int = 0> (num_heads, num_kv_heads, num_kv_heads)
+  query, key, value = Split <axis: int = 1> (heads_first, parts)
 """
 
 _ROTATE = """

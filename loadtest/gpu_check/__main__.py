@@ -24,7 +24,6 @@ from loadtest.origin import code_commit, now
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts that were asked for; return 1 if one was wrong or broke, else 0."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else the part in progress would go on
     options = _parser().parse_args(arguments)
     if options.requirements:
         print("\n".join(REQUIREMENTS))
@@ -95,4 +94,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else the part in progress would go on
     sys.exit(main(sys.argv[1:]))

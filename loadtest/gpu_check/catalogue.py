@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from loadtest.gpu_check.formats import formats_of
+from loadtest.gpu_check.formats import model_formats
 from loadtest.gpu_check.models import MODELS
 from loadtest.gpu_check.part import Part, Settings
 from loadtest.gpu_check.shapes import SHAPES
@@ -34,7 +34,7 @@ _VARIANTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {  # arguments, en
 
 def make_parts(settings: Settings) -> list[Part]:
     """Return every part, with the seconds that it is expected to take."""
-    parts = [*_correctness(), *_speed()]
+    parts = [*_correctness(settings.quick), *_speed()]
     if settings.quick:
         return [part.within(_QUICK_SECONDS, _QUICK_LIMIT) for part in parts]
     return parts
@@ -49,7 +49,7 @@ def choose_parts(parts: Sequence[Part], only: Sequence[str]) -> list[Part]:
     return [part for part in parts if not only or any(name in part.name for name in only)]
 
 
-def _correctness() -> Iterator[Part]:
+def _correctness(quick: bool) -> Iterator[Part]:
     yield _part("machine", "pieces:describe", needs_device=False)
     yield _part("packages", "certificates:export_all", needs_device=False)
     for model in ("gpt2", "llama"):
@@ -59,9 +59,7 @@ def _correctness() -> Iterator[Part]:
                 "probes:probe",
                 {"model": model, "precision": precision, "judged": "yes"},
             )
-    pairs = [(model, form) for model in MODELS for form in formats_of(model)]
-    pairs.sort(key=lambda pair: [*formats_of(pair[0])].index(pair[1]))  # nothing rounded first
-    for model, form in pairs:
+    for model, form in model_formats(MODELS, quick=quick):
         yield _part(
             f"certificate.{model}.{form}",
             "certificates:certify",

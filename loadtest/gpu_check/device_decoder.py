@@ -178,11 +178,7 @@ class DeviceDecoder:
             view[...] = array
             inputs[name] = view
             if name in self._session.inputs:
-                on_device = self._inputs.view(at, str(array.dtype), array.shape)
-                try:
-                    binding.input(name, on_device)
-                except ValueError:  # rotary attention does not read position_ids
-                    binding.input(name, view)
+                binding.input(name, self._inputs.view(at, str(array.dtype), array.shape))
             at += aligned(max(1, array.nbytes))
         self._bind_host(binding, num_top)
         self._bind_rows(binding, first, num_rows)

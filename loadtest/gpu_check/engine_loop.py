@@ -9,9 +9,9 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.device import open_device
 from engine.model_runner import SlotModelRunner
 from engine.output import TokenOutput
-from engine.package import GenerationContract
 from engine.request import SamplingParams
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
@@ -21,15 +21,25 @@ from loadtest.gpu_check.contract_file import read_contract
 from loadtest.peers.worker import LoadOptions, Prompts
 
 _CHUNK = 128  # tokens of a prompt computed in one call
+_BUCKETS = (1, 32)  # rows of decode calls for fewer requests than there may be
 
 
 class EngineLoop:
     """An engine on graphs that need no certificate: only their speed is looked at."""
 
-    def __init__(self, directory: Path, num_rows: int, *, on_cuda: bool) -> None:
-        self.contract = read_contract(directory)
-        self.runner = load_runner(directory, self.contract, num_rows, on_cuda=on_cuda)
-        warm_up(self.runner, self.contract, directory)
+    def __init__(
+        self, directory: Path, num_rows: int, *, on_cuda: bool, buckets: Sequence[int] = ()
+    ) -> None:
+        contract = read_contract(directory)
+        runner = SlotModelRunner.load(
+            contract,
+            directory / "decoder.onnx",
+            directory / "encoder.onnx" if contract.cross_cache else None,
+            num_slots=num_rows,
+            buckets=buckets,
+            device=open_device() if on_cuda else None,
+        )
+        warm_up(runner, contract, directory)
         config = EngineConfig(
             max_num_seqs=num_rows,
             max_num_batched_tokens=max(1024, num_rows + _CHUNK),
@@ -37,7 +47,7 @@ class EngineLoop:
             prefill_chunk_size=_CHUNK,
             reuse_prefixes=False,
         )
-        self.core = EngineCore(Scheduler(config, self.contract), self.runner, Sampler())
+        self.core = EngineCore(Scheduler(config, contract), runner, Sampler())
         self._keys = count()
 
     def generate(self, prompts: Iterable[Sequence[int]], num_new_tokens: int) -> list[list[int]]:
@@ -54,23 +64,17 @@ class EngineLoop:
         return list(tokens.values())
 
 
-def load_runner(
-    directory: Path, contract: GenerationContract, num_rows: int, *, on_cuda: bool
-) -> SlotModelRunner:
-    """Load the graphs in a directory."""
-    encoder = directory / "encoder.onnx" if contract.cross_cache else None
-    decoder = directory / "decoder.onnx"
-    return SlotModelRunner.load(contract, decoder, encoder, num_slots=num_rows)
-
-
 class EngineAdapter:
     """The engine as a comparison asks for it."""
 
     def __init__(self, options: LoadOptions) -> None:
         self.versions = dict(_versions())
         directory = Path(options.directory) / options.weights
-        on_cuda = bool(options.setting["cuda"])
-        self._loop = EngineLoop(directory, options.max_concurrency, on_cuda=on_cuda)
+        on_cuda, most = bool(options.setting["cuda"]), options.max_concurrency
+        buckets = [] if options.setting["one_bucket"] else [n for n in _BUCKETS if n < most]
+        self._loop = EngineLoop(
+            directory, most, on_cuda=on_cuda, buckets=[*buckets, most] if on_cuda else ()
+        )
 
     def generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
         """Run the prompts together."""

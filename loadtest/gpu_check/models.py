@@ -69,12 +69,13 @@ _MARIAN: dict[str, Any] = {
     "eos_token_id": 0,
 }
 _SHAPES: Mapping[str, dict[str, Any]] = {"gpt2": _GPT2, "llama": _LLAMA, "marian": _MARIAN}
+_QUICK_LENGTH = 24  # of sources and targets
 _QUICK = {"d_model": 128, "d_ff": 256, "vocab_size": 256}
 _QUICK_HEADS: Mapping[str, dict[str, int]] = {
-    "gpt2": {"num_heads": 2, "max_target_len": 32},
+    "gpt2": {"num_heads": 2, "max_target_len": _QUICK_LENGTH},
     "llama": {"num_heads": 4, "num_kv_heads": 1, "key_dim": 64, "value_dim": 64}
-    | {"max_target_len": 32},
-    "marian": {"num_heads": 2, "max_source_len": 24, "max_target_len": 24},
+    | {"max_target_len": _QUICK_LENGTH},
+    "marian": {"num_heads": 2, "max_source_len": _QUICK_LENGTH, "max_target_len": _QUICK_LENGTH},
 }
 
 MODELS = (*TASKS, *_SHAPES)
@@ -86,7 +87,7 @@ def make_checkpoint(name: str, directory: Path, *, quick: bool) -> Path:
     if not path.is_dir():
         torch.manual_seed(_SEED)
         if name in TASKS:
-            _make_of_task(name, path)
+            _make_of_task(name, path, quick)
         else:
             config = {**_SHAPES[name], **(_QUICK | _QUICK_HEADS[name] if quick else {})}
             model = build_model(TransformerConfig.model_validate(config))
@@ -94,7 +95,7 @@ def make_checkpoint(name: str, directory: Path, *, quick: bool) -> Path:
     return path
 
 
-def _make_of_task(name: str, path: Path) -> None:
+def _make_of_task(name: str, path: Path, quick: bool) -> None:
     """Write the model of a demo as it is before its first step of training."""
     files = []
     if name == "text":
@@ -102,7 +103,13 @@ def _make_of_task(name: str, path: Path) -> None:
         files = [path.parent / "text.txt"]
         files[0].write_text(_text())
     task = build_task(name, files=files)
-    save_checkpoint(path, name, build_model(task.config), task.tokenizer)
+    config = task.config.model_dump()
+    if quick:
+        config |= {"d_model": 32, "num_heads": 2, "d_ff": 64}
+        limits = [name for name in ("max_source_len", "max_target_len") if config[name]]
+        config |= dict.fromkeys(limits, _QUICK_LENGTH)
+    model = build_model(TransformerConfig.model_validate(config))
+    save_checkpoint(path, name, model, task.tokenizer)
 
 
 def _text() -> str:

@@ -1,0 +1,25 @@
+"""Runs parts of the check of a GPU on the emulated device; prints its exit code and results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from loadtest.gpu_check.__main__ import main
+
+with tempfile.TemporaryDirectory() as directory:
+    out = Path(directory)
+    with contextlib.redirect_stdout(sys.stderr):
+        code = main(["--out", directory, "--quick", "--only", sys.argv[1]])
+    print(
+        json.dumps(
+            {
+                "code": code,
+                "results": json.loads((out / "results.json").read_text()),
+                "table": (out / "table.txt").read_text(),
+            }
+        )
+    )
