@@ -10,13 +10,15 @@ import click
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.generating import print_stream
 from server.cli.interruption import cleaned_up
-from server.cli.making import export_with_progress, print_report
+from server.cli.making import export_with_progress, print_report, verify
 from server.cli.measuring import num_failed, report_load_test
 from server.cli.options import any_path, examples
 from server.cli.serving import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
+    from engine.config import Device
+    from engine.package import Precision
     from server.config import ServeConfig
 
 MODEL = "dates"
@@ -27,7 +29,11 @@ LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 
 @click.command(
     short_help="Show all of it on this machine, in a few minutes.",
-    epilog=examples("tokenweir demo", "tokenweir demo --keep-serving"),
+    epilog=examples(
+        "tokenweir demo",
+        "tokenweir demo --keep-serving",
+        "tokenweir demo --device cuda --precision bf16",
+    ),
 )
 @click.option(
     "--out", type=any_path, default=Path("demo"), show_default=True, help="Directory of all files."
@@ -37,27 +43,46 @@ LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
     is_flag=True,
     help="Serve on port 50051 until Ctrl-C; train and export only what is not there yet.",
 )
-def demo(out: Path, keep_serving: bool) -> int:
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where the model is exported for, verified and served; with cuda two workers share a GPU.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="In which it computes.  [default: fp32; with --device cuda fp16]",
+)
+def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | None) -> int:
     """Train a model on dates, export it and prove the export equal, serve it with two workers, ask
     it a dozen dates, load-test it, stop everything. Takes a few minutes on two cores.
 
     Exits with 0 only if all of it went well.
     """
+    precision = precision or ("fp16" if device == "cuda" else "fp32")
+    if device == "cpu" and precision != "fp32":
+        raise click.UsageError(f"--precision {precision} is for --device cuda")
     package = out / "package"
     if not (keep_serving and package.is_dir()):
-        _make_package(out, package)
+        _make_package(out, package, device, precision)
     if keep_serving:
-        serve_until_ended(_config(package, port=50051))
+        serve_until_ended(_config(package, device, port=50051))
         return 0
     import asyncio
 
     with cleaned_up():
-        return asyncio.run(_show(package, out))
+        return asyncio.run(_show(package, out, device))
 
 
-def _make_package(out: Path, package: Path) -> None:
+def _make_package(out: Path, package: Path, device: Device, precision: Precision) -> None:
     from exporter.training.trainer import train
 
+    if device == "cuda":
+        from engine.device import open_device
+
+        open_device()  # what is missing there is missed before the training
     checkpoint = out / "checkpoint"
     _headline("Train")
     with cleaned_up():
@@ -66,7 +91,12 @@ def _make_package(out: Path, package: Path) -> None:
     if not report.target_reached:
         raise click.ClickException(f"the model is not good enough: {report.summary}")
     _headline("Export")
-    export_with_progress(checkpoint, package, name=MODEL)
+    export_with_progress(checkpoint, package, name=MODEL, target=device, precision=precision)
+    if device == "cuda":
+        _headline("Verify on the GPU")
+        click.get_current_context().invoke(
+            verify, package=package, checkpoint=checkpoint, device=device
+        )
 
 
 def _is_interrupted(checkpoint: Path) -> bool:
@@ -85,7 +115,7 @@ def _is_interrupted(checkpoint: Path) -> bool:
     return not state.finished
 
 
-async def _show(package: Path, out: Path) -> int:
+async def _show(package: Path, out: Path, device: Device) -> int:
     """Serve the package and use it as a client would; return the exit code."""
     import asyncio
 
@@ -95,7 +125,7 @@ async def _show(package: Path, out: Path) -> int:
     _headline("Serve")
     with cancelled_by_signals() as signals:
         try:
-            async with serving(_config(package, port=0)) as service:
+            async with serving(_config(package, device, port=0)) as service:
                 for worker in await service.workers():
                     click.echo(str(worker))
                 announce(service, [MODEL])
@@ -144,7 +174,8 @@ def _ask(address: str) -> list[str]:
     return wrong if len(wrong) > NUM_WRONG_ALLOWED else []
 
 
-def _config(package: Path, port: int) -> ServeConfig:
+def _config(package: Path, device: Device, port: int) -> ServeConfig:
+    from engine.config import EngineConfig
     from server.config import ServeConfig
 
     return ServeConfig(
@@ -152,6 +183,8 @@ def _config(package: Path, port: int) -> ServeConfig:
         port=port,
         min_replicas=NUM_REPLICAS,
         max_replicas=NUM_REPLICAS,
+        num_gpus_per_replica=1 / NUM_REPLICAS if device == "cuda" else None,
+        engine=EngineConfig(max_num_seqs=0, device=device),
     )
 
 

@@ -8,7 +8,9 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -19,6 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import QueueFull
 from engine.request import Constraint, LogitControls
 from exporter.training.state import STATE_NAME, RunState
+from exporter.training.trainer import TrainingReport
 from server.cli import app
 from server.cli.app import cli, run
 from server.config import ServeConfig, WorkerConfig
@@ -105,6 +108,7 @@ def test_help_of_every_command_shows_an_example(
         (["serve", ".", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
         (["serve", ".", "--gpu-memory-utilization", "1.5"], "1.5 is not in the range 0<x<=1"),
         (["serve", ".", "--decode-buckets", "8,x"], "'8,x' is no list of numbers from 1 to 4,096"),
+        (["demo", "--precision", "bf16"], "--precision bf16 is for --device cuda"),
         (["generate", "text"], "Missing option '--model'"),
         (["loadtest", "--model", "m", "--rate", "1", "--concurrency", "1"], "give --rate for"),
     ],
@@ -585,3 +589,39 @@ def test_demo_goes_on_with_its_own_unfinished_run(
 
     assert resumed == [False, True]
     assert (tmp_path / "checkpoint" / STATE_NAME).is_file()
+
+
+def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Any]] = []
+    trained = TrainingReport("dates", tmp_path, 1, 1, 0, 1.0, 1, {}, "good", True, ())
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_, **options: done.append((name, options))
+
+    monkeypatch.setattr("engine.device.open_device", note("open"))
+    monkeypatch.setattr("exporter.training.trainer.train", lambda *_, **__: trained)
+    monkeypatch.setattr("server.cli.demonstrate.export_with_progress", note("export"))
+    monkeypatch.setattr("server.cli.making.verify.callback", note("verify"))
+    monkeypatch.setattr("server.cli.demonstrate.serve_until_ended", lambda c: done.append(("", c)))
+
+    code = run(["demo", "--out", str(tmp_path), "--device", "cuda", "--keep-serving"])
+
+    assert code == 0
+    (opened, _), (exported, form), (verified, asked), (_, config) = done
+    assert (opened, exported, verified) == ("open", "export", "verify")
+    assert form == {"name": "dates", "target": "cuda", "precision": "fp16"}
+    assert (asked["package"], asked["device"]) == (tmp_path / "package", "cuda")
+    assert (config.min_replicas, config.num_gpus_per_replica) == (2, 0.5)
+    assert config.engine == EngineConfig(max_num_seqs=0, device="cuda")
+
+
+def test_demo_without_a_gpu_is_refused_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
+
+    assert run(["demo", "--out", str(tmp_path), "--device", "cuda"]) == 3
+
+    assert "pip install 'tokenweir[gpu]'" in capsys.readouterr().err
