@@ -16,8 +16,11 @@ from exporter import package_graphs, verification
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import Graphs
+from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
 
+# The distribution that is installed here: for a CPU, or for CUDA.
+(RUNTIME,) = {"onnxruntime", "onnxruntime-gpu"} & set(read_toolchain())
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 Change = Callable[[dict[str, Any]], None]
 
@@ -109,17 +112,18 @@ def test_certificate_of_a_machine_that_rounds_otherwise_is_found_again(
 
 @pytest.mark.usefixtures("compared")
 def test_another_toolchain_is_named_as_a_claim(package: Path, checkpoint: Path) -> None:
-    _edit(package, lambda m: m["toolchain"].update(onnxruntime="1.30", threads="64", extra="1"))
+    claimed = {RUNTIME: "1.30", "threads": "64", "extra": "1"}
+    _edit(package, lambda m: m["toolchain"].update(claimed))
 
     line = verify_package(package, checkpoint).summary()
 
-    assert "; not shown here, but claimed: made with onnxruntime 1.30 (here " in line
+    assert f"; not shown here, but claimed: made with {RUNTIME} 1.30 (here " in line
     assert "threads 64 (here " in line and "extra 1 (here none)" in line
 
 
 @pytest.mark.parametrize(
     ("name", "version"),
-    [("onnxruntime", "9.9"), ("onnxruntime", "x"), ("tokenweir", "99.1"), ("opset", "999")],
+    [(RUNTIME, "9.9"), (RUNTIME, "x"), ("tokenweir", "99.1"), ("opset", "999")],
 )
 def test_toolchain_that_cannot_be_shown_here_is_refused(
     name: str, version: str, package: Path, checkpoint: Path
