@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig
+from engine.config import Device, EngineConfig
 from engine.factory import load_engine
 from engine.model_runner import SlotModelRunner
 from engine.package import Certificate, HalfPrecision, Loss, Package, PackageFormat, load_package
@@ -90,10 +90,11 @@ def one_thread() -> Iterator[None]:
 
 
 class Setup(NamedTuple):
-    """A format of packages, and how the engine runs it on the CPU."""
+    """A format of packages, and how the engine runs it."""
 
     form: PackageFormat = PackageFormat()
-    has_bucket: bool = False  # decode calls of one number of rows, as on a GPU
+    has_bucket: bool = False  # on a CPU: decode calls of one number of rows, as on a GPU
+    device: Device = "cpu"
 
     def has_equal_bits(self, name: str) -> bool:
         """Whether the answers of a model have the same bits whatever else runs.
@@ -101,16 +102,18 @@ class Setup(NamedTuple):
         Attention to a source, in the graphs for CUDA, rounds otherwise on a CPU where one sequence
         attends to it than where the widest of a call has two.
         """
-        return self.form.target == "cpu" or name != "encoder-decoder"
+        on_gpu_or_for_cpu = self.device == "cuda" or self.form.target == "cpu"
+        return on_gpu_or_for_cpu or name != "encoder-decoder"
 
     def load(self, package: Path | Package, config: EngineConfig) -> AsyncEngine:
-        """Load a package as the engine does, on the CPU."""
+        """Load a package as the engine does; on a GPU one that was shown nothing there, too."""
         package = load_package(package) if isinstance(package, Path) else package
         with pytest.MonkeyPatch.context() as patch:
             if self.has_bucket:
                 load = partial(SlotModelRunner.load, buckets=(config.max_num_seqs,))
                 patch.setattr(SlotModelRunner, "load", load)
-            engine = load_engine(package, replace(config, device="cpu"))
+            patch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+            engine = load_engine(package, replace(config, device=self.device))
         assert isinstance(engine, AsyncEngine)
         return engine
 
@@ -118,12 +121,19 @@ class Setup(NamedTuple):
 CPU = Setup()
 CUDA_FP32 = Setup(PackageFormat.of("cuda", "fp32"), has_bucket=True)
 CUDA_FP16 = Setup(PackageFormat.of("cuda", "fp16"), has_bucket=True)
+GPU_FP32 = Setup(PackageFormat.of("cuda", "fp32"), device="cuda")
+GPU_FP16 = Setup(PackageFormat.of("cuda", "fp16"), device="cuda")
 
 
 def setups(*others: Any) -> list[Any]:
     """Return the parameters of a test that goes through all setups."""
     named = {"cpu": CPU, "cuda-fp32": CUDA_FP32, "cuda-fp16": CUDA_FP16}
-    return [*(pytest.param(setup, id=name) for name, setup in named.items()), *others]
+    on_gpu = {"gpu-fp32": GPU_FP32, "gpu-fp16": GPU_FP16}
+    return [
+        *(pytest.param(setup, id=name) for name, setup in named.items()),
+        *(pytest.param(setup, id=name, marks=pytest.mark.gpu) for name, setup in on_gpu.items()),
+        *others,
+    ]
 
 
 @pytest.fixture(scope="session")

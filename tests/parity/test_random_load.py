@@ -39,6 +39,8 @@ from tests.parity.conftest import (
     CPU,
     CUDA_FP16,
     CUDA_FP32,
+    GPU_FP16,
+    GPU_FP32,
     VOCAB_SIZE,
     Exported,
     Setup,
@@ -360,15 +362,18 @@ QUICK = {
 }
 
 
+ON_GPU = {
+    (name, how): setup
+    for name in ("gpt", "llama", "encoder-decoder")
+    for how, setup in (("gpu-fp32", GPU_FP32), ("gpu-fp16", GPU_FP16))
+}
+
+
 def cases() -> list[Any]:
     return [
-        pytest.param(
-            name,
-            setup,
-            id=f"{name}-{how}",
-            marks=pytest.mark.long if (name, how) in LONG else (),
-        )
-        for (name, how), setup in (QUICK | LONG).items()
+        pytest.param(name, setup, id=f"{name}-{how}", marks=marks)
+        for setups, marks in ((QUICK, ()), (LONG, pytest.mark.long), (ON_GPU, pytest.mark.gpu))
+        for (name, how), setup in setups.items()
     ]
 
 
