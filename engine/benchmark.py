@@ -19,6 +19,7 @@ from typing import Literal
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.core import StepTimes
+from engine.device_certificate import with_buckets
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
 from engine.package import CacheShape, GenerationContract, Package, load_package
@@ -192,7 +193,7 @@ class EngineBench:
     ) -> EngineBench:
         """Load the engine of a package that generates; else raise PackageError."""
         generation_contract(package)
-        config = _for_so_many(max_num_seqs, settings or EngineConfig())
+        config = settings_for(package, max_num_seqs, settings or EngineConfig())
         engine = load_engine(package, config, tell=tell)
         assert isinstance(engine, AsyncEngine), "it has a generation contract"
         return cls(engine)
@@ -398,8 +399,18 @@ def read_memory() -> Memory:
     return Memory(*(int(kilobytes[name]) * 1024 for name in ("VmRSS", "VmHWM", "RssFile")))
 
 
+def settings_for(package: Package, num_seqs: int, settings: EngineConfig) -> EngineConfig:
+    """Return settings that take in so many requests at once; a package on a GPU as it was shown."""
+    shown = package.manifest.certificate.device
+    on_gpu = settings.device_for(package.manifest.target) == "cuda"
+    if on_gpu and shown and not settings.decode_buckets:
+        if num_seqs <= max(shown.buckets, default=0):
+            settings = with_buckets(settings, shown.buckets)
+            num_seqs = settings.max_num_seqs
+    return _for_so_many(num_seqs, settings)
+
+
 def _for_so_many(max_num_seqs: int, settings: EngineConfig) -> EngineConfig:
-    """Return settings that take in so many requests at once."""
     return replace(
         settings,
         max_num_seqs=max_num_seqs,

@@ -13,7 +13,8 @@ import pytest
 
 from engine import device_certificate
 from engine import package as packages
-from engine.config import EngineConfig
+from engine.benchmark import settings_for
+from engine.config import Device, EngineConfig
 from engine.device_certificate import device_name, settings_as_shown
 from engine.errors import PackageError
 from engine.package import load_package, read_manifest, write_manifest
@@ -263,6 +264,20 @@ def test_a_manifest_that_cannot_be_written_whole_leaves_the_old_one(
 
     assert json.loads((directory / "manifest.json").read_bytes())["name"] == "other"
     assert load_package(directory).manifest.name == "other"
+
+
+@pytest.mark.parametrize(
+    ("device", "num_seqs", "rows", "buckets"),
+    [("cuda", 3, 32, (8, 32)), ("cuda", 33, 33, ()), ("cpu", 3, 3, ())],
+)
+def test_a_benchmark_has_the_rows_that_were_shown_if_they_are_enough(
+    device: Device, num_seqs: int, rows: int, buckets: tuple[int, ...], tmp_path: Path
+) -> None:
+    package = load_package(_on_device(tmp_path / "p", buckets=[8, 32], batch_invariant=False))
+
+    found = settings_for(package, num_seqs, EngineConfig(device=device))
+
+    assert (found.max_num_seqs, found.decode_buckets) == (rows, buckets)
 
 
 def test_a_package_is_on_the_gpu_that_its_certificate_names(tmp_path: Path) -> None:
