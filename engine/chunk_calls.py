@@ -72,9 +72,7 @@ class ChunkCalls:
             outputs["alignment"] = block.alignment(aligned_into, aligned_into + len(aligned))
         cache.lengths[chunk.row] += S
         binding = self._binding(chunk, is_aligned=len(aligned) > 0)
-        return GraphCall(
-            binding, self._graph.read(inputs), outputs, self._graph.total_of(start + S)
-        )
+        return GraphCall(binding, inputs, outputs, self._graph.total_of(start + S))
 
     def _binding(self, chunk: PrefillChunk, *, is_aligned: bool) -> Binding:
         key = (chunk.row, chunk.source_row, is_aligned)  # an output cannot be unbound

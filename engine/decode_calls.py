@@ -152,24 +152,20 @@ class DecodeCalls:
     def _bind(self, shape: _Shape) -> Binding:
         M, (num_sources, group) = shape.num_rows, shape.sources
         binding = self._graph.bind(0, M)
-        inputs: dict[str, Bound] = {
-            "input_ids": self._input_ids.bound[:M],
-            "position_ids": self._position_ids.bound[:M],
-            "seqlens_k": self._seqlens_k.bound[:M],
-            "logit_idx": self._logit_idx.bound[:M],
-            "num_top": self._graph.num_top(shape.num_top),
-        }
+        binding.input("input_ids", self._input_ids.bound[:M])
+        binding.input("position_ids", self._position_ids.bound[:M])
+        binding.input("seqlens_k", self._seqlens_k.bound[:M])
+        binding.input("logit_idx", self._logit_idx.bound[:M])
+        binding.input("num_top", self._graph.num_top(shape.num_top))
         if num_sources:
             self._graph.bind_sources(binding, 0, num_sources)
-            inputs["source_lengths"] = self._source_lengths.bound[:num_sources]
-            inputs["row_queries"] = self._row_queries.bound[:M]
+            binding.input("source_lengths", self._source_lengths.bound[:num_sources])
+            binding.input("row_queries", self._row_queries.bound[:M])
             if group == 1:
-                inputs["beam_rows"] = self._beam_rows.bound[:num_sources]
+                binding.input("beam_rows", self._beam_rows.bound[:num_sources])
         if self._graph.contract.alignment:
-            inputs["alignment_idx"] = self._alignment_idx.bound[: shape.num_aligned]
-            inputs["alignment_sources"] = self._alignment_sources.bound[: shape.num_aligned]
-        for name, array in self._graph.read(inputs).items():
-            binding.input(name, array)
+            binding.input("alignment_idx", self._alignment_idx.bound[: shape.num_aligned])
+            binding.input("alignment_sources", self._alignment_sources.bound[: shape.num_aligned])
         for name, array in named_outputs(self._block.decode_outputs(M, shape.num_top)).items():
             binding.output(name, array)
         return binding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,6 @@ from engine.graph_call import named_rows
 from engine.kv_cache import SlotCache
 from engine.package import GenerationContract
 from engine.session import Binding, Session
-from engine.step_block import Bound
-
-_ON_HOST = ("num_top", "total_seq")  # inputs that kernels read there, wherever they run
 
 
 class DecoderGraph:
@@ -35,31 +32,16 @@ class DecoderGraph:
         self.graph_ids = graph_ids
         self.total_seq = np.zeros(1, np.int32)  # of the call that runs; kernels read it on the host
         self._decoder = decoder
-        self._unread = {
-            name: np.zeros([1] * len(value.shape), value.dtype)
-            for name, value in decoder.inputs.items()
-            if is_on_device and name not in _ON_HOST and not decoder.reads_on_device(name)
-        }
         self._num_tops: dict[int, NDArray[np.int64]] = {}
 
     def bind(self, first: int, last: int) -> Binding:
         """Return a binding to rows `first` to `last` - 1 of the cache."""
         binding = self._decoder.bind()
         binding.input("total_seq", self.total_seq)
-        for name, nothing in self._unread.items():
-            binding.input(name, nothing)
         for name, array in named_rows(self.cache.layers, first, last):
             binding.input(f"past_key_values.{name}", array)
             binding.output(f"present.{name}", array)
         return binding
-
-    def read(self, inputs: Mapping[str, Bound]) -> dict[str, Bound]:
-        """Return the inputs that a binding wants: not those which no kernel reads on a device.
-
-        A rotary model knows positions from lengths there. onnxruntime wants such an input on the
-        host.
-        """
-        return {name: array for name, array in inputs.items() if name not in self._unread}
 
     def bind_sources(self, binding: Binding, first: int, last: int) -> None:
         """Bind rows of the sources."""

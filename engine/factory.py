@@ -111,7 +111,9 @@ def load_runner(
     sessions = load_sessions(contract, decoder, encoder, num_threads=threads, device=device)
     if device is None:
         num_slots = config.with_num_seqs(DEFAULT_NUM_SEQS).max_num_seqs
-        return SlotModelRunner(contract, *sessions, num_slots=num_slots)
+        return SlotModelRunner(
+            contract, *sessions, num_slots=num_slots, buckets=config.decode_buckets
+        )
     weights = sum(file.size for name, file in package.manifest.files.items() if ".onnx" in name)
     room = DeviceRoom.read(device.runtime, config.gpu_memory_utilization, weights)
     found = fit(config, contract, room)

@@ -67,6 +67,8 @@ _INT8_ROTARY_CACHED_ATTENTION_CPU = (
     .replace("scale: float = @scale", _INT8_CACHE)
 )
 
+# Slices, for a Split into unequal parts, as of grouped heads, copies their sizes to a device from
+# memory of the host that is gone when a captured call is replayed.
 _SPLIT_HEADS = """
   one = Constant <value_int: int = 1> ()
   first = Constant <value_int: int = 0> ()
@@ -85,8 +87,13 @@ _SPLIT_HEADS = """
   by_head = Concat <axis: int = 0> (same, rest, head_dim)
   heads = Reshape (packed_qkv, by_head)
   heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-  parts = Concat <axis: int = 0> (num_heads, num_kv_heads, num_kv_heads)
-  query, key, value = Split <axis: int = 1> (heads_first, parts)
+  key_end = Add (num_heads, num_kv_heads)
+  value_end = Add (key_end, num_kv_heads)
+  begin = Constant <value_ints: ints = [0]> ()
+  by_heads = Constant <value_ints: ints = [1]> ()
+  query = Slice (heads_first, begin, num_heads, by_heads)
+  key = Slice (heads_first, num_heads, key_end, by_heads)
+  value = Slice (heads_first, key_end, value_end, by_heads)
 """
 
 _ROTATE = """

@@ -31,9 +31,6 @@ class FakeDeviceSession:
         self.captured: dict[int, Arrays] = {}
         self.replays = 0
 
-    def reads_on_device(self, name: str) -> bool:
-        return name not in ON_HOST
-
     def bind(self) -> FakeDeviceBinding:
         return FakeDeviceBinding(self, self._session, self._cuda)
 

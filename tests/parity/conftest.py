@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from torch import nn
 from engine.async_engine import AsyncEngine
 from engine.config import Device, EngineConfig
 from engine.factory import load_engine
-from engine.model_runner import SlotModelRunner
 from engine.package import Certificate, HalfPrecision, Loss, Package, PackageFormat, load_package
 from exporter import export
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -108,12 +107,11 @@ class Setup(NamedTuple):
     def load(self, package: Path | Package, config: EngineConfig) -> AsyncEngine:
         """Load a package as the engine does; on a GPU one that was shown nothing there, too."""
         package = load_package(package) if isinstance(package, Path) else package
+        buckets = (config.max_num_seqs,) if self.has_bucket else ()
+        config = replace(config, device=self.device, decode_buckets=buckets)
         with pytest.MonkeyPatch.context() as patch:
-            if self.has_bucket:
-                load = partial(SlotModelRunner.load, buckets=(config.max_num_seqs,))
-                patch.setattr(SlotModelRunner, "load", load)
             patch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
-            engine = load_engine(package, replace(config, device=self.device))
+            engine = load_engine(package, config)
         assert isinstance(engine, AsyncEngine)
         return engine
 
