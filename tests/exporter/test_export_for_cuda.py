@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import CertificateError, ConfigError
-from engine.package import PackageFormat, Precision, Weights, load_package
+from engine.package import CacheDtype, PackageFormat, Precision, Weights, load_package
 from engine.session import create_session
 from exporter import certificate as certificates
 from exporter.checkpoint import load_checkpoint, save_checkpoint
@@ -111,6 +111,51 @@ def test_a_format_that_does_not_go_together_is_refused(
         )
 
     assert not (tmp_path / "p").exists()
+
+
+SHAPES: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt": ("gpt", {}),
+    "llama": ("gpt", {**LLAMA, "num_heads": 4}),  # four query heads share one of keys
+    "marian": ("encoder-decoder", {"activation": "silu", "norm_position": "last"}),
+}
+ROUNDED = [
+    (name, precision, weights, kv_cache)
+    for name in SHAPES
+    for precision in ("fp16", "bf16")
+    for weights, kv_cache in (("int8-blocks", None), ("int4", None), (None, "int8"))
+    if kv_cache is None or name == "llama"
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "precision", "weights", "kv_cache"), ROUNDED)
+def test_what_rounds_in_half_precision_is_near_the_eager_model(
+    name: str,
+    precision: Precision,
+    weights: Weights | None,
+    kv_cache: CacheDtype | None,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+) -> None:
+    """In bf16, for which a CPU has no kernels, it is the twin that rounds the same weights."""
+    family, options = SHAPES[name]
+
+    manifest = export_package(
+        make_checkpoint(family, **options),
+        tmp_path / "p",
+        target="cuda",
+        precision=precision,
+        weights=weights,
+        kv_cache=kv_cache,
+        limits=ANY_LOSS,
+    )
+
+    found = manifest.certificate
+    share = 0.25 if weights == "int4" else 0.1  # of tokens
+    assert found.loss is not None and found.half is None
+    assert found.tokens_compared - found.tokens_equal < share * found.tokens_compared
+    assert 0 < found.loss.mean_abs_logit_diff < share * found.loss.logit_std
+    assert found.dtype == str(manifest.format)
 
 
 @pytest.mark.parametrize("weights", ["fp16", pytest.param("int4", marks=pytest.mark.long)])
