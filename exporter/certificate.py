@@ -14,7 +14,6 @@ from pathlib import Path
 
 from torch import nn
 
-from engine.errors import CertificateError
 from engine.package import Certificate, GenerationContract, HalfPrecision, PackageFormat
 from exporter.cases import Covered, Progress, sample_prompts
 from exporter.certify_generation import certify_generation
@@ -31,7 +30,8 @@ from exporter.execution import Execution, OnCpu
 from exporter.half_comparison import Half
 from exporter.loss import SHARE_LOSS, LossLimits, check_loss
 from exporter.package_graphs import body_of, build_package_graphs, write_graphs
-from exporter.perplexity import Perplexity, measure_perplexity
+from exporter.perplexity import measure_perplexity
+from exporter.scored_text import ScoredText
 from exporter.sides import Sides
 
 _PLAIN = PackageFormat()
@@ -45,7 +45,7 @@ def certify(
     *,
     form: PackageFormat = _PLAIN,
     limits: LossLimits | None = None,
-    text: Path | None = None,
+    text: ScoredText | None = None,
 ) -> Certificate:
     """Compare the graphs in `directory` with the checkpoint's eager model.
 
@@ -92,7 +92,7 @@ def _certify(
     in_it: PackageFormat,
     progress: Progress,
     limits: LossLimits | None,
-    text: Path | None,
+    text: ScoredText | None,
 ) -> Certificate:
     generation = generation_contract(checkpoint.config.model, in_it)
     needs_equal_bits = in_it.target == "cpu"
@@ -101,7 +101,9 @@ def _certify(
     loss, tolerance = None, comparison.tolerance
     alignment_tolerance = comparison.alignment_tolerance
     if isinstance(comparison, LossyComparison) and limits:
-        perplexity = _perplexity(checkpoint, model, generation, directory, text)
+        perplexity = None
+        if generation and text:
+            perplexity = measure_perplexity(model, generation, directory, text)
         loss = check_loss(comparison, perplexity, limits)
         tolerance = limits.max_logit_loss * (comparison.logit_std or 1)
         if comparison.max_abs_alignment_diff is not None:
@@ -173,19 +175,3 @@ def compare_all(
         return certify_encoding(pair, encoding, given, comparison, progress)
     assert image is not None, "a model generates, encodes text, or sees images"
     return certify_images(pair, image, comparison, progress)
-
-
-def _perplexity(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    generation: GenerationContract | None,
-    directory: Path,
-    text: Path | None,
-) -> Perplexity | None:
-    if text is None:
-        return None
-    if generation is None or checkpoint.tokenizer is None:
-        raise CertificateError(
-            f"{text}: only a model that generates has a perplexity; leave out --text"
-        )
-    return measure_perplexity(model, generation, directory, checkpoint.tokenizer, text)

@@ -33,6 +33,7 @@ from exporter.contracts import (
 )
 from exporter.loss import DEFAULT_LIMITS, LossLimits
 from exporter.package_graphs import body_of, build_package_graphs, check_format, write_graphs
+from exporter.scored_text import read_text
 from exporter.staging import stage
 from exporter.toolchain import read_toolchain
 
@@ -68,6 +69,7 @@ def export_package(
     form = PackageFormat.of(target, precision, weights, kv_cache)
     checkpoint = load_checkpoint(checkpoint_dir)
     check_format(form, checkpoint)
+    scored = None if text is None else read_text(text, checkpoint)
     with stage(out) as staging:
         directory = staging.directory
         write_graphs(build_package_graphs(checkpoint, form, body_of(form)), directory)
@@ -78,7 +80,7 @@ def export_package(
             progress or _no_progress,
             form=form,
             limits=(limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None,
-            text=text,
+            text=scored,
         )
         manifest = _describe(checkpoint, directory, name, version, form, certificate)
         write_manifest(manifest, directory)

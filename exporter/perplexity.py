@@ -1,33 +1,28 @@
 """Perplexity of a package and of its eager model, on the beginning of a text.
 
 The package decodes the given tokens step by step as it does when it serves, so that a cache in
-8 bits counts too. A text for an encoder-decoder has lines of source, tab, target.
+8 bits counts too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 from torch import nn
 
-from engine.errors import CertificateError
 from engine.model_runner import SlotModelRunner
 from engine.package import GenerationContract
 from exporter.cases import Tokens
 from exporter.comparison import Floats, exported_graphs
 from exporter.eager import eager_logits
-from exporter.generation_cases import Case
 from exporter.replay import Asked, generate
+from exporter.scored_text import ScoredText
 
-PIECE = 128  # tokens; nothing before a piece is seen
-MAX_TOKENS = 2048
 BATCH_SIZE = 8
-_MAX_BYTES = 2**20  # of the file
 
 
 @dataclass(frozen=True)
@@ -48,72 +43,25 @@ def measure_perplexity(
     model: nn.Module,
     contract: GenerationContract,
     directory: Path,
-    tokenizer: Tokenizer,
-    text: Path,
+    text: ScoredText,
 ) -> Perplexity:
-    """Measure both sides on the first MAX_TOKENS tokens; CertificateError if there are none."""
-    pieces = _pieces(contract, tokenizer, text)
+    """Measure both sides on a text."""
     encoder = directory / "encoder.onnx" if contract.cross_cache else None
     exported = eager = 0.0
     with exported_graphs():
         runner = SlotModelRunner.load(
             contract, directory / "decoder.onnx", encoder, num_slots=BATCH_SIZE
         )
-    for first in range(0, len(pieces), BATCH_SIZE):
+    for first in range(0, len(text), BATCH_SIZE):
         runner.reset()
-        cases, tokens = zip(*pieces[first : first + BATCH_SIZE], strict=True)
+        cases, tokens = zip(*text[first : first + BATCH_SIZE], strict=True)
         with exported_graphs():
             found = [seen.all_logits for seen in generate(runner, cases, Asked(), tokens)]
         exported += _negative_log_likelihood(found, tokens)
         for case, given in zip(cases, tokens, strict=True):
             eager += _negative_log_likelihood(eager_logits(model, [case], [given]), [given])
-    num_tokens = sum(case.num_tokens for case, _ in pieces)
+    num_tokens = sum(case.num_tokens for case, _ in text)
     return Perplexity(num_tokens, math.exp(exported / num_tokens), math.exp(eager / num_tokens))
-
-
-def _pieces(
-    contract: GenerationContract, tokenizer: Tokenizer, text: Path
-) -> list[tuple[Case, Tokens]]:
-    """Return cases with the tokens that follow, as many as MAX_TOKENS allows."""
-    with text.open("rb") as file:
-        content = file.read(_MAX_BYTES).decode("utf-8", errors="ignore")
-    found = _pairs(contract, tokenizer, content) if contract.cross_cache else None
-    pieces, num_tokens = [], 0
-    for source, tokens in found or _plain(contract, tokenizer, content):
-        if len(tokens) > 1 and num_tokens < MAX_TOKENS:
-            pieces.append((Case(source, tokens[:1], len(tokens) - 1), tokens[1:]))
-            num_tokens += len(tokens) - 1
-    if not pieces:
-        wanted = "lines of source, tab, target" if contract.cross_cache else "two tokens or more"
-        raise CertificateError(f"{text} has no text to measure; give a file with {wanted}")
-    return pieces
-
-
-def _plain(
-    contract: GenerationContract, tokenizer: Tokenizer, content: str
-) -> Iterator[tuple[Tokens, Tokens]]:
-    ids = tokenizer.encode(content).ids
-    size = min(PIECE, contract.cache.max_len)
-    for first in range(0, len(ids), size):
-        yield (), tuple(ids[first : first + size])
-
-
-def _pairs(
-    contract: GenerationContract, tokenizer: Tokenizer, content: str
-) -> Iterator[tuple[Tokens, Tokens]]:
-    start, cross = contract.decoder_start_token_id, contract.cross_cache
-    assert start is not None and cross is not None, "an encoder-decoder has both"
-    for line in content.splitlines():
-        source, tab, target = line.partition("\t")
-        source_ids = tuple(tokenizer.encode(source).ids[: cross.max_len])
-        if tab and source_ids:
-            target_ids = [
-                i for i in tokenizer.encode(target).ids if i not in contract.eos_token_ids
-            ]
-            yield (
-                source_ids,
-                (start, *target_ids, *contract.eos_token_ids[:1])[: contract.cache.max_len],
-            )
 
 
 def _negative_log_likelihood(logits: Sequence[Floats], tokens: Sequence[Tokens]) -> float:

@@ -33,6 +33,7 @@ from exporter.contracts import (
 )
 from exporter.export import copied_files
 from exporter.loss import limits_of
+from exporter.scored_text import read_text
 from exporter.toolchain import read_toolchain
 
 # What is measured differs a little from processor to processor: a largest difference by up to
@@ -92,7 +93,7 @@ def verify_package(
         progress or _no_progress,
         form=manifest.format,
         limits=limits_of(stored.loss) if stored.loss else None,
-        text=text,
+        text=read_text(text, checkpoint) if text else None,
     )
     package.check_unchanged()
     return Verification(package, checkpoint.path, found, tuple(_judge(package, found)))

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import CertificateError, ConfigError
 from engine.package import Manifest, PackageFormat, Weights, load_package
-from exporter import package_graphs
+from exporter import package_graphs, scored_text
 from exporter.checkpoint import load_checkpoint
 from exporter.contracts import generation_contract
 from exporter.export import export_package
@@ -21,6 +21,7 @@ from exporter.loss import DEFAULT_LIMITS, LossLimits
 from exporter.package_graphs import write_graphs
 from exporter.perplexity import measure_perplexity
 from exporter.quantize import quantize, quantize_blocks, quantize_columns
+from exporter.scored_text import read_text
 from exporter.verification import verify_package
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
@@ -179,20 +180,87 @@ def test_both_sides_give_a_text_the_same_perplexity_in_fp32(
     assert contract is not None and checkpoint.tokenizer is not None
     (tmp_path / "text.txt").write_text(content)
 
-    found = measure_perplexity(
-        checkpoint.model.double(), contract, tmp_path, checkpoint.tokenizer, tmp_path / "text.txt"
-    )
+    pieces = read_text(tmp_path / "text.txt", checkpoint)
+    found = measure_perplexity(checkpoint.model.double(), contract, tmp_path, pieces)
 
     assert found.num_tokens == (4 if family == "gpt" else 3 + 2)
     assert found.exported == pytest.approx(found.eager, rel=1e-5)
 
 
-def test_a_text_without_tokens_is_refused(export_tiny: ExportTiny, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("w1 w2 without a tab")
+@pytest.mark.parametrize(
+    ("family", "content", "message"),
+    [
+        ("gpt", b"", "text.txt has no text to measure; give a file with two tokens or more"),
+        ("gpt", b"w1 \xff w2", "text.txt is not UTF-8 at its byte 3"),
+        ("gpt", b"w1 w2 \xe2\x82", "text.txt is not UTF-8 at its byte 6"),
+        (
+            "encoder-decoder",
+            b"w1 w2 without a tab",
+            "give a file with lines of source, tab, target",
+        ),
+        ("bert", b"w1 w2", "only a model that generates has a perplexity; leave out --text"),
+    ],
+    ids=["empty", "another code", "cut off", "no pairs", "no perplexity"],
+)
+def test_a_text_that_cannot_be_measured_is_refused_before_anything_is_compared(
+    family: str, content: bytes, message: str, export_tiny: ExportTiny, tmp_path: Path
+) -> None:
+    text, compared = tmp_path / "text.txt", []
+    text.write_bytes(content)
 
-    with pytest.raises(CertificateError, match="lines of source, tab, target"):
-        export_tiny("encoder-decoder", tmp_path / "package", "int8", text=text)
+    with pytest.raises(ConfigError, match=message):
+        export_tiny(
+            family, tmp_path / "package", "int8", text=text, progress=lambda *n: compared.append(n)
+        )
+
+    assert compared == []
+    assert list(tmp_path.iterdir()) == [text]
+
+
+def test_a_text_that_is_not_there_is_refused_before_anything_is_compared(
+    export_tiny: ExportTiny, tmp_path: Path
+) -> None:
+    compared: list[object] = []
+
+    with pytest.raises(FileNotFoundError):
+        export_tiny(
+            "gpt",
+            tmp_path / "package",
+            "int8",
+            text=tmp_path / "missing",
+            progress=lambda *n: compared.append(n),
+        )
+
+    assert compared == []
+
+
+def test_verify_refuses_a_text_before_anything_is_compared(
+    export_tiny: ExportTiny, tiny_graphs: TinyGraphs, tmp_path: Path
+) -> None:
+    export_tiny("gpt", tmp_path / "package", "int8")
+    compared: list[object] = []
+    (tmp_path / "text.txt").write_text("")
+
+    with pytest.raises(ConfigError, match="no text to measure"):
+        verify_package(
+            tmp_path / "package",
+            tiny_graphs("gpt")[0],
+            text=tmp_path / "text.txt",
+            progress=lambda *n: compared.append(n),
+        )
+
+    assert compared == []
+
+
+def test_a_long_text_may_be_cut_within_a_letter(
+    tiny_graphs: TinyGraphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scored_text, "_MAX_BYTES", 7)
+    (tmp_path / "text.txt").write_text("w1 w2 \N{EURO SIGN}")
+
+    pieces = read_text(tmp_path / "text.txt", load_checkpoint(tiny_graphs("gpt")[0]))
+
+    assert [len(tokens) for _, tokens in pieces] == [1]
 
 
 @pytest.mark.parametrize("limit", [float("nan"), float("inf"), -0.1])
