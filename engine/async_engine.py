@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
+from engine.background import in_background
 from engine.batch import TokenMatcher
 from engine.config import EngineConfig
 from engine.constraint import ConstraintCompiler
@@ -45,6 +46,7 @@ from engine.request_stream import RequestStream, searched_text
 from engine.sequence import TokenRequest
 from engine.step_watch import StepWatch
 from engine.tokenizer import Tokenizer
+from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 
@@ -106,9 +108,9 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], bool] = lambda: True,
+        warm_up: Callable[[], Trial] = Trial,
     ) -> None:
-        """`warm_up` runs the model before the first request; it returns if rows are bit-equal.
+        """`warm_up` runs the model before the first request, and returns what that has shown.
 
         It does so in the engine's thread: what a device captures there, it repeats only there.
         """
@@ -209,7 +211,7 @@ class AsyncEngine:
         if self._state != "warming":  # stopped meanwhile
             return
         self._state = "running"
-        self._watching = asyncio.create_task(self._fail_when_stuck())
+        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest.
@@ -384,7 +386,9 @@ class AsyncEngine:
 
     def _try_out(self) -> None:
         try:
-            self._is_invariant = self._warm_up()
+            trial = self._warm_up()
+            self._is_invariant = trial.rows_are_bit_equal
+            self._step_watch.allow(trial.step_seconds)
         except Exception as error:
             self._warm_up_error = error
         self._has_warmed_up.set()

@@ -26,7 +26,9 @@ class EngineConfig:
     max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused
     reuse_prefixes: bool = True  # compute a tenant's equal beginnings and sources once
     num_threads: int = 0  # of onnxruntime; 0: one per core
-    max_step_seconds: float = 8.0  # an engine longer in one step counts as hung; inf: never
+    # An engine longer in one step counts as hung, unless that is less than four times what a full
+    # step took when the model was tried out; inf: never.
+    max_step_seconds: float = 8.0
     device: Device | None = None  # None: what the package was made for
     gpu_memory_utilization: float = 0.9  # of the device's memory, what this engine may use
     # Rows of a decode call on a device, rising: the smallest that holds the batch is taken.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from engine.background import in_background
 from engine.config import EngineConfig
 from engine.device_certificate import device_name
 from engine.errors import (
@@ -30,6 +31,7 @@ from engine.request import LoadSnapshot, Timing
 from engine.row_queue import PredictionJob, Row, RowQueue
 from engine.step_watch import StepWatch
 from engine.tokenizer import Tokenizer
+from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +58,9 @@ class EncoderEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], bool] = lambda: True,
+        warm_up: Callable[[], Trial] = Trial,
     ) -> None:
-        """`warm_up` runs the model before the first request; it returns if rows are bit-equal."""
+        """`warm_up` runs the model before the first request, and returns what that has shown."""
         self._package = package
         self._device = device_name(package, config)
         self._graph = graph
@@ -114,13 +116,15 @@ class EncoderEngine:
             if self._state != "new":
                 raise RuntimeError(f"an engine starts once; this one is {self._state}")
             self._state = "warming"
-        self._is_invariant = await asyncio.to_thread(self._warm_up)
+        trial = await asyncio.to_thread(self._warm_up)
+        self._is_invariant = trial.rows_are_bit_equal
+        self._step_watch.allow(trial.step_seconds)
         with self._changed:
             if self._state != "warming":  # stopped meanwhile
                 return
             self._state = "running"
         self._thread.start()
-        self._watching = asyncio.create_task(self._fail_when_stuck())
+        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, EngineConfig
 from engine.device_certificate import settings_as_shown
 from engine.errors import PackageError
 from engine.package import GenerationContract, Package
+from engine.trial import Trial
 
 if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
@@ -76,6 +78,7 @@ def _load_generating(
     from engine.async_engine import AsyncEngine
     from engine.core import EngineCore
     from engine.invariance import rows_are_bit_equal
+    from engine.largest_step import largest_step_seconds
     from engine.sampler import Sampler
     from engine.scheduler import Scheduler
     from engine.warm_up import warm_up
@@ -86,10 +89,12 @@ def _load_generating(
     widest = config.limits.most_sequences
     core = EngineCore(Scheduler(config, contract), runner, Sampler())
 
-    def warm() -> bool:
+    def warm() -> Trial:
         name = package.manifest.name
         warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
-        return _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
+        seconds = largest_step_seconds(runner, contract, config, package.path)
+        is_equal = _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
+        return Trial(is_equal, seconds)
 
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
 
@@ -144,9 +149,10 @@ def _load_one_pass(
     session = create_session(path, num_threads=config.num_threads, device=device)
     check_graphs((session, one_pass_shape(package.manifest)))
 
-    def warm() -> bool:
-        is_equal = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
-        return _shown(package, device, lambda: is_equal)
+    def warm() -> Trial:
+        found = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
+        is_equal = _shown(package, device, lambda: found.rows_are_bit_equal)
+        return replace(found, rows_are_bit_equal=is_equal)
 
     return EncoderEngine(package, session, tokenizer, config, warm_up=warm)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,7 @@ from engine.one_pass_batch import Graph, split, stack
 from engine.package import EncodingContract, ImageContract, Manifest
 from engine.prediction import ItemPrediction, PredictionItem
 from engine.tokenizer import Tokenizer
+from engine.trial import Trial
 
 _SHORT = 8  # tokens of a short text
 _MAX_ROWS = 32  # run together at most
@@ -29,26 +31,30 @@ def warm_up_one_pass(
     tokenizer: Tokenizer | None,
     config: EngineConfig,
     path: str | os.PathLike[str],
-) -> bool:
-    """Run texts, short and longest, or images; return if one is bit-equal alone and with others.
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Trial:
+    """Run texts, short and longest, or images, each alone and then with others.
 
     Raises PackageError, saying at what, if a call fails or gives what no request could use.
     """
-    is_invariant = True
+    is_invariant, slowest = True, 0.0
     for what, items in _groups(
         manifest, ItemEncoder(manifest, tokenizer, config.limits), tokenizer
     ):
         rows = max(1, min(config.max_num_seqs, config.max_num_batched_tokens // items[0].cost))
         try:
             alone = _run(graph, items[:1], manifest)
+            started = clock()  # the weights are in memory by now
             together = _run(graph, items[:rows], manifest)
         except Exception as error:  # onnxruntime's own have no other class in common
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise PackageError(
                 f"{path}: {what} failed: {reason}; export the model again"
             ) from error
+        slowest = max(slowest, rows / len(together) * (clock() - started))
         is_invariant &= _bits(alone[0]) == _bits(together[0])
-    return is_invariant
+    return Trial(is_invariant, slowest)
 
 
 def _groups(

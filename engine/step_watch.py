@@ -6,11 +6,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE = 4  # times the largest step of the trial: others may use the cores, too
 _LOOKS = 8  # in the time that a step may take
 _JOIN_PAUSE = 0.2  # seconds between two looks whether the last step will ever end
 _JOIN_TIMEOUT = 30.0  # seconds
@@ -19,15 +20,33 @@ _JOIN_TIMEOUT = 30.0  # seconds
 class StepWatch:
     """Knows since when the engine's thread has been in its step, for the event loop to ask."""
 
-    def __init__(self, name: str, limit: float) -> None:
+    def __init__(
+        self, name: str, limit: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name = name  # of the model
         self._limit = limit  # seconds
+        self._clock = clock
         self._since: float | None = None
+
+    def allow(self, largest: float) -> None:
+        """Let steps take several times as long as the largest took when the model was tried out."""
+        if _PATIENCE * largest <= self._limit:
+            return
+        _log.warning(
+            "a full step of %s takes %.3g s here: the engine counts as hung after %.3g s in one, "
+            "%g times that, instead of %g s (max_step_seconds)",
+            self._name,
+            largest,
+            _PATIENCE * largest,
+            _PATIENCE,
+            self._limit,
+        )
+        self._limit = _PATIENCE * largest
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Count as inside a step, in the engine's thread."""
-        self._since = time.monotonic()
+        self._since = self._clock()
         try:
             yield
         finally:
@@ -37,15 +56,15 @@ class StepWatch:
     def is_over(self) -> bool:
         """Whether the step that runs has taken longer than it may."""
         since = self._since
-        return since is not None and time.monotonic() - since > self._limit
+        return since is not None and self._clock() - since > self._limit
 
     async def wait_until_over(self) -> None:
         """Return once a step has taken longer than it may."""
         while not self.is_over:
             await asyncio.sleep(min(self._limit / _LOOKS, 1.0))
         _log.error(
-            "a step of %s has taken more than %g s, the most that max_step_seconds allows: the "
-            "engine counts as hung",
+            "a step of %s has taken more than %.3g s, the most that it may: the engine counts as "
+            "hung",
             self._name,
             self._limit,
         )

@@ -36,20 +36,21 @@ def warm_up(
     for rows, k in runner.captured:
         name = f"a decode call of {rows} rows with their {_likeliest(k)}"
         started = time.perf_counter()
-        _try(runner, contract, f"capturing {name}", _captured(contract, rows, k), path)
+        try_out(runner, contract, f"capturing {name}", _captured(contract, rows, k), path)
         progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
     for what, batch in _steps(contract, runner.num_slots):
-        _try(runner, contract, what, batch, path)
+        try_out(runner, contract, what, batch, path)
     runner.reset()
 
 
-def _try(
+def try_out(
     runner: SlotModelRunner,
     contract: GenerationContract,
     what: str,
     batch: ScheduledBatch,
     path: str | os.PathLike[str],
 ) -> None:
+    """Run a step; raises as `warm_up`, saying at what."""
     try:
         problem = _problem(runner.run(batch), contract.vocab_size)
     except DeviceError:

@@ -13,7 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
-from server.background import in_background
+from engine.background import in_background
 from server.keepalive import keepalive_options
 
 logger = logging.getLogger(__name__)

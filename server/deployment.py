@@ -30,12 +30,12 @@ from typing import Any
 
 import uvloop
 
+from engine.background import in_background
 from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package import load_package
 from server import end_with_parent
-from server.background import in_background
 from server.catalog import Engine
 from server.config import ServeConfig
 from server.gateway import Gateway

@@ -12,9 +12,9 @@ from functools import cached_property, partial
 
 import grpc
 
+from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.backend import Backend
-from server.background import in_background
 from server.losses import Losses
 from server.request_ids import request_id_in
 from server.status import CallStatus, call_status

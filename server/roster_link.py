@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from server.background import in_background
+from engine.background import in_background
 from server.registry import HEARTBEAT, WorkerInfo
 from server.roster import MAX_LINE, RosterAddress
 

@@ -20,8 +20,8 @@ from tokenweir.v1 import (
     prediction_service_pb2_grpc,
 )
 
+from engine.background import in_background
 from engine.errors import ConfigError
-from server.background import in_background
 from server.call_wall import CallWall
 from server.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
 from server.config import WorkerConfig

@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     default=8.0,
     show_default=True,
     metavar="SECONDS",
-    help="A worker whose model is longer in one step counts as hung and is replaced.",
+    help="A worker whose model is longer in one step counts as hung and is replaced; a slow model "
+    "has four times what a full step takes at the start, where that is more.",
 )
 @click.option(
     "--grace",

@@ -90,7 +90,7 @@ def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*(("gpt2", precision) for precision in PRECISIONS), ("llama", "fp16")],
+    [*(("gpt2", precision) for precision in PRECISIONS), ("llama", "fp32"), ("llama", "fp16")],
 )
 def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
     name: str, precision: str, on_device: RunScript, tmp_path: Path

@@ -39,6 +39,8 @@ from engine.request import (
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
+from engine.trial import Trial
+from tests.engine.watching import fail_once
 
 EOS = 257
 MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]
@@ -616,6 +618,27 @@ async def test_a_step_that_never_returns_ends_all_as_lost_and_the_engine_is_unhe
     gate.open()
 
 
+async def test_an_engine_is_watched_on_after_an_error_in_watching(
+    make_engine: MakeEngine,
+    spell,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_once(monkeypatch)
+    engine, runner = await make_engine(
+        spell("never told"), config=EngineConfig(max_num_seqs=1, max_step_seconds=0.2)
+    )
+    gate = Gate(runner)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ReplicaLost):
+            await collect(engine, request())
+        await engine.stop()
+
+    assert "watching engine has failed; it begins anew" in caplog.text
+    gate.open()
+
+
 async def test_logits_that_are_not_finite_end_that_request_only(make_engine: MakeEngine) -> None:
     def script(source: list[int], tokens: list[int]) -> np.ndarray:
         logits = np.zeros(258, np.float32)
@@ -714,7 +737,7 @@ async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell)
 # Warm-up
 
 
-def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], bool]) -> AsyncEngine:
+def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], Trial]) -> AsyncEngine:
     package, config = make_package(), EngineConfig(max_num_seqs=1)
     core = EngineCore(Scheduler(config, package.manifest.generation), runner, Sampler())
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm_up)
@@ -727,10 +750,10 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
     _, runner = await make_engine(spell("x"))
     runner.before_step = lambda: threads.append(threading.current_thread())
 
-    def warm_up() -> bool:
+    def warm_up() -> Trial:
         threads.append(threading.current_thread())
         assert engine.is_warming and not engine.healthy
-        return False
+        return Trial(rows_are_bit_equal=False)
 
     engine = unstarted(make_package, byte_tokenizer, runner, warm_up)
     await engine.start()
@@ -744,7 +767,7 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
 async def test_an_engine_whose_model_fails_when_tried_out_does_not_start(
     make_package, byte_tokenizer
 ) -> None:
-    def warm_up() -> bool:
+    def warm_up() -> Trial:
         raise PackageError("decoding failed")
 
     engine = unstarted(make_package, byte_tokenizer, None, warm_up)
@@ -760,9 +783,10 @@ async def test_an_engine_that_is_stopped_while_it_tries_its_model_out_never_runs
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def warm_up() -> bool:
+    def warm_up() -> Trial:
         begun.set()
-        return go_on.wait(20)
+        assert go_on.wait(20)
+        return Trial()
 
     engine = unstarted(make_package, byte_tokenizer, None, warm_up)
     starting = asyncio.create_task(engine.start())

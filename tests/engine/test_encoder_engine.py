@@ -37,6 +37,7 @@ from engine.prediction import Prediction, PredictionItem
 from engine.request import RequestLimits
 from engine.session import create_session
 from engine.tokenizer import Tokenizer
+from tests.engine.watching import fail_once
 
 VOCAB = 40
 DIM = 16
@@ -695,3 +696,17 @@ async def test_a_batch_that_never_returns_ends_all_as_lost_and_the_engine_is_unh
         assert not engine.healthy
         await engine.stop(grace=5)
     assert "tiny has taken more than 0.2 s" in caplog.text
+
+
+async def test_an_engine_is_watched_on_after_an_error_in_watching(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_once(monkeypatch)
+    graph = FakeGraph()
+    graph.gate.clear()
+    async with running(graph, tokenizer, max_step_seconds=0.2) as engine, asyncio.timeout(10):
+        with pytest.raises(ReplicaLost):
+            await engine.predict(ids(3), request_id="r", deadline=None)
+        await engine.stop()
+
+    assert "watching encoder-engine has failed; it begins anew" in caplog.text

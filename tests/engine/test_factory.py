@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,14 @@ from engine.config import EngineConfig
 from engine.encoder_engine import EncoderEngine
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
+from engine.one_pass_warm_up import warm_up_one_pass
 from engine.package import FORMAT_VERSION, load_package, seal
 from engine.package_files import hash_file
 from engine.prediction import PredictionItem
 from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
+from engine.session import create_session
+from engine.tokenizer import Tokenizer
+from engine.trial import Trial
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257
@@ -192,6 +197,39 @@ def _generating_package(directory: Path, *, cross: bool, decoder: ModelProto | N
             "eos_token_ids": [END],
         },
     )
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder", "one-pass"])
+async def test_a_worker_says_how_long_a_step_of_a_slow_model_may_take(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "one-pass":
+        path = _text_package(tmp_path / "p")
+    else:
+        path = _generating_package(tmp_path / "p", cross=kind == "encoder-decoder")
+    engine = load_engine(load_package(path), replace(CONFIG, max_step_seconds=1e-9))
+
+    await engine.start()
+    await engine.stop()
+
+    assert "a full step of tiny takes " in caplog.text
+    assert "4 times that, instead of 1e-09 s (max_step_seconds)" in caplog.text
+
+
+@pytest.mark.parametrize(("max_num_seqs", "seconds"), [(2, 1.0), (32, 1.0), (64, 2.0)])
+def test_a_full_batch_of_a_one_pass_model_is_timed_when_its_weights_are_in_memory(
+    tmp_path: Path, max_num_seqs: int, seconds: float
+) -> None:
+    package = load_package(_text_package(tmp_path / "p"))
+    session = create_session(package.file("model.onnx"), num_threads=1)
+    tokenizer = Tokenizer(package.file("tokenizer.json"), VOCAB)
+    config = replace(CONFIG, max_num_seqs=max_num_seqs)
+
+    trial = warm_up_one_pass(
+        session, package.manifest, tokenizer, config, package.path, clock=count().__next__
+    )
+
+    assert trial == Trial(rows_are_bit_equal=True, step_seconds=seconds)
 
 
 def test_graph_that_is_not_the_one_that_was_hashed_is_refused(tmp_path: Path) -> None:

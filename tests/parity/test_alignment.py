@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +24,14 @@ from engine.factory import load_engine
 from engine.model_runner import SlotModelRunner
 from engine.package import load_package
 from engine.request import GenerationRequest, SamplingParams, SequenceFinished
-from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.export import export_package
+from exporter.checkpoint import Checkpoint, save_checkpoint
+from exporter.half_comparison import MAX_POSITION_RATIO
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import record_probabilities
 from server.client import AsyncClient
 from server.config import WorkerConfig
 from server.worker import Worker
+from tests.parity.conftest import CPU, Exported, Setup, export_unproven, setups
 
 VOCAB_SIZE, START, EOS = 61, 1, 2
 CONFIG = TransformerConfig(
@@ -58,13 +61,22 @@ PARAMS = {
     ),
 }
 
-Made = tuple[Checkpoint, Path]
+Made = Exported
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Export a random model; return its checkpoint and package."""
-    path = tmp_path_factory.mktemp("alignment")
+def of_setup(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Setup], Made]:
+    """Export a random model in a format, once; return its checkpoint and package."""
+    path = save_random(tmp_path_factory.mktemp("alignment"))
+    return cache(lambda setup: export_unproven(path, setup.form))
+
+
+@pytest.fixture(scope="module")
+def made(of_setup: Callable[[Setup], Made]) -> Made:
+    return of_setup(CPU)
+
+
+def save_random(path: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(2)
@@ -72,8 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     for weight in model.parameters():
         nn.init.normal_(weight, std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
     save_checkpoint(path / "checkpoint", "tiny", model, tokenizer)
-    export_package(path / "checkpoint", path / "package")
-    return load_checkpoint(path / "checkpoint"), path / "package"
+    return path / "checkpoint"
 
 
 @pytest.fixture
@@ -101,10 +112,16 @@ def eager_attention(
     return of_heads.mean(dim=1)[0, len(prefix) :].numpy()
 
 
-async def answers(package: Path, requests: Sequence[GenerationRequest]) -> list[list]:
+@cache
+def in_half(checkpoint: Checkpoint) -> nn.Module:
+    return copy.deepcopy(checkpoint.model).half()
+
+
+async def answers(
+    package: Path, requests: Sequence[GenerationRequest], setup: Setup = CPU
+) -> list[list]:
     """Run requests together; return the finished sequences of each."""
-    engine = load_engine(load_package(package), ENGINE)
-    assert isinstance(engine, AsyncEngine)
+    engine = setup.load(package, ENGINE)
     await engine.start()
 
     async def ask(number: int, request: GenerationRequest) -> list[SequenceFinished]:
@@ -127,16 +144,17 @@ def make_request(number: int, params: SamplingParams, num_prefix: int = 0) -> Ge
 
 @pytest.mark.parametrize("num_prefix", [0, 1, 3, 6])
 @pytest.mark.parametrize("kind", PARAMS)
+@pytest.mark.parametrize("setup", setups())
 async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
-    kind: str, num_prefix: int, made: Made
+    setup: Setup, kind: str, num_prefix: int, of_setup: Callable[[Setup], Made]
 ) -> None:
-    checkpoint, package = made
+    checkpoint, package = of_setup(setup)
     params = replace(PARAMS[kind], alignment=True)
     asking = [make_request(i, params, num_prefix) for i in range(6)]
     others = [make_request(50 + i, other) for i, other in enumerate(PARAMS.values())]
     mixed = [request for pair in zip(asking, [*others, others[0]], strict=True) for request in pair]
 
-    found = await answers(package, mixed)
+    found = await answers(package, mixed, setup)
 
     assert all(found)
     for request, sequences in zip(mixed, found, strict=True):
@@ -147,7 +165,11 @@ async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
             prefix = request.target_prefix
             generated = sequence.token_ids[len(prefix) :]
             expected = eager_attention(checkpoint.model, request.prompt, prefix, generated)
-            np.testing.assert_allclose(sequence.alignment, expected, atol=1e-5)
+            atol = 1e-5
+            if setup.form.precision == "fp16":
+                half = eager_attention(in_half(checkpoint), request.prompt, prefix, generated)
+                atol = MAX_POSITION_RATIO * float(np.abs(half - expected).max())
+            np.testing.assert_allclose(sequence.alignment, expected, atol=atol)
             np.testing.assert_allclose(np.sum(sequence.alignment, axis=1), 1, atol=1e-5)
 
 

@@ -16,8 +16,6 @@ from transformers.generation import logits_process as hf
 
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.factory import load_engine
-from engine.package import load_package
 from engine.request import (
     Constraint,
     FinishReason,
@@ -30,10 +28,18 @@ from engine.request import (
     ScoreRequest,
     SequenceFinished,
 )
-from tests.parity.conftest import EOS, VOCAB_SIZE, Exported
-from tests.parity.eager import Eager, beam_search, greedy_search
+from tests.parity.conftest import (
+    CPU,
+    CUDA_FP16,
+    CUDA_FP32,
+    EOS,
+    VOCAB_SIZE,
+    Exported,
+    Setup,
+)
+from tests.parity.eager import TOLERANCE, Eager, Found, beam_search, greedy_search
 
-TOLERANCE = 1e-4
+MOST_TURNED = 0.25  # share of the searches in float16 that a rounding may have led elsewhere
 STOPS = tuple(range(20, 32))  # so many that some come early
 CHOICES = ("yes", "no", "maybe", "never")
 CONTROLS = [
@@ -71,15 +77,17 @@ class World(NamedTuple):
 
     eager: Eager
     answers: Answers
+    setup: Setup
+    has_equal_bits: bool
     text_of: Callable[[tuple[int, ...]], str]
 
 
 class Prompts:
     """Draws prompts and targets."""
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, name: str) -> None:
         self._rng = np.random.default_rng(3)
-        self.longest = 20 if family == "encoder-decoder" else 22
+        self.longest = 20 if name == "encoder-decoder" else 22
 
     def ids(self, count: int) -> tuple[int, ...]:
         return tuple(self._rng.integers(3, VOCAB_SIZE, count).tolist())
@@ -88,8 +96,8 @@ class Prompts:
         return self.ids(int(self._rng.integers(1, self.longest + 1)))
 
 
-def requests(family: str) -> Requests:
-    drawn = Prompts(family)
+def requests(name: str) -> Requests:
+    drawn = Prompts(name)
     return {
         "beam": [Asked(drawn.any(), params) for params in beams()],
         "beam with prefix": [
@@ -210,26 +218,46 @@ async def answer_all(engine: AsyncEngine, wanted: Requests) -> Answers:
     return answers
 
 
+QUICK = [
+    ("gpt", 8, CPU),
+    ("gpt", 18, CPU),
+    ("encoder-decoder", 8, CPU),
+    ("encoder-decoder", 18, CPU),
+    ("gpt", 8, CUDA_FP32),
+    ("llama", 8, CUDA_FP16),
+    ("encoder-decoder", 18, CUDA_FP32),
+    ("encoder-decoder", 8, CUDA_FP16),
+]
+WORLDS = list(product(["gpt", "llama", "encoder-decoder"], [8, 18], [CPU, CUDA_FP32, CUDA_FP16]))
+
+
 @pytest.fixture(
     scope="module",
-    params=product(["gpt", "encoder-decoder"], [8, 18]),
-    ids=lambda param: f"{param[0]}-{param[1]}-slots",
+    params=[
+        pytest.param(
+            one,
+            id=f"{one[0]}-{one[1]}-slots-{one[2].form.target}-{one[2].form.precision}",
+            marks=() if one in QUICK else pytest.mark.long,
+        )
+        for one in WORLDS
+    ],
 )
-def world(request: pytest.FixtureRequest, exported: Callable[[str], Exported]) -> World:
+def world(request: pytest.FixtureRequest, exported: Callable[..., Exported]) -> World:
     """With 8 slots all wait for each other; only 18 hold a search with 16 beams."""
-    family, num_slots = request.param
-    checkpoint, path = exported(family)
+    name, num_slots, setup = request.param
+    checkpoint, path = exported(name, setup.form)
     config = EngineConfig(
         max_num_seqs=num_slots, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
     )
-    engine = load_engine(load_package(path), config)
-    assert isinstance(engine, AsyncEngine)
+    engine = setup.load(path, config)
     wanted = {
         kind: [a for a in group if a.params is None or a.params.num_sequences <= num_slots]
-        for kind, group in requests(family).items()
+        for kind, group in requests(name).items()
     }
     answers = asyncio.run(answer_all(engine, wanted))
-    return World(Eager(checkpoint.model), answers, engine._tokenizer.decode)
+    eager = Eager(checkpoint.model, setup.form.precision)
+    bits = setup.has_equal_bits(name)
+    return World(eager, answers, setup, bits, engine._tokenizer.decode)
 
 
 def generated(asked: Asked, sequence: SequenceFinished) -> tuple[int, ...]:
@@ -239,16 +267,43 @@ def generated(asked: Asked, sequence: SequenceFinished) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("kind", ["beam", "beam with prefix"])
 def test_beams_and_scores_are_those_of_a_plain_search(world: World, kind: str) -> None:
+    turned = 0
     for asked, answer in world.answers[kind]:
         assert asked.params is not None
         expected = beam_search(world.eager, asked.prompt, asked.params, asked.target)
 
         assert len(answer.sequences) == asked.params.num_outputs
+        found = [(generated(asked, one), one.reason) for one in answer.sequences]
+        if world.setup.form.precision == "fp16":
+            is_same = found == [(best.tokens, best.reason) for best in expected]
+            turned += not is_same
+            expected = expected if is_same else [scored(world, asked, one) for one in found]
         for sequence, best in zip(answer.sequences, expected, strict=True):
+            allowed = allowed_sum(world, asked, best.tokens)
             assert generated(asked, sequence) == best.tokens, asked
-            assert sequence.score == pytest.approx(best.score, abs=TOLERANCE)
-            assert sequence.sum_logprob == pytest.approx(best.sum_logprob, abs=TOLERANCE)
+            assert sequence.score == pytest.approx(best.score, abs=allowed)
+            assert sequence.sum_logprob == pytest.approx(best.sum_logprob, abs=allowed)
             assert sequence.reason == best.reason
+    assert turned <= MOST_TURNED * len(world.answers[kind])
+
+
+def scored(world: World, asked: Asked, ended: tuple[tuple[int, ...], FinishReason]) -> Found:
+    """Return a sequence with the score that the eager model gives it."""
+    assert asked.params is not None
+    tokens, reason = ended
+    given = world.eager.given(asked.prompt, asked.target)
+    logprobs = world.eager.logprobs(asked.prompt, [[*given, *tokens]])[0, len(given) - 1 :]
+    total = float(logprobs[range(len(tokens)), tokens].sum())
+    penalty = ((5 + len(tokens)) / 6) ** asked.params.length_penalty
+    return Found(total / penalty, tokens, total, reason)
+
+
+def allowed_sum(world: World, asked: Asked, tokens: tuple[int, ...]) -> float:
+    """Return how far the log-probability of tokens may be from the eager model's."""
+    if world.setup.form.precision == "fp32":
+        return TOLERANCE
+    given = world.eager.given(asked.prompt, asked.target)
+    return sum(world.eager.allowed(asked.prompt, [*given, *tokens])[len(given) - 1 : -1])
 
 
 @pytest.mark.parametrize("kind", ["greedy", "greedy with prefix", "controlled"])
@@ -262,6 +317,7 @@ def test_greedy_tokens_are_those_of_a_plain_loop(world: World, kind: str) -> Non
             asked.params,
             asked.target,
             lambda logits, tokens, given, c=controls: controlled(logits, tokens, given, c),
+            generated(asked, answer.sequences[0]),
         )
 
         (sequence,) = answer.sequences
@@ -301,12 +357,27 @@ def test_sampled_tokens_are_among_those_that_transformers_would_draw_from(world:
             tokens = world.eager.given(asked.prompt)
             given = len(tokens)
             for token in sequence.token_ids:
-                logits = world.eager.logits(asked.prompt, [tokens])[0, -1].clone()
-                row = controlled(logits, tokens, given, asked.params.controls)[None]
-                for truncate in truncations(asked.params):
-                    row = truncate(torch.tensor([tokens]), row)
-                assert row[0, token] > -torch.inf, (asked, tokens, token)
+                logits = world.eager.logits(asked.prompt, [tokens])[0, -1]
+                is_drawn = may_be_drawn(token, logits, 0.0, tokens, given, asked.params)
+                if not is_drawn:
+                    turned = world.eager.undecided(asked.prompt, tokens)
+                    is_drawn = any(
+                        may_be_drawn(token, logits, move, tokens, given, asked.params)
+                        for move in (turned, -turned)
+                    )
+                assert is_drawn, (asked, tokens, token)
                 tokens.append(token)
+
+
+def may_be_drawn(
+    token: int, logits: Tensor, move: float, tokens: list[int], given: int, params: SamplingParams
+) -> bool:
+    """Say whether truncation leaves a token, if its own logit is moved by so much."""
+    row = controlled(logits.clone(), tokens, given, params.controls)[None]
+    row[0, token] += move
+    for truncate in truncations(params):
+        row = truncate(torch.tensor([tokens]), row)
+    return bool(row[0, token] > -torch.inf)
 
 
 def truncations(params: SamplingParams) -> Iterator[hf.LogitsProcessor]:
@@ -327,7 +398,11 @@ def test_best_of_returns_the_samples_with_the_highest_mean_logprob(world: World)
         means = [(s.sum_logprob / len(s.token_ids), s.token_ids) for s in every.sequences]
 
         expected = sorted(means, key=lambda mean: -mean[0])[:2]
-        assert [(s.score, s.token_ids) for s in best.sequences] == expected
+        found = [(s.score, s.token_ids) for s in best.sequences]
+        assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
+        near = 0.0 if world.has_equal_bits else 20 * TOLERANCE
+        scores = [score for score, _ in expected]
+        assert [score for score, _ in found] == pytest.approx(scores, abs=near, rel=0)
 
 
 @pytest.mark.parametrize("kind", ["logprobs", "greedy with prefix", "beam"])
@@ -338,14 +413,20 @@ def test_logprobs_are_those_of_the_eager_model(world: World, kind: str) -> None:
         if asked.params.prompt_logprobs is not None:
             logprobs = world.eager.logprobs(asked.prompt, [given])[0]
             found = answer.end.prompt_logprobs
-            assert_positions(found, given[1:], logprobs, asked.params.prompt_logprobs)
+            allowed = world.eager.allowed(asked.prompt, given)
+            assert_positions(found, given[1:], logprobs, allowed, asked.params.prompt_logprobs)
         for sequence in answer.sequences:
             tokens = generated(asked, sequence)
-            logprobs = world.eager.logprobs(asked.prompt, [[*given, *tokens]])[0, len(given) - 1 :]
+            row, start = [*given, *tokens], len(given) - 1
+            logprobs = world.eager.logprobs(asked.prompt, [row])[0, start:]
             if asked.params.logprobs is not None:
-                assert_positions(sequence.logprobs, tokens, logprobs, asked.params.logprobs)
+                allowed = world.eager.allowed(asked.prompt, row)[start:]
+                assert_positions(
+                    sequence.logprobs, tokens, logprobs, allowed, asked.params.logprobs
+                )
             total = float(logprobs[range(len(tokens)), tokens].sum())
-            assert sequence.sum_logprob == pytest.approx(total, abs=TOLERANCE)
+            near = allowed_sum(world, asked, tokens)
+            assert sequence.sum_logprob == pytest.approx(total, abs=near)
 
 
 def test_scores_are_the_logprobs_of_the_eager_model(world: World) -> None:
@@ -355,40 +436,42 @@ def test_scores_are_the_logprobs_of_the_eager_model(world: World) -> None:
         row = [*given, *asked.target]
         logprobs = world.eager.logprobs(asked.prompt, [row])[0, len(given) - 1 :]
 
-        assert_positions(answer.end.positions, asked.target, logprobs, 2)
+        allowed = world.eager.allowed(asked.prompt, row)[len(given) - 1 :]
+        assert_positions(answer.end.positions, asked.target, logprobs, allowed, 2)
         total = float(logprobs[range(len(asked.target)), asked.target].sum())
-        assert answer.end.sum_logprob == pytest.approx(total, abs=TOLERANCE)
+        near = TOLERANCE if world.setup.form.precision == "fp32" else sum(allowed[:-1])
+        assert answer.end.sum_logprob == pytest.approx(total, abs=near)
 
 
 def assert_positions(
     found: tuple[PositionLogprobs, ...],
     tokens: list[int] | tuple[int, ...],
     logprobs: Tensor,  # [T or more, V]
+    allowed: list[float],  # T or more
     num_top: int,
 ) -> None:
     assert [position.chosen.token_id for position in found] == list(tokens)
-    for position, row in zip(found, logprobs, strict=False):
+    for position, row, near in zip(found, logprobs, allowed, strict=False):
         assert [one.rank for one in position.top] == list(range(1, num_top + 1))
         best = row.topk(num_top).values.tolist() if num_top else []
-        assert [one.logprob for one in position.top] == pytest.approx(best, abs=TOLERANCE)
+        assert [one.logprob for one in position.top] == pytest.approx(best, abs=near)
         for one in (position.chosen, *position.top):
             logprob = float(row[one.token_id])
-            assert one.logprob == pytest.approx(logprob, abs=TOLERANCE)
-            fewest = 1 + int((row > logprob + TOLERANCE).sum())
-            most = 1 + int((row > logprob - TOLERANCE).sum())
+            assert one.logprob == pytest.approx(logprob, abs=near)
+            fewest = 1 + int((row > logprob + near).sum())
+            most = 1 + int((row > logprob - near).sum())
             assert fewest <= one.rank <= most
 
 
 def test_the_score_of_an_answer_is_the_logprob_that_came_with_it(
-    exported: Callable[[str], Exported],
+    exported: Callable[..., Exported],
 ) -> None:
-    for family in ("gpt", "encoder-decoder"):
+    for name, setup in product(("gpt", "encoder-decoder"), (CPU, CUDA_FP32)):
         config = EngineConfig(
             max_num_seqs=3, max_num_batched_tokens=12, prefill_chunk_size=4, num_threads=1
         )
-        engine = load_engine(load_package(exported(family).package), config)
-        assert isinstance(engine, AsyncEngine)
-        prompts = [Prompts(family).ids(length) for length in (1, 4, 5, 11)]
+        engine = setup.load(exported(name, setup.form).package, config)
+        prompts = [Prompts(name).ids(length) for length in (1, 4, 5, 11)]
 
         generating = [Asked(prompt, SamplingParams(max_new_tokens=9)) for prompt in prompts]
         answers = asyncio.run(answer_and_score(engine, generating))
@@ -426,15 +509,18 @@ def test_constrained_texts_match_and_beams_find_the_likeliest(world: World) -> N
                 assert re.fullmatch(values[0], sequence.text)
         if kind == "choice" and asked.params.strategy == "beam":
             scores = {sequence.text: sequence.score for sequence in answer.sequences}
-            assert scores == pytest.approx(choice_scores(world, asked), abs=TOLERANCE)
+            expected = choice_scores(world, asked)
+            near = max(allowed_sum(world, asked, tokens) for tokens, _ in expected.values())
+            exact = {choice: score for choice, (_, score) in expected.items()}
+            assert scores == pytest.approx(exact, abs=near)
             assert list(scores) == sorted(scores, key=lambda text: -scores[text])
 
 
-def choice_scores(world: World, asked: Asked) -> dict[str, float]:
+def choice_scores(world: World, asked: Asked) -> dict[str, tuple[tuple[int, ...], float]]:
     letters = {world.text_of((token,)): token for token in range(3, VOCAB_SIZE - 1)}
     given, found = world.eager.given(asked.prompt), {}
     for choice in CHOICES:
-        tokens = [*(letters[letter] for letter in choice), EOS]
+        tokens = (*(letters[letter] for letter in choice), EOS)
         logprobs = world.eager.logprobs(asked.prompt, [[*given, *tokens]])[0, len(given) - 1 :]
-        found[choice] = float(logprobs[range(len(tokens)), tokens].sum())
+        found[choice] = tokens, float(logprobs[range(len(tokens)), tokens].sum())
     return found

@@ -7,7 +7,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +45,7 @@ from tests.parity.conftest import (
     Exported,
     Setup,
 )
+from tests.parity.near import NEAR, assert_near
 
 NUM_REQUESTS = 500  # of each of two models
 ARRIVALS = 0.8  # seconds
@@ -55,9 +56,6 @@ ENGINE = EngineConfig(
     max_queue_size=NUM_REQUESTS,
     num_threads=1,
 )
-# Of a sum of log-probabilities: of an answer's 20 tokens at most, each as near to itself alone as
-# the certificate wants it.
-NEAR = {"fp32": 20 * 2e-4, "fp16": 20 * 2e-3}
 CONSTRAINTS = [
     Constraint("choice", ("yes", "no", "maybe")),
     Constraint("regex", ("[0-9]{2}:[0-9]{2}",)),
@@ -292,21 +290,6 @@ def assert_is_part(found: Answer, whole: Answer) -> None:
     for cut in found[0]:
         if cut.was_streamed:  # the best of some beams or samples may be others in the end
             assert whole[0][cut.index].token_ids[: len(cut.token_ids)] == cut.token_ids
-
-
-def assert_near(found: Any, expected: Any, allowed: float) -> None:
-    """Demand that all is equal but numbers, which are near."""
-    if isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=allowed)
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_near(one, other, allowed)
-    elif is_dataclass(expected) and not isinstance(expected, type):
-        for field in fields(expected):
-            assert_near(getattr(found, field.name), getattr(expected, field.name), allowed)
-    else:
-        assert found == expected
 
 
 def assert_nothing_is_left(watch: Watch) -> None:

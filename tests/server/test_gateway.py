@@ -593,6 +593,31 @@ async def test_a_stream_that_ends_worker_after_worker_once_started_is_given_to_n
     assert (other.reason, calls["n"]) == ("REPLICA_LOST", 4)
 
 
+async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        running_worker(FakeGenerator()) as (worker, address),
+        running_gateway() as (gateway, _),
+    ):
+        publish, failures = gateway._pool._changed, [ZeroDivisionError("a bug")]
+
+        def fail_once() -> None:
+            if gateway.num_serving and failures:
+                raise failures.pop()
+            publish()
+
+        gateway._pool._changed = fail_once
+        await gateway.sync([address])
+
+        await until(lambda: not failures)
+        await until(lambda: gateway.num_serving == 1)
+        await worker.drain(0)
+        await until(lambda: gateway.num_serving == 0)
+
+    assert any("has failed; it begins anew" in record.getMessage() for record in caplog.records)
+
+
 # A worker in a process of its own, killed.
 
 

@@ -6,10 +6,7 @@ import asyncio
 
 import pytest
 
-from server.background import in_background
-from tests.server.calls import until
-from tests.server.fakes import FakeGenerator, running_worker
-from tests.server.test_gateway import running_gateway
+from engine.background import in_background
 
 
 async def test_a_task_that_fails_is_logged_and_begins_anew(
@@ -55,28 +52,3 @@ async def test_a_cancelled_task_does_not_begin_anew(caplog: pytest.LogCaptureFix
 
     assert task.cancelled()
     assert caplog.records == []
-
-
-async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with (
-        running_worker(FakeGenerator()) as (worker, address),
-        running_gateway() as (gateway, _),
-    ):
-        publish, failures = gateway._pool._changed, [ZeroDivisionError("a bug")]
-
-        def fail_once() -> None:
-            if gateway.num_serving and failures:
-                raise failures.pop()
-            publish()
-
-        gateway._pool._changed = fail_once
-        await gateway.sync([address])
-
-        await until(lambda: not failures)
-        await until(lambda: gateway.num_serving == 1)
-        await worker.drain(0)
-        await until(lambda: gateway.num_serving == 0)
-
-    assert any("has failed; it begins anew" in record.getMessage() for record in caplog.records)

@@ -1,0 +1,27 @@
+"""Answers that are equal but for the rounding of their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+# Of a sum of log-probabilities: of an answer's 20 tokens at most, each as near to itself alone as
+# the certificate wants it.
+NEAR = {"fp32": 20 * 2e-4, "fp16": 20 * 2e-3}
+
+
+def assert_near(found: Any, expected: Any, allowed: float) -> None:
+    """Demand that all is equal but numbers, which are near."""
+    if isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=allowed)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_near(one, other, allowed)
+    elif is_dataclass(expected) and not isinstance(expected, type):
+        for field in fields(expected):
+            assert_near(getattr(found, field.name), getattr(expected, field.name), allowed)
+    else:
+        assert found == expected
