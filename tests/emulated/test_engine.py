@@ -1,0 +1,44 @@
+"""A whole engine on the emulated device, from packages: every kind of request comes to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.package import PackageFormat, Precision
+from tests.emulated.conftest import RunScript
+from tests.parity.conftest import CONFIGS
+from tests.parity.uncertified import write_uncertified
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+
+PACKAGES: list[tuple[str, Precision]] = [
+    ("gpt", "fp16"),
+    ("llama", "bf16"),
+    ("llama", "fp32"),
+    ("encoder-decoder", "fp16"),
+    ("encoder-decoder", "fp32"),
+]
+
+
+def test_every_kind_of_request_is_served(on_device: RunScript, tmp_path: Path) -> None:
+    paths = []
+    for name, precision in PACKAGES:
+        form = PackageFormat.of("cuda", precision)
+        directory = tmp_path / f"{name}-{precision}"
+        paths.append(str(write_uncertified(CONFIGS[name], directory, form).path))
+
+    found = on_device("run_engine.py", *paths)
+
+    for path in paths:
+        assert found[path]["ended"] == {"finished": 48}
+        assert found[path]["scored"] == 2 and found[path]["running"] == 0
+        assert found[path]["captured in"] == ["engine"]
+        one, several = found[path]["captured"]
+        assert one.startswith(
+            "package: captured a decode call of 8 rows with their likeliest token"
+        )
+        assert several.startswith(
+            "package: captured a decode call of 8 rows with their 61 likeliest"
+        )
