@@ -19,6 +19,7 @@ server sent none), `retry_after` (google.rpc.RetryInfo, seconds or None) and `vi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -124,8 +125,15 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingPr
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """Return when a call that begins now expires, on the monotonic clock; None: never."""
-    return None if timeout is None else time.monotonic() + timeout
+    """Return when a call that begins now expires, on the monotonic clock; None: never.
+
+    Raises ValueError for what is no number of seconds.
+    """
+    if timeout is None:
+        return None
+    if not math.isfinite(timeout):
+        raise ValueError(f"timeout ({timeout}) must be seconds, or None for no deadline")
+    return time.monotonic() + timeout
 
 
 def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> TokenweirClientError:

@@ -170,8 +170,8 @@ class Client:
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
-        call = self._generation.GenerateStream(request, timeout=timeout)
-        return TextStream(call, deadline_after(timeout))
+        deadline = deadline_after(timeout)
+        return TextStream(self._generation.GenerateStream(request, timeout=timeout), deadline)
 
     def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -293,8 +293,9 @@ class AsyncClient:
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
+        deadline = deadline_after(timeout)
         call = self._open().generation.GenerateStream(request, timeout=timeout)
-        return AsyncTextStream(call, deadline_after(timeout))
+        return AsyncTextStream(call, deadline)
 
     async def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -312,8 +313,8 @@ class AsyncClient:
         """
         request = requests.stream_request(model, prompt, options)
         timeout = options.get("timeout", self._timeout)
-        call = self._open().generation.GenerateStream(request, timeout=timeout)
         deadline = deadline_after(timeout)
+        call = self._open().generation.GenerateStream(request, timeout=timeout)
         try:
             async for message in call:
                 yield message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,8 @@ class ServeConfig:
         _check_port(self.port)
         _check_at_least_one(self, "min_replicas", "max_replicas")
         _check_positive(self, "target_live_requests")
+        if math.isinf(self.target_live_requests):
+            raise ConfigError("target_live_requests (inf) must be a number; 1e6 adds no replica")
         _check_not_negative(self, "downscale_delay", "grace")
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ConfigError(

@@ -10,6 +10,7 @@ import click
 from exporter.tasks import TASKS
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
+    Number,
     any_path,
     decode_buckets_option,
     examples,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from exporter.loss import LossLimits
     from exporter.training.trainer import TrainingReport
 
-_SHARE = click.FloatRange(min=0)
+_SHARE = Number(min=0)
 text_option = click.option(
     "--text",
     type=existing_file,

@@ -13,6 +13,7 @@ import click
 from server.cli.exit_codes import DONE, FAILED, CommandError
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
+    Number,
     any_path,
     decode_buckets_option,
     device_option,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="PER_SECOND",
     help="Open loop: requests start at this rate whatever the server does.",
 )

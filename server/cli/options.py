@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,24 @@ from typing import Any
 import click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Number(click.FloatRange):
+    """A number within bounds; click's own takes nan, which is in no range, and inf in most."""
+
+    def __init__(self, *, allow_inf: bool = False, **bounds: Any) -> None:
+        super().__init__(**bounds)
+        self._allow_inf = allow_inf
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; fail for one that is none."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number) or (math.isinf(number) and not self._allow_inf):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
 
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -26,7 +45,7 @@ server_option: Decorator = click.option(
 
 timeout_option: Decorator = click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
@@ -58,7 +77,7 @@ device_option: Decorator = click.option(
 
 gpu_memory_option: Decorator = click.option(
     "--gpu-memory-utilization",
-    type=click.FloatRange(min=0, min_open=True, max=1),
+    type=Number(min=0, min_open=True, max=1),
     default=0.9,
     show_default=True,
     metavar="SHARE",

@@ -13,6 +13,7 @@ import click
 from server.cli.exit_codes import FAILED
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
+    Number,
     decode_buckets_option,
     device_option,
     examples,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--max-replicas", type=click.IntRange(1), help="... and this many, by load.")
 @click.option(
     "--target-live-requests",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=16.0,
     show_default=True,
     help="Live requests per worker that the scaling aims at.",
@@ -77,13 +78,13 @@ if TYPE_CHECKING:
 @decode_buckets_option
 @click.option(
     "--num-gpus-per-replica",
-    type=click.FloatRange(min=0, max=1),
+    type=Number(min=0, max=1),
     metavar="SHARE",
     help="GPUs of a worker; with 0.5 two share one.  [default: 1 if a model runs on one]",
 )
 @click.option(
     "--max-step-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True, allow_inf=True),
     default=8.0,
     show_default=True,
     metavar="SECONDS",
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

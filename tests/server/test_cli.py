@@ -625,3 +625,39 @@ def test_demo_without_a_gpu_is_refused_before_it_trains(
     assert run(["demo", "--out", str(tmp_path), "--device", "cuda"]) == 3
 
     assert "pip install 'tokenweir[gpu]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("generate --model m x", "--timeout"),
+        ("score --model m x y", "--timeout"),
+        ("classify --model m x", "--timeout"),
+        ("label --model m x", "--timeout"),
+        ("loadtest --model m", "--timeout"),
+        ("loadtest --model m", "--rate"),
+        ("serve .", "--grace"),
+        ("serve .", "--target-live-requests"),
+        ("serve .", "--num-gpus-per-replica"),
+        ("serve .", "--gpu-memory-utilization"),
+        ("bench .", "--gpu-memory-utilization"),
+        ("export . --out x", "--max-token-loss"),
+        ("export . --out x", "--max-logit-loss"),
+        ("export . --out x", "--max-perplexity-loss"),
+    ],
+)
+def test_an_option_that_is_no_finite_number_is_refused_by_name(
+    arguments: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments.split(), f"{option}={value}"]) == 2
+
+    assert f"Invalid value for '{option}': {value} is not" in capsys.readouterr().err
+
+
+def test_a_step_may_have_no_limit_but_not_none_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--max-step-seconds", "inf"]) == 2
+    assert "give at least one PACKAGE" in capsys.readouterr().err
+
+    assert run(["serve", "--max-step-seconds", "nan"]) == 2
+    assert "'--max-step-seconds': nan is not a finite number." in capsys.readouterr().err

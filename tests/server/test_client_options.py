@@ -10,6 +10,7 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from server._client_requests import generate_request, score_request
+from server.client import AsyncClient, Client
 
 SCHEMA = {"type": "object", "properties": {"day": {"type": "integer"}}}
 
@@ -142,3 +143,16 @@ def test_what_cannot_be_sent_is_refused_by_its_name(options: dict[str, Any], mes
         _request(**options)
 
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf")])
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
+    async with AsyncClient("127.0.0.1:9") as client:
+        with pytest.raises(ValueError, match=rf"timeout \({timeout}\) must be seconds, or None"):
+            await client.generate("m", "x", timeout=timeout)
+        with pytest.raises(ValueError, match=rf"timeout \({timeout}\)"):
+            client.stream("m", "x", timeout=timeout)
+    with Client("127.0.0.1:9", timeout=timeout) as client:
+        for ask in (client.generate, client.stream):
+            with pytest.raises(ValueError, match=rf"timeout \({timeout}\)"):
+                ask("m", "x")

@@ -75,6 +75,11 @@ def test_time_below_zero_is_refused(name: str) -> None:
         dataclasses.replace(CONFIG, **{name: -1})
 
 
+def test_a_target_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"target_live_requests \(inf\) must be a number"):
+        dataclasses.replace(CONFIG, target_live_requests=float("inf"))
+
+
 def test_gateway_takes_requests_as_large_as_its_workers_take() -> None:
     config = dataclasses.replace(CONFIG, worker=WorkerConfig(max_request_bytes=5_000_000))
 
