@@ -134,8 +134,9 @@ class DecodeCalls:
 
     def _bound(self, shape: _Shape) -> _Bound:
         if shape not in self._bindings:
-            if len(self._bindings) >= _MAX_BINDINGS:
-                self._bindings.clear()
+            if len(self._bindings) >= _MAX_BINDINGS:  # what is captured stays: it takes long
+                kept = self._bindings.items()
+                self._bindings = {k: b for k, b in kept if b.graph_id != NOT_CAPTURED}
             self._bindings[shape] = _Bound(self._bind(shape), self._graph_id(shape))
         return self._bindings[shape]
 

@@ -94,6 +94,7 @@ def _load_generating(
         warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
         seconds = largest_step_seconds(runner, contract, config, package.path)
         is_equal = _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
+        runner.num_padding = 0  # all of it was nobody's: there was no request yet
         return Trial(is_equal, seconds)
 
     return AsyncEngine(package, core, tokenizer, config, warm_up=warm)

@@ -133,6 +133,8 @@ class SlotModelRunner:
     def reset(self) -> None:
         """Empty the cache; what it held is gone."""
         self.cache.forget()
+        if self._device is not None:  # a step that failed may have left copies in the queue
+            self._device.runtime.synchronize()
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         """Run one step, see ModelRunner."""

@@ -111,3 +111,27 @@ def test_a_device_without_room_says_how_much_is_wanted_and_free(tmp_path: Path) 
 
     with pytest.raises(OutOfDeviceMemory, match=r"were wanted, .* of .* are free"):
         load_on(FakeCuda(num_bytes=50_000), model, tmp_path, num_slots=SLOTS)
+
+
+def test_calls_of_many_shapes_do_not_drop_what_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.decode_calls._MAX_BINDINGS", 2)
+    model = TinyModel(4, has_encoder=True)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    runner.run(replace(NOTHING, encodes=(Encode(0, ids(1, 5)),)))
+
+    for sources in ((0,), (0, 0), (0, 0, 0), (0,), (0, 0), (0, 0, 0), (0,)):
+        runner.run(replace(NOTHING, decode_ids=(4,) * len(sources), decode_sources=sources))
+
+    assert (len(decoder.captured), decoder.replays) == (1, 2)
+
+
+def test_emptying_the_rows_waits_for_what_a_failed_step_has_queued(tmp_path: Path) -> None:
+    cuda = FakeCuda()
+    runner, _ = load_on(cuda, TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS)
+    cuda.calls.clear()
+
+    runner.reset()
+
+    assert cuda.calls[-1] == "cudaStreamSynchronize"

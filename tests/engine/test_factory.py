@@ -312,6 +312,19 @@ async def test_a_package_offers_batch_invariance_once_it_is_shown(tmp_path: Path
             await engine.stop()
 
 
+async def test_what_a_warm_up_computes_is_not_counted_as_wasted(tmp_path: Path) -> None:
+    package = load_package(_generating_package(tmp_path / "text", cross=True))
+    engine = load_engine(package, replace(CONFIG, decode_buckets=(CONFIG.max_num_seqs,)))
+    await engine.start()
+    try:
+        request = GenerationRequest("r", (3, 4), SamplingParams(max_new_tokens=1))
+        async for _ in engine.generate(request):
+            pass
+        assert engine.load().wasted.padding_tokens == CONFIG.max_num_seqs - 1
+    finally:
+        await engine.stop()
+
+
 def _behind_sums(*nodes: NodeProto, **weights: Any) -> ModelProto:
     """Return a text model whose logits `nodes` make from "sums"."""
     model = _one_pass("input_ids", ["B", "S"], extra=[("lengths", INT64, ["B"])])
