@@ -50,10 +50,19 @@ class HuggingFaceAdapter:
         self._options: dict[str, Any] = {}
         if mode == "generate":
             self._options["cache_implementation"] = "static"
+        self._max_tokens = options.max_tokens
+        self._warm: set[int] = set()  # numbers of prompts
 
-    @torch.inference_mode()
     def generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
-        """Run the prompts as one batch."""
+        """Run the prompts as one batch; the first time two more, which compile and capture."""
+        if len(prompts) not in self._warm:
+            for _ in range(2):
+                self._generate(prompts, self._max_tokens - len(prompts[0]))
+            self._warm.add(len(prompts))
+        return self._generate(prompts, num_new_tokens)
+
+    @torch.no_grad()
+    def _generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
         ids = torch.tensor(prompts, device=self._device)  # (B, S)
         out = self._model.generate(
             input_ids=ids,
