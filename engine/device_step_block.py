@@ -126,16 +126,26 @@ class DeviceStepBlock:
             self._fetched = self._memory.pinned(self._num_slots * self._vocab_size * 4)
         pinned = self._fetched.view(np.float32).reshape(self._num_slots, self._vocab_size)
         first, self._num_fetched = self._num_fetched, self._num_fetched + len(rows)
-        found = list(pinned[first : self._num_fetched])
-        found += [np.empty(self._vocab_size, np.float32) for _ in rows[len(found) :]]
-        for row, target in zip(rows, found, strict=True):
-            behind = row - self._size.num_decoding
-            source = self._logits[row : row + 1]
-            if behind >= 0:
-                source = self._chunk_logits[behind : behind + 1]
-            self._memory.download(target, source)
+        inside = pinned[first : self._num_fetched]
+        beyond = np.empty((len(rows) - len(inside), self._vocab_size), np.float32)
+        self._download(inside, rows[: len(inside)])
+        self._download(beyond, rows[len(inside) :])
         self._memory.runtime.synchronize()
-        return found
+        return [*inside, *beyond]
+
+    def _download(self, target: Floats, rows: Sequence[int]) -> None:
+        """Queue copies of logits: one for rows that lie beside each other."""
+        start, num_decoding = 0, self._size.num_decoding
+        for stop in range(1, len(rows) + 1):
+            is_last = stop == len(rows)
+            if is_last or rows[stop] != rows[stop - 1] + 1 or rows[stop] == num_decoding:
+                row, count = rows[start], stop - start
+                source = self._logits[row : row + count]
+                if row >= num_decoding:
+                    behind = row - num_decoding
+                    source = self._chunk_logits[behind : behind + count]
+                self._memory.download(target[start:stop], source)
+                start = stop
 
 
 class _SmallOutputs:

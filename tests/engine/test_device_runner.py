@@ -135,3 +135,20 @@ def test_emptying_the_rows_waits_for_what_a_failed_step_has_queued(tmp_path: Pat
     runner.reset()
 
     assert cuda.calls[-1] == "cudaStreamSynchronize"
+
+
+def test_logits_are_fetched_in_one_copy_for_rows_beside_each_other(tmp_path: Path) -> None:
+    cuda, model = FakeCuda(), TinyModel(4, has_encoder=False)
+    runner, _ = load_on(cuda, model, tmp_path, num_slots=SLOTS)
+    chunks = (PrefillChunk(3, ids(1, 9), num_logits=4),)
+    step = replace(NOTHING, decode_ids=(4, 5, 6), chunks=chunks)
+    wanted = load(model, tmp_path).run(step).all_logits
+    runner.run(step).fetch((0,))  # takes the memory to fetch into
+    runner.reset()
+    found = runner.run(step)
+
+    for rows, num_copies in (((1, 2), 1), ((0, 1, 2, 3), 2), ((4, 6), 2), (range(7), 1)):
+        cuda.calls.clear()
+        found.fetch(rows)
+        assert cuda.calls == ["cudaMemcpyAsync"] * num_copies + ["cudaStreamSynchronize"]
+    assert found.all_logits.tobytes() == wanted.tobytes()
