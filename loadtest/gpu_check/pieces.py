@@ -25,7 +25,7 @@ _TOPS, _TOP_ROWS, _VOCABULARY = (1, 64, 128), 256, 50_257
 _GPT2_ROW = CacheShape(num_layers=12, num_kv_heads=12, max_len=1024, head_dim=64, dtype="fp16")
 _QUICK_ROW = CacheShape(num_layers=2, num_kv_heads=2, max_len=64, head_dim=16, dtype="fp16")
 _COPY_BYTES, _MATRIX = 2**32, 8192  # of the measures of the GPU itself
-_TURNS = 5
+_TURN_SECONDS = 0.2
 
 
 def describe(settings: Settings) -> Outcome:
@@ -82,8 +82,7 @@ def copy_rows(settings: Settings) -> Outcome:
             "swap": partial(cache.swap, 0, 1, length, length),
         },
         device.runtime.synchronize,
-        num_runs=3 if settings.quick else 200,
-        num_turns=_TURNS,
+        seconds=_turn_seconds(settings.quick),
     )
     rate = 2 * one.nbytes / (seen["copy"].total * 1e-6)
     found = {
@@ -97,6 +96,10 @@ def copy_rows(settings: Settings) -> Outcome:
         f"{seen['swap'].total:.0f} us"
     )
     return Outcome(summary if arrived else "rows did not arrive as they were", found, arrived)
+
+
+def _turn_seconds(quick: bool) -> float:
+    return 0.0 if quick else _TURN_SECONDS
 
 
 def _versions() -> Any:
@@ -121,7 +124,7 @@ def _ceilings() -> dict[str, float]:
 
 
 def _median_of(work: Any) -> float:
-    seen = time_in_turns({"": work}, torch.cuda.synchronize, num_runs=10, num_turns=_TURNS)
+    seen = time_in_turns({"": work}, torch.cuda.synchronize, seconds=_TURN_SECONDS)
     return seen[""].total * 1e-6
 
 
@@ -143,8 +146,7 @@ def _time_top(device: CudaDevice, k: int, quick: bool) -> dict[str, Any]:
         "eager": partial(binding.run, NOT_CAPTURED),
         "captured": partial(binding.run, 0),
     }
-    runs = 3 if quick else 100
-    return dict(time_in_turns(works, device.runtime.synchronize, num_runs=runs, num_turns=_TURNS))
+    return time_in_turns(works, device.runtime.synchronize, seconds=_turn_seconds(quick))
 
 
 def _write_top(path: Path, num_rows: int) -> None:

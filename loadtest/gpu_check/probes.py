@@ -32,6 +32,7 @@ _CHUNK = 64  # tokens of a prompt in one call
 _PROMPTS = (5, 100, 31, 64, 7, 65, 12, 90)  # tokens
 _STEPS = 8  # tokens decoded behind a prompt
 _CPU_STEPS = 16
+_TURN_SECONDS = 0.2
 # Of the CPU's own result in the same type; both round, so it is twice what one may be off.
 _MOST_DIFFERENCE = {"fp32": 1e-4, "fp16": 0.04}  # in standard deviations of the logits
 
@@ -239,13 +240,13 @@ def _digest(arrays: Sequence[Floats]) -> str:
 
 def _times(decoder: DeviceDecoder, device: CudaDevice, quick: bool) -> list[dict[str, object]]:
     return [
-        _time_bucket(decoder, device, bucket, number, 3 if quick else 200)
+        _time_bucket(decoder, device, bucket, number, 0.0 if quick else _TURN_SECONDS)
         for number, bucket in enumerate(_QUICK_BUCKETS if quick else _BUCKETS)
     ]
 
 
 def _time_bucket(
-    decoder: DeviceDecoder, device: CudaDevice, bucket: int, graph_id: int, runs: int
+    decoder: DeviceDecoder, device: CudaDevice, bucket: int, graph_id: int, seconds: float
 ) -> dict[str, object]:
     ids = np.zeros((bucket, 1), np.int64)
     positions = np.full((bucket, 1), decoder.capacity // 2)
@@ -255,7 +256,7 @@ def _time_bucket(
 
     works = {"eager": queue(NOT_CAPTURED), "captured": queue(graph_id)}
     wait = device.runtime.synchronize
-    seen = time_in_turns(works, wait, num_runs=runs, num_turns=3)
+    seen = time_in_turns(works, wait, seconds=seconds)
     return {"rows": bucket, **{name: asdict(timed)["total"] for name, timed in seen.items()}}
 
 

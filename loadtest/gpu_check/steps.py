@@ -25,11 +25,7 @@ from loadtest.gpu_check.timing import Timed, time_in_turns
 _ROWS, _QUICK_ROWS = (1, 32, 256), (1, 3)
 _CHUNKS, _QUICK_CHUNKS = (128, 256, 512), (4, 8)
 _CONTEXT = 512  # positions that a decoding row holds
-_TURNS, _QUICK_TURNS = 5, 1
-_RUNS, _QUICK_RUNS = 200, 3
-_CHUNK_RUNS = 20
-_FEWEST_RUNS = 10
-_TURN_SECONDS = 0.8  # of a turn, at most about: NVML must see some of it
+_TURN_SECONDS = 1.0  # so long that NVML sees how busy the GPU is
 
 
 def time_steps(
@@ -84,7 +80,7 @@ class _Measure:
         self.chunk_sizes = _QUICK_CHUNKS if quick else _CHUNKS
         self.context = min(_CONTEXT, decoder.capacity // 2)
         self._decoder, self._wait = decoder, device.runtime.synchronize
-        self._runs, self._turns = (_QUICK_RUNS, _QUICK_TURNS) if quick else (_RUNS, _TURNS)
+        self._seconds = 0.0 if quick else _TURN_SECONDS
 
     def decode(self, num_rows: int, graph_id: int) -> dict[str, object]:
         """Time a decode call: queued one behind the other, and with its ids read each time."""
@@ -100,14 +96,15 @@ class _Measure:
             decoder.read_ids(num_rows)
 
         capture = self._capture(lambda: queue(graph_id))
-        seen = self._time(
+        seen = time_in_turns(
             {
                 "eager": lambda: queue(NOT_CAPTURED),
                 "captured": lambda: queue(graph_id),
                 "eager, ids read": lambda: step(NOT_CAPTURED),
                 "captured, ids read": lambda: step(graph_id),
             },
-            self._runs,
+            self._wait,
+            seconds=self._seconds,
         )
         read = seen["captured, ids read"].total
         return {"rows": num_rows, **_columns(seen), "capture ms": capture} | {
@@ -133,7 +130,7 @@ class _Measure:
             "eager": lambda: queue(NOT_CAPTURED),
             "captured": lambda: queue(graph_id),
         }
-        seen = self._time(works, min(self._runs, _CHUNK_RUNS))
+        seen = time_in_turns(works, self._wait, seconds=self._seconds)
         return {
             "tokens": size,
             **_columns(seen),
@@ -148,16 +145,6 @@ class _Measure:
         work()
         self._wait()
         return 1e3 * (time.perf_counter() - started)
-
-    def _time(self, works: Mapping[str, Callable[[], object]], num_runs: int) -> dict[str, Timed]:
-        started = time.perf_counter()
-        for work in works.values():
-            work()
-        self._wait()
-        seconds = (time.perf_counter() - started) / len(works)
-        fitting = int(_TURN_SECONDS / max(seconds, 1e-6))
-        runs = max(min(num_runs, _FEWEST_RUNS), min(num_runs, fitting))
-        return time_in_turns(works, self._wait, num_runs=runs, num_turns=self._turns)
 
 
 def _columns(seen: dict[str, Timed]) -> dict[str, float]:

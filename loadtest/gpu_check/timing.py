@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from loadtest.gpu_check.gpu_use import GpuUse
 
-_WARM_UP = 3  # runs before the clock
+_NUM_TURNS = 3
+_FEWEST_RUNS = 3  # in a turn
+_BURST = 20  # runs that a stream takes in without letting the host wait
+_FASTEST = 1e-6  # seconds that a run is taken to last at least
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Timed:
     """Medians over turns, in microseconds a run."""
 
     total: float  # until the device was done, over all runs of a turn
-    host: float  # until the last run was queued
+    host: float  # until the last of a few runs was queued
     busy: float | None  # share of the time in which the device computed; None: not known
 
 
@@ -25,19 +28,27 @@ def time_in_turns(
     works: Mapping[str, Callable[[], object]],
     wait: Callable[[], None],
     *,
-    num_runs: int,
-    num_turns: int,
+    seconds: float,
 ) -> dict[str, Timed]:
-    """Measure each work in turn, again and again: whatever disturbs one disturbs all."""
+    """Measure each work in turn, again and again: whatever disturbs one disturbs all.
+
+    In a turn a work is run as often as takes about so many seconds, but a few times at least, and
+    then in a short burst, of which the host's share is taken.
+    """
+    num_runs = {name: _num_runs(work, wait, seconds) for name, work in works.items()}
     turns: dict[str, list[Timed]] = {name: [] for name in works}
-    for work in works.values():
-        for _ in range(_WARM_UP):
-            work()
-        wait()
-    for _ in range(num_turns):
+    for _ in range(_NUM_TURNS):
         for name, work in works.items():
-            turns[name].append(_time(work, wait, num_runs))
+            whole, burst = _time(work, wait, num_runs[name]), _time(work, wait, _BURST)
+            turns[name].append(Timed(whole.total, burst.host, whole.busy))
     return {name: _median(seen) for name, seen in turns.items()}
+
+
+def _num_runs(work: Callable[[], object], wait: Callable[[], None], seconds: float) -> int:
+    """Warm up, and return how often a work runs in so many seconds."""
+    _time(work, wait, _FEWEST_RUNS)
+    pace = _time(work, wait, _FEWEST_RUNS).total * 1e-6
+    return max(_FEWEST_RUNS, round(seconds / max(pace, _FASTEST)))
 
 
 def _time(work: Callable[[], object], wait: Callable[[], None], num_runs: int) -> Timed:

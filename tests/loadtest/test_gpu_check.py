@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 
 from loadtest.gpu_check.__main__ import main
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
+from loadtest.gpu_check.gpu_use import GpuUse
 from loadtest.gpu_check.part import Part, Result, Settings
 from loadtest.gpu_check.requirements import REQUIREMENTS
 from loadtest.gpu_check.results import Origin, write
 from loadtest.gpu_check.running import run_parts
+from loadtest.gpu_check.timing import time_in_turns
 
 ROOT = Path(__file__).parents[2]
 FAKES = "tests.loadtest.fake_parts"
@@ -152,6 +155,29 @@ def test_right_answers_come_before_speed_and_plain_formats_first() -> None:
     assert names.index("certificate.marian.fp32.int4") < names.index("steps.gpt2-124m")
     assert "certificate.llama.fp16.kv-int8" in names
     assert "certificate.gpt2.fp16.kv-int8" not in names
+
+
+def test_works_are_measured_in_turn_and_as_often_as_a_turn_has_time_for() -> None:
+    runs: list[str] = []
+    works = {"slow": lambda: runs.append("slow"), "fast": lambda: runs.append("fast")}
+
+    seen = time_in_turns(works, lambda: None, seconds=0.0)
+
+    turns = [name for name, _ in groupby(runs)]
+    assert turns == ["slow", "fast"] * 4  # warming up, and three turns
+    assert runs.count("slow") == runs.count("fast")
+    assert all(timed.total > 0 and timed.host > 0 for timed in seen.values())
+
+
+def test_nobody_knows_how_busy_a_gpu_is_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loadtest.gpu_check.gpu_use._LIBRARY", "libthat-is-nowhere.so")
+
+    with GpuUse() as use:
+        pass
+
+    assert use.busy is None
 
 
 def test_parts_are_chosen_by_what_their_names_hold() -> None:
