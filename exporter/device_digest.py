@@ -64,7 +64,7 @@ def find(package: Package, execution: Execution) -> Found:
 
 def find_elsewhere(package: Package, execution: Execution) -> Found:
     """Let another process do so, which gives all memory back; CertificateError if it fails."""
-    command = [sys.executable, "-m", __name__, str(package.path), *execution.as_options()]
+    command = [sys.executable, "-P", "-m", __name__, str(package.path), *execution.as_options()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:

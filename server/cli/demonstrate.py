@@ -10,11 +10,12 @@ import click
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.generating import print_stream
 from server.cli.interruption import cleaned_up
-from server.cli.making import export_with_progress, print_report, verify
+from server.cli.making import export_with_progress, print_report
 from server.cli.measuring import num_failed, report_load_test
 from server.cli.options import any_path, examples
 from server.cli.serving import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
+from server.cli.verifying import verify_apart
 
 if TYPE_CHECKING:
     from engine.config import Device
@@ -94,9 +95,9 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     export_with_progress(checkpoint, package, name=MODEL, target=device, precision=precision)
     if device == "cuda":
         _headline("Verify on the GPU")
-        click.get_current_context().invoke(
-            verify, package=package, checkpoint=checkpoint, device=device
-        )
+        engine = _config(package, device, port=0).settled([device]).engine
+        with cleaned_up():
+            verify_apart(package, checkpoint, device, engine)
 
 
 def _is_interrupted(checkpoint: Path) -> bool:

@@ -308,7 +308,6 @@ def verify(
     from engine.package import read_manifest
 
     manifest = read_manifest(package)
-    decode_buckets = decode_buckets or ()  # None where another command invokes this one
     if device is None and (max_num_seqs or decode_buckets):
         raise click.UsageError("--max-num-seqs and --decode-buckets go with --device cuda")
     if text and (device or manifest.certificate.loss is None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         "tokenweir serve packages/dates",
         "tokenweir serve packages/dates packages/digits --replicas 2 --port 50051",
         "tokenweir serve --model iso=packages/dates --min-replicas 1 --max-replicas 4",
+        "tokenweir serve packages/gpt2 --verify checkpoints/gpt2",
     ),
 )
 @click.argument("packages", nargs=-1, type=existing_directory, metavar="[PACKAGE]...")
@@ -83,6 +84,13 @@ if TYPE_CHECKING:
     help="GPUs of a worker; with 0.5 two share one.  [default: 1 if a model runs on one]",
 )
 @click.option(
+    "--verify",
+    "checkpoint",
+    type=existing_directory,
+    metavar="CHECKPOINT",
+    help="Verify the PACKAGE first, where it is to run, and serve it only if that goes well.",
+)
+@click.option(
     "--max-step-seconds",
     type=Number(min=0, min_open=True, allow_inf=True),
     default=8.0,
@@ -120,6 +128,7 @@ def serve(
     gpu_memory_utilization: float,
     decode_buckets: tuple[int, ...],
     num_gpus_per_replica: float | None,
+    checkpoint: Path | None,
     max_step_seconds: float,
     grace: float,
     name: str,
@@ -154,9 +163,27 @@ def serve(
             decode_buckets=decode_buckets,
         ),
     )
+    if checkpoint is not None:
+        _verify(models, checkpoint, config)
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
     serve_until_ended(config)
     click.echo("stopped", err=True)
+
+
+def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -> None:
+    """Verify the only package as its workers will run it."""
+    from engine.package import read_manifest
+    from server.cli.verifying import verify_apart
+
+    if len(models) > 1:
+        raise click.UsageError(
+            f"--verify is for one package, here are {len(models)}; run `tokenweir verify` for each"
+        )
+    (package,) = models.values()
+    target = read_manifest(package).target
+    engine = config.settled([target]).engine
+    with cleaned_up():
+        verify_apart(package, checkpoint, target, engine)
 
 
 def serve_until_ended(config: ServeConfig) -> None:

@@ -603,7 +603,8 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
     monkeypatch.setattr("engine.device.open_device", note("open"))
     monkeypatch.setattr("exporter.training.trainer.train", lambda *_, **__: trained)
     monkeypatch.setattr("server.cli.demonstrate.export_with_progress", note("export"))
-    monkeypatch.setattr("server.cli.making.verify.callback", note("verify"))
+    verified = "server.cli.demonstrate.verify_apart"
+    monkeypatch.setattr(verified, lambda *given: done.append(("verify", given)))
     monkeypatch.setattr("server.cli.demonstrate.serve_until_ended", lambda c: done.append(("", c)))
 
     code = run(["demo", "--out", str(tmp_path), "--device", "cuda", "--keep-serving"])
@@ -612,7 +613,8 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
     (opened, _), (exported, form), (verified, asked), (_, config) = done
     assert (opened, exported, verified) == ("open", "export", "verify")
     assert form == {"name": "dates", "target": "cuda", "precision": "fp16"}
-    assert (asked["package"], asked["device"]) == (tmp_path / "package", "cuda")
+    share = EngineConfig(max_num_seqs=0, device="cuda", gpu_memory_utilization=0.45)
+    assert asked == (tmp_path / "package", tmp_path / "checkpoint", "cuda", share)
     assert (config.min_replicas, config.num_gpus_per_replica) == (2, 0.5)
     assert config.engine == EngineConfig(max_num_seqs=0, device="cuda")
 

@@ -1,0 +1,41 @@
+"""Verifies a package in a process of its own, which gives back what it takes of a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from server.cli.exit_codes import FAILED, CommandError
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.package import Target
+
+_TOKENWEIR = (sys.executable, "-P", "-c", "from server.cli import main; main()")
+
+
+def verify_apart(package: Path, checkpoint: Path, target: Target, config: EngineConfig) -> None:
+    """Compare a package with its checkpoint where an engine with these settings runs it.
+
+    The process prints what `tokenweir verify` prints. Raises CommandError if it fails.
+    """
+    options = _device_options(config) if config.device_for(target) == "cuda" else []
+    command = [*_TOKENWEIR, "verify", str(package), str(checkpoint), *options]
+    code = subprocess.run(command).returncode
+    if code:
+        raise CommandError(
+            f"{package} was not found to be what {checkpoint} exports to, so it is not served",
+            code if code > 0 else FAILED,
+        )
+
+
+def _device_options(config: EngineConfig) -> list[str]:
+    options = ["--device", "cuda"]
+    options += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    if config.max_num_seqs:
+        options += ["--max-num-seqs", str(config.max_num_seqs)]
+    if config.decode_buckets:
+        options += ["--decode-buckets", ",".join(map(str, config.decode_buckets))]
+    return options

@@ -1,0 +1,82 @@
+"""serve --verify: what does not give what its checkpoint gives is not served."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.cli.app import run
+from tests.engine.test_package import _write as write_package
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is done, in order: the arguments of `tokenweir verify`, and then "served"."""
+    done: list[Any] = []
+
+    def verify(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+        done.append(command[command.index("verify") + 1 :])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("server.cli.verifying.subprocess.run", verify)
+    monkeypatch.setattr("server.cli.serving.serve_until_ended", lambda _: done.append("served"))
+    return done
+
+
+def for_cuda(directory: Path) -> Path:
+    return write_package(directory, lambda manifest: manifest.update(target="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("options", "verified"),
+    [
+        ([], ["--device", "cuda", "--gpu-memory-utilization", "0.9"]),
+        (["--device", "cpu"], []),
+        (
+            ["--num-gpus-per-replica", "0.5", "--max-num-seqs", "7"],
+            ["--device", "cuda", "--gpu-memory-utilization", "0.45", "--max-num-seqs", "7"],
+        ),
+        (
+            ["--decode-buckets", "1,8"],
+            [
+                *("--device", "cuda", "--gpu-memory-utilization", "0.9"),
+                *("--max-num-seqs", "8", "--decode-buckets", "1,8"),
+            ],
+        ),
+    ],
+)
+def test_a_package_is_verified_as_it_is_served_and_then_served(
+    options: list[str], verified: list[str], done: list[Any], tmp_path: Path
+) -> None:
+    package = for_cuda(tmp_path / "p")
+
+    assert run(["serve", str(package), "--verify", str(tmp_path), *options]) == 0
+
+    assert done == [[str(package), str(tmp_path), *verified], "served"]
+
+
+def test_one_package_is_verified_at_a_time(done: list[Any], tmp_path: Path) -> None:
+    package = str(for_cuda(tmp_path / "p"))
+
+    assert run(["serve", package, "--model", f"b={package}", "--verify", str(tmp_path)]) == 2
+
+    assert done == []
+
+
+def test_what_is_not_found_to_be_its_checkpoint_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr("server.cli.serving.serve_until_ended")
+    package = write_package(tmp_path / "p")
+
+    code = run(["serve", str(package), "--verify", str(tmp_path)])
+
+    error, refusal = capfd.readouterr().err.splitlines()
+    assert code == 3, "as `verify` itself"
+    assert error.startswith("error: ") and str(tmp_path) in error
+    assert refusal == (
+        f"error: {package} was not found to be what {tmp_path} exports to, so it is not served"
+    )
