@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from engine.config import EngineConfig
@@ -28,18 +31,16 @@ def export_all(settings: Settings) -> Outcome:
 
     The other parts then find their packages; what is missing they make themselves.
     """
-    pairs = model_formats(MODELS, quick=settings.quick)
-
-    def export(pair: tuple[str, str]) -> tuple[str, Outcome, float]:
-        started = time.perf_counter()
-        outcome = elsewhere(f"{__name__}:export", settings, model=pair[0], form=pair[1])
-        return ".".join(pair), outcome, time.perf_counter() - started
-
     for model in MODELS:  # two exports of a model must not make its checkpoint at once
         make_checkpoint(model, settings.work, quick=settings.quick)
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // _CORES_AN_EXPORT)) as pool:
-        done = list(pool.map(export, pairs))
-    wrong = {name: outcome.summary for name, outcome, _ in done if not outcome.passed}
+    groups = _core_groups()
+    free: Queue[set[int]] = Queue()
+    for group in groups:
+        free.put(group)
+    with ThreadPoolExecutor(len(groups), initializer=lambda: _stay_on(free.get())) as pool:
+        pairs = model_formats(MODELS, quick=settings.quick)
+        done = list(pool.map(partial(_export_elsewhere, settings), pairs))
+    wrong = {name: f"{name}: {outcome.summary}" for name, outcome, _ in done if not outcome.passed}
     found: Found = {"seconds": {name: seconds for name, _, seconds in done}, "wrong": wrong}
     summary = f"{len(done) - len(wrong)} of {len(done)} packages exported"
     return Outcome("; ".join([summary, *wrong.values()]), found, not wrong)
@@ -85,6 +86,28 @@ def _summary(shown: DeviceCertificate) -> str:
         f"largest difference {shown.max_abs_logit_diff:.2g}{worst}, "
         f"{'bit-equal' if shown.batch_invariant else 'NOT bit-equal'} in every batch"
     )
+
+
+def _core_groups() -> list[set[int]]:
+    cores = sorted(os.sched_getaffinity(0))
+    count = max(1, len(cores) // _CORES_AN_EXPORT)
+    return [set(cores[i::count]) for i in range(count)]
+
+
+def _stay_on(cores: set[int]) -> None:
+    """Keep this thread, and the processes that it starts, on some cores."""
+    os.sched_setaffinity(0, cores)
+
+
+def _export_elsewhere(settings: Settings, pair: tuple[str, str]) -> tuple[str, Outcome, float]:
+    """Return the name of a package, what its export came to, and the seconds of it."""
+    model, form = pair
+    started = time.perf_counter()
+    try:
+        outcome = elsewhere(f"{__name__}:export", settings, model=model, form=form)
+    except subprocess.CalledProcessError as error:
+        outcome = Outcome(f"its process ended with {error.returncode}", {}, False)
+    return f"{model}.{form}", outcome, time.perf_counter() - started
 
 
 def _export(settings: Settings, model: str, form: PackageFormat) -> Manifest:

@@ -105,7 +105,6 @@ def _make_of_task(name: str, path: Path, quick: bool) -> None:
     task = build_task(name, files=files)
     config = task.config.model_dump()
     if quick:
-        config |= {"d_model": 32, "num_heads": 2, "d_ff": 64}
         limits = [name for name in ("max_source_len", "max_target_len") if config[name]]
         config |= dict.fromkeys(limits, _QUICK_LENGTH)
     model = build_model(TransformerConfig.model_validate(config))

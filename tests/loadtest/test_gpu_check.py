@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from loadtest.gpu_check import certificates
 from loadtest.gpu_check.__main__ import main
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
 from loadtest.gpu_check.gpu_use import GpuUse
-from loadtest.gpu_check.part import Part, Result, Settings
+from loadtest.gpu_check.part import Outcome, Part, Result, Settings
 from loadtest.gpu_check.requirements import REQUIREMENTS
 from loadtest.gpu_check.results import Origin, write
 from loadtest.gpu_check.running import run_parts
@@ -155,6 +156,31 @@ def test_right_answers_come_before_speed_and_plain_formats_first() -> None:
     assert names.index("certificate.marian.fp32.int4") < names.index("steps.gpt2-124m")
     assert "certificate.llama.fp16.kv-int8" in names
     assert "certificate.gpt2.fp16.kv-int8" not in names
+
+
+def test_packages_are_made_beside_each_other_and_those_that_are_not_are_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(run: str, given: Settings, *, model: str, form: str) -> Outcome:
+        if (model, form) == ("dates", "fp16"):
+            return Outcome("row 2 differs", {}, passed=False)
+        if (model, form) == ("llama", "fp16.kv-int8"):
+            raise subprocess.CalledProcessError(-6, "python")
+        return Outcome("24 cases", {}, passed=True)
+
+    monkeypatch.setattr(certificates, "make_checkpoint", lambda *given, quick: None)
+    monkeypatch.setattr(certificates, "elsewhere", elsewhere)
+    cores = os.sched_getaffinity(0)
+
+    outcome = certificates.export_all(settings)
+
+    assert outcome.passed is False
+    assert outcome.found["wrong"] == {
+        "dates.fp16": "dates.fp16: row 2 differs",
+        "llama.fp16.kv-int8": "llama.fp16.kv-int8: its process ended with -6",
+    }
+    assert len(outcome.found["seconds"]) > 30
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_works_are_measured_in_turn_and_as_often_as_a_turn_has_time_for() -> None:
