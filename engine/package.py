@@ -255,6 +255,11 @@ class Certificate(_Model):
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
     device: DeviceCertificate | None = None  # None: nothing was computed on a device
 
+    @property
+    def shows_invariance(self) -> bool:
+        """Whether rows were bit-equal where the package is served, on a device if it has one."""
+        return self.batch_invariant if self.device is None else self.device.batch_invariant
+
 
 class Manifest(_Model):
     """`manifest.json`."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import StepLogits
-from engine.errors import CertificateError
+from engine.errors import CertificateError, DeviceError
 from engine.top_logits import step_logits
 
 Floats = NDArray[np.float32]
@@ -35,9 +35,14 @@ _LEAST = 1e-6  # the shortest length of an embedding that a loss is a share of
 
 @contextmanager
 def exported_graphs() -> Iterator[None]:
-    """Turn whatever goes wrong in loading or running an exported graph into CertificateError."""
+    """Turn whatever goes wrong in loading or running an exported graph into CertificateError.
+
+    But for a device that has no room or fails, which is no fault of the graph.
+    """
     try:
         yield
+    except DeviceError:
+        raise
     except Exception as error:  # onnxruntime's own have no other class in common
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CertificateError(f"the exported graph cannot be run: {reason}") from error

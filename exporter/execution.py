@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -69,27 +69,33 @@ class OnCpu:
         return ["--decode-buckets", *map(str, self.buckets)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class OnDevice:
-    """A GPU, as a worker with these settings runs the package there."""
+    """A GPU, as a worker with these settings runs the package there; it is loaded once."""
 
     package: Package
     config: EngineConfig
     device: CudaDevice
+    _runner: SlotModelRunner | None = field(default=None, init=False)
+    _session: Session | None = field(default=None, init=False)
 
     def load_runners(
         self, contract: GenerationContract, directory: Path
     ) -> tuple[SlotModelRunner, SlotModelRunner]:
         """See Execution: a row alone is the only one that counts of a padded call."""
         assert directory == self.package.path, "what is served is compared"
-        runner = load_runner(self.package, contract, self.config, self.device)
-        warm_up(runner, contract, directory)
-        return runner, runner
+        if self._runner is None:
+            self._runner = load_runner(self.package, contract, self.config, self.device)
+            warm_up(self._runner, contract, directory)
+        self._runner.reset()
+        return self._runner, self._runner
 
     def load_session(self, directory: Path) -> Session:
         """See Execution."""
         assert directory == self.package.path, "what is served is compared"
-        return create_session(directory / "model.onnx", device=self.device)
+        if self._session is None:
+            self._session = create_session(directory / "model.onnx", device=self.device)
+        return self._session
 
     def as_options(self) -> list[str]:
         """See Execution."""

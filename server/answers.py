@@ -215,5 +215,5 @@ def _parity(
         tolerance=certificate.tolerance,
         dtype=certificate.dtype,
         toolchain=toolchain,
-        batch_invariant=certificate.batch_invariant,
+        batch_invariant=certificate.shows_invariance,
     )

@@ -79,6 +79,13 @@ def test_a_package_has_the_certificate_of_a_device(tmp_path: Path) -> None:
     assert found.model_dump(mode="json", exclude={"half"}) == DEVICE
 
 
+def test_of_a_package_for_a_device_the_device_shows_invariance(tmp_path: Path) -> None:
+    for shown in (True, False):
+        path = _on_device(tmp_path / str(shown), batch_invariant=shown)
+
+        assert read_manifest(path).certificate.shows_invariance == shown
+
+
 def test_in_half_precision_it_says_what_the_bound_was_measured_by(tmp_path: Path) -> None:
     found = load_package(write_package(tmp_path / "p", _in_half)).manifest.certificate.device
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.batch import ScheduledBatch, StepLogits
+from engine.config import EngineConfig
 from engine.device_certificate import DeviceUse
-from engine.errors import CertificateError
+from engine.errors import CertificateError, OutOfDeviceMemory
 from engine.model_runner import SlotModelRunner
 from engine.package import (
     Certificate,
@@ -28,11 +30,12 @@ from engine.package import (
     load_package,
 )
 from engine.top_logits import step_logits
-from exporter import export
+from exporter import execution, export
 from exporter.certify_device import certify_device
 from exporter.checkpoint import Checkpoint, load_checkpoint
+from exporter.comparison import exported_graphs
 from exporter.device_digest import find, find_elsewhere
-from exporter.execution import OnCpu
+from exporter.execution import OnCpu, OnDevice
 from exporter.export import export_package
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
@@ -113,10 +116,10 @@ def shown(
     """Return the certificate; what another process finds is taken from this one, if not given."""
     package, checkpoint = made
     buckets = buckets if package.manifest.generation else ()
-    execution = OnCpu(buckets)
+    on_cpu = OnCpu(buckets)
     use = DeviceUse(gpu="none", driver="0", onnxruntime="1", buckets=buckets)
-    digest = elsewhere or find(package, execution).digest
-    return certify_device(package, checkpoint, execution, use, digest, lambda *_: None)
+    digest = elsewhere or find(package, on_cpu).digest
+    return certify_device(package, checkpoint, on_cpu, use, digest, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -236,3 +239,26 @@ def test_a_row_whose_last_bits_others_change_is_not_claimed_to_be_invariant(
 
 def test_with_several_buckets_nothing_is_claimed(llama: tuple[Package, Checkpoint]) -> None:
     assert not shown(llama, buckets=(2, BUCKET)).batch_invariant
+
+
+def test_a_device_holds_a_package_once(
+    llama: tuple[Package, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, _ = llama
+    contract = package.manifest.generation
+    assert contract is not None
+    done: list[str] = []
+    runner = SimpleNamespace(reset=lambda: done.append("emptied"))
+    monkeypatch.setattr(execution, "load_runner", lambda *_: done.append("loaded") or runner)
+    monkeypatch.setattr(execution, "warm_up", lambda *_: done.append("warmed up"))
+    device = OnDevice(package, EngineConfig(), SimpleNamespace())  # type: ignore[arg-type]
+
+    loaded = [device.load_runners(contract, package.path) for _ in range(2)]
+
+    assert loaded == [(runner, runner)] * 2
+    assert done == ["loaded", "warmed up", "emptied", "emptied"]
+
+
+def test_a_device_without_room_is_no_fault_of_the_graph() -> None:
+    with pytest.raises(OutOfDeviceMemory, match="this would fit"), exported_graphs():
+        raise OutOfDeviceMemory("this would fit: --max-num-seqs 3")
