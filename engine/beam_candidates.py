@@ -31,7 +31,8 @@ def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tup
             alike.setdefault((len(draw.beams), draw.num_candidates), []).append(i)
         else:
             whole.append(i)
-    model.logits.fetch(beam.logits_row for i in whole for beam in draws[i].beams)
+    if whole:
+        model.logits.fetch(beam.logits_row for i in whole for beam in draws[i].beams)
     for i in whole:
         found[i] = _best_of_search(model, draws[i])
     for places in alike.values():

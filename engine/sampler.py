@@ -99,11 +99,12 @@ class Sampler:
                     choices[i] = model.sampled_column(draw, 0)
                 else:
                     from_columns.append((i, draw, width))
-        summed = [draw for _, draw, _ in from_columns if _needs_row_sum(draw.params)]
-        logits.fetch(draw.logits_row for draw in (*summed, *(draw for _, draw in from_rows)))
+        if from_rows or from_columns:
+            self._fetch(model, from_rows, from_columns)
         if from_columns:
             from_rows += self._choose_from_columns(model, from_columns, choices)
-        self._choose_from_rows(model, from_rows, choices)
+        if from_rows:
+            self._choose_from_rows(model, from_rows, choices)
         candidates = best_candidates(model, [draw for _, draw in searches])
         for (i, _), found in zip(searches, candidates, strict=True):
             choices[i] = found or None
@@ -120,6 +121,17 @@ class Sampler:
             model.position(row, token_id, draw.num_top)
             for row, token_id in zip(rows, draw.token_ids, strict=True)
         )
+
+    def _fetch(
+        self,
+        model: ModelLogprobs,
+        from_rows: list[tuple[int, Draw]],
+        from_columns: list[tuple[int, Draw, int]],
+    ) -> None:
+        """Fetch the whole rows that are sure to be read."""
+        draws = [draw for _, draw in from_rows]
+        draws += [draw for _, draw, _ in from_columns if _needs_row_sum(draw.params)]
+        model.logits.fetch(draw.logits_row for draw in draws)
 
     def _choose_from_columns(
         self, model: ModelLogprobs, found: list[tuple[int, Draw, int]], choices: list[Choice]
