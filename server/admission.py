@@ -15,8 +15,9 @@ from server.share import Share
 
 _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
-_NUM_OWN_TIMES = 64  # calls of late, of which one in ten was as fast as one is given credit for
+_NUM_OWN_TIMES = 64  # calls of late, of which half were as fast as one is given credit for
 _REMEMBERED = 10.0  # seconds after its last call that a tenant is still there
+_CAUTION = 1.15  # the wait that is foretold is about right, and who is late costs others their time
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
 
@@ -38,6 +39,7 @@ class Admission:
         self._queue = FairQueue()
         self._drain = DrainMeter(_LEAST_DRAINED)
         self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
+        self._own_time = 0.0  # seconds that a call may be hoped to take from its turn
         self._refusal: TokenweirError | None = None
 
     def set_places(self, places: int | None, crowded: int | None = None) -> None:
@@ -73,7 +75,7 @@ class Admission:
         started = self._clock()
         try:
             yield
-            self._own_times.append(self._clock() - started)
+            self._note_own_time(self._clock() - started)
         finally:
             self._leave(share.tenant)
 
@@ -85,7 +87,7 @@ class Admission:
             self._queue.begin(share.tenant)
             self._note(share.tenant)
             return
-        self._refuse_if_too_late(share, deadline)
+        self._judge(share, deadline)
         waiting = Waiting(share.tenant, share.priority)
         self._queue.add(waiting)
         self._note(waiting.tenant)
@@ -114,13 +116,18 @@ class Admission:
         if deadline is not None and self._clock() + self._own_time > deadline:
             raise self._cannot_meet(0.0, deadline - self._clock())
 
-    def _refuse_if_too_late(self, share: Share, deadline: float | None) -> None:
+    def refuse_if_too_late(self, share: Share, time_left: float | None) -> None:
+        """Raise CannotMeet if a call would end after its deadline: it need not ask for a turn."""
+        if time_left is not None and not self._needs_no_turn(share):
+            self._judge(share, self._clock() + time_left)
+
+    def _judge(self, share: Share, deadline: float | None) -> None:
         rate = self._drain.rate
         if deadline is None or rate is None:
             return
         wait = (self._queue.num_before(share.tenant, share.priority) + 1) / rate
         time_left = deadline - self._clock()
-        if wait + self._own_time > time_left:
+        if _CAUTION * wait + self._own_time > time_left:
             raise self._cannot_meet(wait, time_left)
 
     def _cannot_meet(self, wait: float, time_left: float) -> CannotMeet:
@@ -132,11 +139,10 @@ class Admission:
             retry_after,
         )
 
-    @property
-    def _own_time(self) -> float:
-        """Seconds that a call may be hoped to take from its turn: how much it asks is not known."""
-        times = sorted(self._own_times)
-        return times[len(times) // 10] if times else 0.0
+    def _note_own_time(self, seconds: float) -> None:
+        """Take in what a call took: of late, as how much the next one asks is not known."""
+        self._own_times.append(seconds)
+        self._own_time = sorted(self._own_times)[len(self._own_times) // 2]
 
     def _needs_no_turn(self, share: Share) -> bool:
         if self._places is None:

@@ -7,40 +7,61 @@ details, so this one is counted here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
-from weakref import WeakValueDictionary
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-from grpc import aio
-
-from engine.errors import ExpiredInQueue, FieldViolation, MalformedMessage, QueueFull
+from engine.errors import (
+    ExpiredInQueue,
+    FieldViolation,
+    MalformedMessage,
+    QueueFull,
+    TokenweirError,
+)
 
 _READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
+_LOOK_PERIOD = 1.0  # seconds between two looks for those that have not come
 _RETRY_AFTER = 1.0  # seconds
 _CONNECTION_SHARE = 4  # the part of the places, one in so many, that one connection can have
 
 
 class CallWall:
-    """Counts calls and bytes, and refuses beyond the limits with QueueFull."""
+    """Counts calls, from any thread, and bytes; refuses beyond the limits with QueueFull."""
 
     def __init__(self, max_calls: int, max_bytes: int) -> None:
+        self._lock = threading.Lock()
         self._max_calls, self._max_bytes = max_calls, max_bytes
         self._num_calls = self._num_bytes = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count a call while it is open."""
-        if self._num_calls >= self._max_calls:
-            raise QueueFull(
-                f"{self._num_calls:,} calls are open here, the most that may be; "
-                f"retry in {_RETRY_AFTER:g} s",
-                _RETRY_AFTER,
-            )
-        self._num_calls += 1
+        self.enter()
         try:
             yield
         finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """Count a call as open until `leave`."""
+        with self._lock:
+            if self._num_calls < self._max_calls:
+                self._num_calls += 1
+                return
+        raise QueueFull(
+            f"{self._max_calls:,} calls are open here, the most that may be; "
+            f"retry in {_RETRY_AFTER:g} s",
+            _RETRY_AFTER,
+        )
+
+    def leave(self) -> None:
+        """Count a call as ended."""
+        with self._lock:
             self._num_calls -= 1
 
     @contextmanager
@@ -59,37 +80,107 @@ class CallWall:
             self._num_bytes -= num_bytes
 
 
+class Readable(Protocol):
+    """A call that has not been read."""
+
+    def peer(self) -> str:
+        """Return the address of the client."""
+
+    def receive(self, received: Callable[[bytes | None], object]) -> None:
+        """Read a message and call `received` with it; with None if there is none."""
+
+
+Read = Callable[[bytes | TokenweirError], object]
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """A call whose message is to come."""
+
+    call: Readable
+    connection: str
+    read: Read
+    started: float = 0.0
+
+
 class RequestReader:
     """Reads the requests of calls behind a wall, so many at once that they fit its bytes.
 
     gRPC would read all of them before anybody could count. One connection has only a share of the
-    places: its calls that bring no message keep others waiting on it alone.
+    places: its calls that bring no message keep others waiting on it alone. Any thread may use it.
     """
 
-    def __init__(self, wall: CallWall, *, max_bytes: int, max_message_bytes: int) -> None:
-        self._wall = wall
-        num_places = max(1, max_bytes // max_message_bytes)
-        self._share = max(1, num_places // _CONNECTION_SHARE)
-        self._places = asyncio.Semaphore(num_places)
-        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+    def __init__(self, *, max_bytes: int, max_message_bytes: int) -> None:
+        self._num_free = max(1, max_bytes // max_message_bytes)
+        self._share = max(1, self._num_free // _CONNECTION_SHARE)
+        self._lock = threading.Lock()
+        self._under_way: dict[_Reading, None] = {}  # in order of their start
+        self._num_reading: Counter[str] = Counter()  # by connection
+        self._lines: dict[str, deque[_Reading]] = {}  # that wait for a place
 
-    @asynccontextmanager
-    async def read(self, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
-        """Give the one message of a call; its bytes count until the end.
+    def read(self, call: Readable, read: Read) -> None:
+        """Call `read`, from any thread, with the message of a call, or with why there is none.
 
-        Raises QueueFull if there are too many bytes, MalformedMessage if the call has no message,
-        ExpiredInQueue if none comes in time.
+        That is MalformedMessage if the call has no message, ExpiredInQueue if none comes in time.
         """
-        share = self._shares.setdefault(context.peer(), asyncio.Semaphore(self._share))
-        async with share, self._places:
-            try:
-                async with asyncio.timeout(_READ_TIMEOUT):
-                    message = await context.read()
-            except TimeoutError:
-                raise ExpiredInQueue(
-                    f"its message did not come within {_READ_TIMEOUT:g} s; ask again"
-                ) from None
-        if message is aio.EOF:
-            raise MalformedMessage([FieldViolation("request", "the call brought no message")])
-        with self._wall.holding(len(message)):
-            yield message
+        reading = _Reading(call, call.peer(), read)
+        with self._lock:
+            if reading.connection in self._lines or not self._may_read(reading.connection):
+                self._lines.setdefault(reading.connection, deque()).append(reading)
+                return
+            self._enter(reading)
+        call.receive(partial(self._end, reading))
+
+    async def end_late_ones(self) -> None:
+        """Look again and again for messages that do not come, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_PERIOD)
+            self.end_late()
+
+    def end_late(self) -> None:
+        """End what has waited too long for its message."""
+        since = time.monotonic() - _READ_TIMEOUT
+        while (first := next(iter(self._under_way), None)) and first.started <= since:
+            self._end(first, _too_late())
+
+    def _end(self, reading: _Reading, result: bytes | TokenweirError | None) -> None:
+        with self._lock:
+            if reading not in self._under_way:
+                return  # the message came too late, or the other way round
+            following = self._leave(reading)
+        reading.read(_no_message() if result is None else result)
+        if following is not None:
+            following.call.receive(partial(self._end, following))
+
+    def _may_read(self, connection: str) -> bool:
+        return self._num_free > 0 and self._num_reading[connection] < self._share
+
+    def _enter(self, reading: _Reading) -> None:
+        reading.started = time.monotonic()
+        self._under_way[reading] = None
+        self._num_free -= 1
+        self._num_reading[reading.connection] += 1
+
+    def _leave(self, reading: _Reading) -> _Reading | None:
+        """Give a place back; return who has it now."""
+        del self._under_way[reading]
+        self._num_free += 1
+        self._num_reading[reading.connection] -= 1
+        if not self._num_reading[reading.connection]:
+            del self._num_reading[reading.connection]
+        for connection, line in self._lines.items():
+            if self._may_read(connection):
+                following = line.popleft()
+                if not line:
+                    del self._lines[connection]
+                self._enter(following)
+                return following
+        return None
+
+
+def _no_message() -> MalformedMessage:
+    return MalformedMessage([FieldViolation("request", "the call brought no message")])
+
+
+def _too_late() -> ExpiredInQueue:
+    return ExpiredInQueue(f"its message did not come within {_READ_TIMEOUT:g} s; ask again")

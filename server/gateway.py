@@ -19,24 +19,25 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2
 
-from engine.errors import Draining, ReplicaLost, TokenweirError
+from engine.background import in_background
+from engine.errors import Draining, QueueFull, ReplicaLost, TokenweirError
 from server.admission import Admission
 from server.backend import Backend, WorkerLost
+from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import abort, in_time
+from server.local_services import LocalServices
 from server.losses import Losses
 from server.pool import Attempts, CallFailed, Pool
 from server.reflection import enable_reflection
-from server.request_ids import METHODS, request_id_in
-from server.share import WAITING_KEY, share_of
+from server.request_ids import METHODS, is_request_id, made_request_id, request_id_in
+from server.share import WAITING_KEY, Share, share_of
 from server.status import DETAILS_KEY, CallStatus, call_status
 from server.worker import HEALTH, LAST_WORDS, SERVICES, listen, max_message_bytes, server_options
 
-Context = aio.ServicerContext[Any, Any]
-Behavior = Callable[[object, Context], Awaitable[bytes | None]]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,6 @@ class Gateway:
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         self._reader = RequestReader(
-            self._wall,
             max_bytes=config.max_open_bytes,
             max_message_bytes=max_message_bytes(config.max_request_bytes),
         )
@@ -79,21 +79,20 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen; return the port. Raises ConfigError if nobody can listen there."""
+        self._loop = asyncio.get_running_loop()
         max_bytes = self._config.max_request_bytes
-        self._server = aio.server(
-            interceptors=(  # of health and reflection; what is relayed stays unparsed
-                StatusInterceptor(),
-                ParsingInterceptor(max_bytes),
-                StreamParsingInterceptor(),
-            ),
-            options=server_options(max_bytes, self._config.client_silence),
+        self._local = LocalServices(
+            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor())
         )
-        self._server.add_generic_rpc_handlers((_AnyMethod(self._behavior),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        enable_reflection((*SERVICES, HEALTH), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
+        enable_reflection((*SERVICES, HEALTH), self._local)
+        self._server = CallServer(
+            self._arrived, server_options(max_bytes, self._config.client_silence)
+        )
         port = listen(self._server, self._config.host, self._config.port)
         self._publish_health()
-        await self._server.start()
+        self._server.start()
+        self._late = in_background("watching for requests", self._reader.end_late_ones)
         return port
 
     async def sync(self, workers: Sequence[str]) -> None:
@@ -125,6 +124,7 @@ class Gateway:
         for call in tuple(self._upstream_calls):
             call.cancel()
         self._health.close()
+        self._late.cancel()
         await self._server.stop(LAST_WORDS)
         await self._pool.close()
 
@@ -139,32 +139,66 @@ class Gateway:
         for name in self._models:
             self._health.publish(name, serving=name in ready)
 
-    def _behavior(self, method: str) -> Behavior:
-        relay = self._relay_unary if method in _UNARY else self._relay_stream
+    def _arrived(self, call: ServerCall) -> None:
+        """In the thread of the server: read the request, if there is room for one more.
 
-        async def behavior(_: object, context: Context) -> bytes | None:
-            request = b""  # until it is read
-            try:
-                with self._wall.counted():
-                    async with (
-                        in_time(context, _DEADLINE_MARGIN),
-                        self._reader.read(context) as request,
-                        self._running(),
-                    ):
-                        if method == _GET_LOAD:
-                            return await self._get_load()
-                        if method.startswith(_ADMIN):
-                            return await relay(method, request, context)
-                        share = share_of(method, request)
-                        async with self._admission.turn(share, context.time_remaining()):
-                            return await relay(method, request, context)
-            except CallFailed as failure:
-                status = failure.status
-            except TokenweirError as error:
-                status = call_status(error, request_id_in(method, request))
-            await abort(context, status)
+        Health and reflection always have it.
+        """
+        if not call.method.startswith(_PACKAGE):
+            self._loop.call_soon_threadsafe(self._answer_locally, call)
+            return
+        try:
+            self._wall.enter()
+        except QueueFull as error:
+            call.refuse(call_status(error, made_request_id()))
+            return
+        tell = self._loop.call_soon_threadsafe
+        self._reader.read(call, lambda request: tell(self._has_come, call, request))
 
-        return behavior
+    def _answer_locally(self, call: ServerCall) -> None:
+        call.answer(self._local.answer(call))
+
+    def _has_come(self, call: ServerCall, request: bytes | TokenweirError) -> None:
+        """Answer a call, or refuse it at once: under overload nothing may cost less."""
+        share = None
+        try:
+            if isinstance(request, TokenweirError):
+                raise request
+            share = None if call.method.startswith(_ADMIN) else share_of(call.method, request)
+            if share is not None and not self._draining:
+                self._admission.refuse_if_too_late(share, call.time_remaining())
+        except TokenweirError as error:
+            self._wall.leave()
+            call.refuse(call_status(error, _request_id(call.method, request, share)))
+        else:
+            task = call.answer(self._answer(call, request, share))
+            task.add_done_callback(lambda _: self._wall.leave())
+
+    async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
+        """Answer a call; only those of administration have no share of the workers."""
+        try:
+            async with in_time(call, _DEADLINE_MARGIN), self._running():
+                with self._wall.holding(len(request)):
+                    response = await self._response(call, request, share)
+        except CallFailed as failure:
+            status = failure.status
+        except TokenweirError as error:
+            status = call_status(error, request_id_in(call.method, request))
+        else:
+            await call.finish(response)
+            return
+        await abort(call, status)
+
+    async def _response(
+        self, call: ServerCall, request: bytes, share: Share | None
+    ) -> bytes | None:
+        if call.method == _GET_LOAD:
+            return await self._get_load()
+        relay = self._relay_unary if call.method in _UNARY else self._relay_stream
+        if share is None:
+            return await relay(call.method, request, call)
+        async with self._admission.turn(share, call.time_remaining()):
+            return await relay(call.method, request, call)
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -197,7 +231,7 @@ class Gateway:
         finally:
             self._upstream_calls.discard(call)
 
-    async def _relay_unary(self, method: str, request: bytes, context: Context) -> bytes:
+    async def _relay_unary(self, method: str, request: bytes, context: ServerCall) -> bytes:
         attempts = self._attempts(method, request)
         while True:
             backend = await self._pool.choose(attempts)
@@ -216,7 +250,7 @@ class Gateway:
             context.set_trailing_metadata(trailing)
             return response
 
-    async def _relay_stream(self, method: str, request: bytes, context: Context) -> None:
+    async def _relay_stream(self, method: str, request: bytes, context: ServerCall) -> None:
         attempts = self._attempts(method, request)
         while True:
             backend = await self._pool.choose(attempts)
@@ -240,7 +274,7 @@ class Gateway:
             finally:
                 call.cancel()  # does nothing once the call has ended
 
-    def _forwarded(self, context: Context) -> Metadata:
+    def _forwarded(self, context: ServerCall) -> Metadata:
         """Return the metadata of the client; what describes its connection stays behind.
 
         A worker is told what waits here for it and the others.
@@ -268,25 +302,12 @@ class Gateway:
         return Attempts(method, request, self._config.worker_wait, self._losses)
 
 
-class _AnyMethod(grpc.GenericRpcHandler):
-    """Takes every method of the protocol, known here or not: on the wire, unary is one message.
-
-    The behavior reads the request itself, once it knows that there is room.
-    """
-
-    def __init__(self, behavior: Callable[[str], Behavior]) -> None:
-        self._behavior = behavior
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        method = handler_call_details.method
-        if not method.startswith(_PACKAGE):
-            return None
-        behavior = self._behavior(method)
-        if method in _UNARY:
-            return grpc.stream_unary_rpc_method_handler(behavior)
-        return grpc.stream_stream_rpc_method_handler(behavior)
+def _request_id(method: str, request: bytes | TokenweirError, share: Share | None) -> str:
+    if not isinstance(request, bytes):
+        return made_request_id()
+    if share is not None and share.request_id and is_request_id(share.request_id):
+        return share.request_id
+    return request_id_in(method, request)
 
 
 def _retry_or_raise(

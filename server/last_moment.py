@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
+import grpc
 from grpc import aio
 
 from engine.errors import ExpiredInDecode
@@ -15,8 +16,23 @@ from server.status import CallStatus
 _MARGIN_SHARE = 0.05  # of the time that a call has
 
 
+class Context(Protocol):
+    """What is asked of a call: an aio.ServicerContext, or a ServerCall."""
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline; None without one."""
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> NoReturn:
+        """End the call."""
+
+
 @asynccontextmanager
-async def in_time(context: aio.ServicerContext[Any, Any], margin: float) -> AsyncIterator[None]:
+async def in_time(context: Context, margin: float) -> AsyncIterator[None]:
     """Raise ExpiredInDecode `margin` seconds before the deadline of a call, or less if it is short.
 
     gRPC ends an expired call without a status of ours, and if the two clocks differ as cancelled.
@@ -38,7 +54,7 @@ async def in_time(context: aio.ServicerContext[Any, Any], margin: float) -> Asyn
         ) from None
 
 
-async def abort(context: aio.ServicerContext[Any, Any], status: CallStatus) -> NoReturn:
+async def abort(context: Context, status: CallStatus) -> NoReturn:
     """End a call with a CallStatus; raise CancelledError if nothing can be sent any more."""
     try:
         await context.abort(status.code, status.message, status.trailing_metadata)

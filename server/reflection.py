@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
-from grpc import aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 V1ALPHA = reflection.SERVICE_NAME
@@ -16,11 +16,14 @@ REFLECTION = (V1, V1ALPHA)
 _V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
-def enable_reflection(services: Iterable[str], server: aio.Server) -> None:
+class _Server(Protocol):
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler], /) -> None: ...
+
+
+def enable_reflection(services: Iterable[str], server: _Server) -> None:
     """Let clients list `services` and read their descriptions; both reflections are among them."""
     names = (*services, *REFLECTION)
     _describe_v1()
-    reflection.enable_server_reflection(names, server)
     # Both versions have the same messages, under other names.
     handler = grpc.stream_stream_rpc_method_handler(
         reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
@@ -28,7 +31,9 @@ def enable_reflection(services: Iterable[str], server: aio.Server) -> None:
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     methods = {"ServerReflectionInfo": handler}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(V1, methods),))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION]
+    )
 
 
 def _describe_v1() -> None:

@@ -81,8 +81,9 @@ def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:
     code = _code(type(error))
     message = _clip(str(error), _MAX_MESSAGE_BYTES)
     status = status_pb2.Status(code=code.value[0], message=message)
-    for detail in _details(error, request_id):
-        status.details.add().Pack(detail)
+    for detail in _details(error, request_id):  # by hand: Pack takes four times as long
+        url = f"type.googleapis.com/{detail.DESCRIPTOR.full_name}"
+        status.details.add(type_url=url, value=detail.SerializeToString())
     trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, status.SerializeToString())]
     if (retry_after := _retry_after(error)) is not None:
         trailing.append((PUSHBACK_KEY, str(round(retry_after * 1000))))
@@ -90,6 +91,8 @@ def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:
 
 
 def _code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
+    if (code := STATUS_CODES.get(error_class)) is not None:
+        return code
     return next(STATUS_CODES[c] for c in error_class.__mro__ if c in STATUS_CODES)
 
 
@@ -110,8 +113,8 @@ def _details(error: errors.TokenweirError, request_id: str) -> list[Message]:
         case errors.CapabilityNotSupported() if error.features:
             metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
     if (retry_after := _retry_after(error)) is not None:
-        delay = Duration()
-        delay.FromMilliseconds(round(retry_after * 1000))
+        seconds, milliseconds = divmod(round(retry_after * 1000), 1000)
+        delay = Duration(seconds=seconds, nanos=milliseconds * 1_000_000)
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     return [info, *details]

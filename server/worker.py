@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
+from typing import Protocol
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -191,7 +192,11 @@ def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple
     )
 
 
-def listen(server: aio.Server, host: str, port: int) -> int:
+class _Listening(Protocol):
+    def add_insecure_port(self, address: str, /) -> int: ...
+
+
+def listen(server: _Listening, host: str, port: int) -> int:
     """Bind a server, return its port; ConfigError if it cannot be had."""
     try:
         return server.add_insecure_port(address_of(host, port))

@@ -12,6 +12,7 @@ import random
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from loadtest.workload import LoadConfig
 _MONTHS = (
     "january february march april may june july august september october november december"
 ).split()
+_SETTLE = 15.0  # seconds; a gateway remembers tenants for a while, and then one alone has all
 _FLOOD = """
 import sys
 from loadtest.studies.overload import flood
@@ -182,6 +184,7 @@ def main(
         f"beside {num_flooding} streams of another tenant: p50 {fairness.ratio_p50:.1f} times, "
         f"p99 {fairness.ratio_p99:.1f} times that of an idle server"
     )
+    time.sleep(_SETTLE)
     goodput = measure_goodput(
         address, model, times=times, timeout=timeout, concurrency=concurrency, seconds=seconds
     )

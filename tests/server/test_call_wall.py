@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from grpc import aio
 
-from engine.errors import ExpiredInQueue, MalformedMessage, QueueFull
+from engine.errors import ExpiredInQueue, MalformedMessage, QueueFull, TokenweirError
 from server import call_wall
 from server.call_wall import CallWall, RequestReader
 
 
 class Call:
-    """The context of a call whose message comes when a test says so."""
+    """A call whose message comes when a test says so."""
 
     def __init__(self, connection: str = "") -> None:
-        self.connection = connection
-        self.is_read = False
-        self.message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.results: list[bytes | TokenweirError] = []
+        self._connection = connection
+        self._received: Callable[[bytes | None], object] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self._received is not None
 
     def peer(self) -> str:
-        return self.connection
+        return self._connection
 
-    async def read(self) -> Any:
-        self.is_read = True
-        return await self.message
+    def receive(self, received: Callable[[bytes | None], object]) -> None:
+        self._received = received
+
+    def bring(self, message: bytes | None) -> None:
+        assert self._received is not None
+        self._received(message)
 
 
 def test_calls_are_counted_until_they_end() -> None:
@@ -47,55 +52,58 @@ def test_bytes_are_counted_until_the_call_ends_and_one_request_may_be_larger() -
         pass
 
 
-async def test_no_more_requests_are_read_at_once_than_fit() -> None:
-    reader = RequestReader(CallWall(9, 100), max_bytes=100, max_message_bytes=50)
+def test_no_more_requests_are_read_at_once_than_fit() -> None:
+    reader = RequestReader(max_bytes=100, max_message_bytes=50)
     calls = [Call(f"connection {i}") for i in range(3)]
-
-    async def run(call: Call) -> None:
-        async with reader.read(call) as message:  # type: ignore[arg-type]
-            assert message == b"bytes"
-
-    tasks = [asyncio.create_task(run(call)) for call in calls]
-    await asyncio.sleep(0)
+    for call in calls:
+        reader.read(call, call.results.append)
     assert [call.is_read for call in calls] == [True, True, False]
 
-    for call in calls:
-        call.message.set_result(b"bytes")
-    await asyncio.gather(*tasks)
+    calls[1].bring(b"bytes")
+
+    assert calls[2].is_read
+    assert [call.results for call in calls] == [[], [b"bytes"], []]
 
 
-async def test_calls_that_bring_nothing_do_not_keep_other_connections_waiting() -> None:
-    reader = RequestReader(CallWall(9, 100), max_bytes=80, max_message_bytes=10)
+def test_calls_that_bring_nothing_do_not_keep_other_connections_waiting() -> None:
+    reader = RequestReader(max_bytes=80, max_message_bytes=10)
     silent = [Call("silent") for _ in range(20)]
     other = Call("other")
-    other.message.set_result(b"bytes")
-
-    async def run(call: Call) -> bytes:
-        async with reader.read(call) as message:  # type: ignore[arg-type]
-            return message
-
-    tasks = [asyncio.create_task(run(call)) for call in silent]
-    await asyncio.sleep(0)
-    assert await asyncio.wait_for(run(other), 5) == b"bytes"
+    for call in (*silent, other):
+        reader.read(call, call.results.append)
+    other.bring(b"bytes")
+    assert other.results == [b"bytes"]
 
     for call in silent:
-        call.message.set_result(b"bytes")
-    assert await asyncio.gather(*tasks) == [b"bytes"] * 20
+        call.bring(b"bytes")
+
+    assert [call.results for call in silent] == [[b"bytes"]] * 20
 
 
-@pytest.mark.parametrize(
-    ("ends", "error"),
-    [(True, MalformedMessage), pytest.param(False, ExpiredInQueue, id="it may be on its way")],
-)
-async def test_a_call_that_brings_no_message_ends(
-    ends: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_wall, "_READ_TIMEOUT", 0.0)
-    reader = RequestReader(CallWall(9, 100), max_bytes=100, max_message_bytes=50)
+def test_a_call_that_ends_without_a_message_is_malformed() -> None:
+    reader = RequestReader(max_bytes=100, max_message_bytes=50)
     call = Call()
-    if ends:
-        call.message.set_result(aio.EOF)
+    reader.read(call, call.results.append)
 
-    with pytest.raises(error):
-        async with reader.read(call):  # type: ignore[arg-type]
-            pass
+    call.bring(None)
+
+    assert [type(result) for result in call.results] == [MalformedMessage]
+
+
+def test_a_message_that_does_not_come_in_time_may_be_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = RequestReader(max_bytes=50, max_message_bytes=50)
+    late, other = Call(), Call()
+    for call in (late, other):
+        reader.read(call, call.results.append)
+    reader.end_late()
+    assert late.results == []
+
+    monkeypatch.setattr(call_wall, "_READ_TIMEOUT", 0.0)
+    reader.end_late()
+    late.bring(b"too late")
+    other.bring(b"bytes")
+
+    assert [type(result) for result in late.results] == [ExpiredInQueue]
+    assert other.results in ([b"bytes"], late.results)

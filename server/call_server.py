@@ -1,0 +1,258 @@
+"""A gRPC server whose calls cost little until somebody answers them.
+
+grpc.aio makes three tasks of every call and wakes its event loop five times, also for one that is
+refused at once: under overload that is most of what a gateway does. This server stands on cygrpc,
+as grpc.server does. One thread takes what has happened; the event loop hears of a call once there
+is its message, and then of what an answer waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar, cast
+
+import grpc
+from grpc import aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from server.status import CallStatus
+
+logger = logging.getLogger(__name__)
+
+Pairs = Iterable[tuple[str, str | bytes]]
+Event = Any  # cygrpc has no types
+_T = TypeVar("_T")
+
+_NO_FLAGS = 0
+_NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
+_ARRIVAL, _STOPPED = object(), object()  # tags of what is no answer to a call
+
+
+class CallServer:
+    """Tells `arrived` of every call, in a thread of its own."""
+
+    def __init__(
+        self, arrived: Callable[[ServerCall], None], options: Iterable[tuple[str, int]]
+    ) -> None:
+        self._arrived = arrived
+        self._loop = asyncio.get_running_loop()
+        self._queue = cygrpc.CompletionQueue()
+        self._server = cygrpc.Server(tuple(options), False)
+        self._server.register_completion_queue(self._queue)
+        self._lock = threading.Lock()  # a server that stops takes no request for the next call
+        self._is_stopping = False
+        self._stopped = asyncio.Event()
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen; return the port. Raises RuntimeError if nobody can listen there."""
+        port: int = self._server.add_http2_port(address.encode())
+        if not port:
+            raise RuntimeError(f"cannot listen on {address}")
+        return port
+
+    def start(self) -> None:
+        """Take calls from now on."""
+        self._server.start()
+        self._ask_for_next()
+        threading.Thread(target=self._follow, name="gRPC calls", daemon=True).start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and end those that go on after `grace` seconds."""
+        with self._lock:
+            self._is_stopping = True
+            self._server.shutdown(self._queue, _STOPPED)
+        try:
+            await asyncio.wait_for(self._stopped.wait(), grace)
+        except TimeoutError:
+            self._server.cancel_all_calls()
+            await self._stopped.wait()
+        self._server.destroy()
+
+    def _ask_for_next(self) -> None:
+        with self._lock:
+            if not self._is_stopping:
+                self._server.request_call(self._queue, self._queue, _ARRIVAL)
+
+    def _follow(self) -> None:
+        """Pass on what happens; the body of the thread."""
+        with suppress(RuntimeError):  # the event loop is closed
+            while self._pass_on(self._queue.poll()):
+                pass
+
+    def _pass_on(self, event: Event) -> bool:
+        if event.tag is _STOPPED:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            return False
+        if event.tag is not _ARRIVAL:
+            event.tag(event)
+        elif event.success:
+            self._ask_for_next()
+            self._arrived(ServerCall(event, self._loop))
+        return True
+
+
+class ServerCall:
+    """One call: refused, or answered by a task that takes it for an `aio.ServicerContext`."""
+
+    def __init__(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
+        self.method: str = event.call_details.method.decode()
+        self.response_serializer: Callable[[Any], bytes] | None = None
+        self._call = event.call
+        self._deadline: float = event.call_details.deadline
+        self._metadata = event.invocation_metadata
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._trailing_metadata: Pairs = ()
+        self._has_begun = self._has_ended = False  # to answer
+        self._is_sending = self._has_failed = False  # what was written last
+        self._sent: asyncio.Future[None] | None = None  # for who waits until it is sent
+
+    def peer(self) -> str:
+        """Return the address of the client."""
+        return cast(str, self._call.peer())
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline; None without one."""
+        if self._deadline > _NO_DEADLINE:
+            return None
+        return max(0.0, self._deadline - time.time())
+
+    def invocation_metadata(self) -> Pairs:
+        """Return what the client sent besides its message."""
+        return cast(Pairs, self._metadata)
+
+    def receive(self, received: Callable[[bytes | None], object]) -> None:
+        """Read the next message, None at the end of them; call `received` in the thread."""
+        self._call.start_server_batch(
+            (cygrpc.ReceiveMessageOperation(_NO_FLAGS),),
+            lambda event: received(event.batch_operations[0].message()),
+        )
+
+    def refuse(self, status: CallStatus) -> None:
+        """End a call that nobody answers."""
+        self._has_ended = True
+        watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
+        self._call.start_server_batch((*self._ending(status), watch), _nothing_to_do)
+
+    def answer(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let a coroutine answer the call; it is cancelled if the client goes away."""
+        self._task = self._loop.create_task(self._run(answer))
+        watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
+        self._call.start_server_batch((watch,), self._closed)
+        return self._task
+
+    async def read(self) -> Any:
+        """Return the next message; aio.EOF at the end of them."""
+        message: asyncio.Future[bytes | None] = self._loop.create_future()
+        self.receive(lambda data: self._loop.call_soon_threadsafe(_resolve, message, data))
+        data = await message
+        return aio.EOF if data is None else data
+
+    async def send_initial_metadata(self, metadata: Pairs) -> None:
+        """Begin to answer, before there is a message."""
+        self._has_begun = True
+        await self._send(cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS))
+
+    async def write(self, message: Any) -> None:
+        """Send a message."""
+        await self._send(*self._beginning(), self._sending(message))
+
+    def set_trailing_metadata(self, metadata: Pairs) -> None:
+        """Send this at the end of a call that succeeds."""
+        self._trailing_metadata = metadata
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Pairs = ()
+    ) -> NoReturn:
+        """End the call with an error; raises aio.AbortError, for then there is nothing to do."""
+        self._has_ended = True
+        status = CallStatus(code, details, tuple(trailing_metadata))
+        await self._send(*self._ending(status))
+        raise aio.AbortError("the call was aborted")
+
+    async def finish(self, response: Any = None) -> None:
+        """End the call with success; `response` is the one message of a unary call."""
+        beginning = self._beginning()
+        last = () if response is None else (self._sending(response),)
+        self._has_ended = True
+        status = CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata))
+        await self._send(*beginning, *last, _status(status))
+
+    async def _run(self, answer: Awaitable[None]) -> None:
+        try:
+            await answer
+        except asyncio.CancelledError:
+            logger.debug("%s was cancelled", self.method)
+        except aio.BaseError:  # it was aborted, or the client is gone
+            pass
+        except Exception:
+            logger.exception("%s failed", self.method)
+            if not self._has_ended:
+                self._has_ended = True
+                status = CallStatus(grpc.StatusCode.UNKNOWN, "the server failed; see its log", ())
+                self._call.start_server_batch(self._ending(status), _nothing_to_do)
+        finally:
+            if not self._has_ended:
+                self._call.cancel()
+
+    def _closed(self, event: Event) -> None:
+        """In the thread: the client has gone away, or has all that it waited for."""
+        if event.batch_operations[0].cancelled():
+            self._loop.call_soon_threadsafe(self._client_is_gone)
+
+    def _client_is_gone(self) -> None:
+        if self._task is not None and not self._has_ended:
+            self._task.cancel()
+
+    async def _send(self, *operations: Any) -> None:
+        """Send something once what was before it has gone; most often that is so already.
+
+        Raises aio.InternalError if the client is gone, which may show at what comes next only.
+        """
+        if self._is_sending:
+            self._sent = self._loop.create_future()  # first, then look: the thread does the reverse
+            if self._is_sending:
+                await self._sent
+            self._sent = None
+        self._is_sending = True
+        if self._has_failed or self._call.start_server_batch(operations, self._has_gone):
+            raise aio.InternalError("the client is gone")
+
+    def _has_gone(self, event: Event) -> None:
+        """In the thread: what was sent has gone, or nothing can be sent any more."""
+        self._has_failed = not event.success
+        self._is_sending = False
+        if (sent := self._sent) is not None:
+            self._loop.call_soon_threadsafe(_resolve, sent, None)
+
+    def _beginning(self) -> tuple[Any, ...]:
+        if self._has_begun:
+            return ()
+        self._has_begun = True
+        return (cygrpc.SendInitialMetadataOperation(None, _NO_FLAGS),)
+
+    def _sending(self, message: Any) -> Any:
+        data = self.response_serializer(message) if self.response_serializer else message
+        return cygrpc.SendMessageOperation(data, _NO_FLAGS)
+
+    def _ending(self, status: CallStatus) -> tuple[Any, ...]:
+        return (*self._beginning(), _status(status))
+
+
+def _status(status: CallStatus) -> Any:
+    code, details = status.code.value[0], status.message.encode()
+    return cygrpc.SendStatusFromServerOperation(status.trailing_metadata, code, details, _NO_FLAGS)
+
+
+def _resolve(outcome: asyncio.Future[_T], result: _T) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
+
+
+def _nothing_to_do(event: Event) -> None:
+    pass

@@ -1,0 +1,162 @@
+"""The server of the gateway: calls refused, answered, cancelled, and left over at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from engine.errors import QueueFull
+from server.call_server import CallServer, ServerCall
+from server.status import call_status
+from tests.server.calls import failure_of, until
+
+METHOD = "/test.Service/Method"
+
+
+@asynccontextmanager
+async def serving(arrived: Callable[[ServerCall], object]) -> AsyncIterator[aio.Channel]:
+    server = CallServer(arrived, ())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            yield channel
+        finally:
+            await server.stop(0)
+
+
+@asynccontextmanager
+async def answering(
+    answer: Callable[[ServerCall], Coroutine[Any, Any, None]],
+) -> AsyncIterator[aio.Channel]:
+    loop = asyncio.get_running_loop()
+
+    def begin(call: ServerCall) -> None:
+        call.answer(answer(call))
+
+    async with serving(lambda call: loop.call_soon_threadsafe(begin, call)) as channel:
+        yield channel
+
+
+async def test_a_call_is_refused_without_a_task_and_without_its_message() -> None:
+    status = call_status(QueueFull("no room", 0.3), "r")
+    tasks: list[int] = []
+
+    def refuse(call: ServerCall) -> None:
+        tasks.append(len(asyncio.all_tasks(loop)))
+        call.refuse(status)
+
+    loop = asyncio.get_running_loop()
+    async with serving(refuse) as channel:
+        before = len(asyncio.all_tasks())
+        for _ in range(3):
+            refused = await failure_of(channel.unary_unary(METHOD)(b"", timeout=5))
+
+    assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert (refused.retry_after, refused.metadata["request_id"]) == (0.3, "r")
+    assert max(tasks) <= before + 2  # the client's own
+
+
+async def test_metadata_messages_and_their_order_pass_both_ways() -> None:
+    async def echo(call: ServerCall) -> None:
+        await call.send_initial_metadata((("first", "1"),))
+        while (message := await call.read()) is not aio.EOF:
+            await call.write(message)
+        call.set_trailing_metadata((("last-bin", b"\x00"), *call.invocation_metadata()))
+        await call.finish()
+
+    sent = [b"%d" % i * 1000 for i in range(500)]
+    async with answering(echo) as channel:
+        call = channel.stream_stream(METHOD)(iter(sent), metadata=(("mine", "x"),), timeout=10)
+        got = [message async for message in call]
+
+        assert got == sent
+        assert dict(await call.initial_metadata())["first"] == "1"
+        trailing = dict(await call.trailing_metadata())
+        assert (trailing["last-bin"], trailing["mine"]) == (b"\x00", "x")
+
+
+async def test_who_does_not_read_is_not_sent_everything() -> None:
+    written = 0
+
+    async def write_on(call: ServerCall) -> None:
+        nonlocal written
+        while True:
+            await call.write(bytes(1 << 16))
+            written += 1
+
+    async with answering(write_on) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        await call.read()
+        await asyncio.sleep(0.3)
+        held = written
+        await asyncio.sleep(0.3)
+
+        assert written == held < 1000
+        call.cancel()
+
+
+async def test_an_answer_is_cancelled_when_its_client_goes_away() -> None:
+    ended: list[type[BaseException]] = []
+
+    async def wait(call: ServerCall) -> None:
+        await call.send_initial_metadata(())
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            ended.append(type(error))
+            raise
+
+    async with answering(wait) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        await call.initial_metadata()
+        call.cancel()
+        await until(lambda: ended == [asyncio.CancelledError])
+
+
+async def test_an_answer_that_fails_ends_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(call: ServerCall) -> None:
+        raise ValueError("no answer")
+
+    async with answering(fail) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"", timeout=5)
+
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    assert "no answer" not in (caught.value.details() or "")
+    assert "no answer" in caplog.text
+
+
+async def test_the_deadline_is_known_and_none_is_none() -> None:
+    seen: list[float | None] = []
+
+    async def look(call: ServerCall) -> None:
+        seen.append(call.time_remaining())
+        await call.finish(b"")
+
+    async with answering(look) as channel:
+        await channel.unary_unary(METHOD)(b"", timeout=50)
+        await channel.unary_unary(METHOD)(b"")
+
+    assert seen[0] is not None and 40 < seen[0] <= 50
+    assert seen[1] is None
+
+
+async def test_stopping_ends_calls_that_go_on() -> None:
+    begun = asyncio.Event()
+
+    async def wait(call: ServerCall) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with answering(wait) as channel:
+        call = channel.unary_unary(METHOD)(b"")
+        await begun.wait()
+
+    assert await call.code() is not grpc.StatusCode.OK
