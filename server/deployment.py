@@ -346,12 +346,14 @@ def _adapted_processes() -> Iterator[None]:
     """Have ray.init start no process that nobody asks here, and none that stays when all is killed.
 
     Not started are the autoscaler of nodes, the log monitor and the dashboard. The raylet's agents
-    end with it: by themselves they stay for ever. Where a cluster is joined nothing is started.
+    end with it: by themselves they stay for ever. A signal to the process group of the command does
+    not reach Ray, which the drain needs. Where a cluster is joined nothing is started.
     """
     from ray._private import parameter, services
 
     before = parameter.RayParams, services.start_api_server, services.start_ray_process
     make_parameters, _, start = before
+    popen = services.ConsolePopen
 
     def start_adapted(command: list[str], *args: Any, **options: Any) -> Any:
         return start([_ended_with_raylet(word) for word in command], *args, **options)
@@ -359,9 +361,11 @@ def _adapted_processes() -> Iterator[None]:
     parameter.RayParams = partial(make_parameters, no_monitor=True, include_log_monitor=False)
     services.start_api_server = lambda *_, **__: ("", None)
     services.start_ray_process = start_adapted
+    services.ConsolePopen = partial(popen, start_new_session=True)
     try:
         yield
     finally:
+        services.ConsolePopen = popen
         parameter.RayParams, services.start_api_server, services.start_ray_process = before
 
 

@@ -108,6 +108,7 @@ def start(package: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
                 stderr=subprocess.STDOUT,
                 text=True,
                 env={**os.environ, **environment},
+                process_group=0,
             )
         servers.append(Server(process, log))
         return servers[-1]
@@ -145,6 +146,21 @@ def test_loss_of_a_server_of_ray_ends_the_command(start: Callable[..., Server], 
     assert server.process.wait(GRACE + 30) == 1
     assert re.search(f"^error: Ray's {part} at .* is gone", server.log.read_text(), re.MULTILINE)
     assert "Traceback" not in server.log.read_text()
+    assert server.parts() == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_to_the_whole_process_group_drains_as_one_to_the_command_does(
+    start: Callable[..., Server], number: signal.Signals
+) -> None:
+    server = start()
+    server.wait_until("^serving ")
+
+    os.killpg(server.process.pid, number)
+
+    assert server.process.wait(GRACE + 30) == 0
+    assert "stopped" in server.log.read_text()
+    assert not re.search("error|is gone|Traceback", server.log.read_text())
     assert server.parts() == {}
 
 
