@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -66,18 +66,15 @@ KINDS = [RowKind(length, i % len(SOURCE_LENGTHS)) for i, length in enumerate(LEN
 FEW_KINDS = [kind for kind in KINDS if kind.length in (65, 513, 1023, 1025, 1090)]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(
-            (width, name),
-            id=f"{width} {name}",
-            marks=() if (width, name) in QUICK else pytest.mark.long,
-        )
-        for width in WIDTHS
-        for name in FORMATS
-    ],
-)
+def cases(*widths: str) -> list[Any]:
+    """Return models of these widths in every format; some of them take long."""
+    return [
+        pytest.param(case, id=" ".join(case), marks=() if case in QUICK else pytest.mark.long)
+        for case in product(widths, FORMATS)
+    ]
+
+
+@pytest.fixture(scope="module", params=cases(*WIDTHS))
 def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bare:
     width, name = request.param
     weights, kv_cache = FORMATS[name]
@@ -180,12 +177,11 @@ def test_a_row_gives_the_same_bits_in_batches_of_every_size(
         assert rows.decode(kinds) == [alone(kind) for kind in kinds], kinds
 
 
+@pytest.mark.parametrize("bare", cases("marian"), indirect=True)  # others have rows alone
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
 def test_a_beam_gives_the_bits_of_the_row_alone(
     bare: Bare, alone: Callable[[RowKind], Bits], num_threads: int
 ) -> None:
-    if bare.contract.cross_cache is None:
-        pytest.skip("its beams are rows as any others")
     rows = Rows(bare, 16, num_threads)
 
     for kind, width in product(FEW_KINDS[-1:], (2, 4, 8, 16)):
