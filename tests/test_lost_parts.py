@@ -28,8 +28,8 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}  # of the cluster that several services
 _CLUSTER = """
 import sys, tempfile, ray
 with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-    context = ray.init("local", num_cpus=2, include_dashboard=False, _temp_dir=directory,
-                       _node_ip_address="127.0.0.1")
+    context = ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False,
+                       _temp_dir=directory, _node_ip_address="127.0.0.1")
     print(context.address_info["gcs_address"], flush=True)
     sys.stdin.read()
     ray.shutdown()
@@ -121,7 +121,7 @@ def start(package: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    """A Ray cluster of two cores; its address."""
+    """A Ray cluster of two cores and, as it believes, a GPU; its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", _CLUSTER],
         stdin=subprocess.PIPE,
@@ -227,3 +227,21 @@ def test_services_of_one_cluster_have_names_of_their_own(
     for server in (third, second, first):
         server.process.terminate()
         assert server.process.wait(GRACE + 40) == 0
+
+
+def test_workers_have_the_gpus_of_a_cluster_that_they_ask_for(
+    start: Callable[..., Server], cluster: str
+) -> None:
+    first = start("--num-gpus-per-replica", "0.6", RAY_ADDRESS=cluster, **NO_TOKEN)
+    first.wait_until("^serving ")
+
+    second = start(
+        "--num-gpus-per-replica", "0.5", "--name", "two", RAY_ADDRESS=cluster, **NO_TOKEN
+    )
+    second.wait_until("waiting for GPUs: 1 more workers want 0.5 each, and of the 1", seconds=30)
+
+    first.process.terminate()
+    assert first.process.wait(GRACE + 40) == 0
+    second.wait_until("^serving ")
+    second.process.terminate()
+    assert second.process.wait(GRACE + 40) == 0

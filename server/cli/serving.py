@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     "--max-num-seqs",
     type=click.IntRange(1),
     help="Sequences that a worker decodes at once, per model.  "
-    "[default: 32; on a GPU as many as it has memory for, up to 256]",
+    "[default: 32; on a GPU as many as were verified]",
 )
 @device_option
 @gpu_memory_option
