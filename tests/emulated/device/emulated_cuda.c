@@ -33,14 +33,17 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t*p,const struct cudaMemPoolProps*x){*
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t p,enum cudaMemPoolAttr a,void*v){return 0;} cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t p,enum cudaMemPoolAttr a,void*v){return 0;} cudaError_t cudaMemPoolTrimTo(cudaMemPool_t p,size_t n){return 0;}
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes*a,const void*f){memset(a,0,sizeof *a);a->maxThreadsPerBlock=1024;a->binaryVersion=90;a->ptxVersion=90;return 0;}
 cudaError_t cudaFuncSetAttribute(const void*f,enum cudaFuncAttribute a,int v){return 0;}
-cudaError_t cudaGetLastError(void){return 0;} cudaError_t cudaPeekAtLastError(void){return 0;}
+static __thread cudaError_t last=0; cudaError_t cudaGetLastError(void){cudaError_t x=last;last=0;return x;} cudaError_t cudaPeekAtLastError(void){return last;}
 cudaError_t cudaGraphDestroy(cudaGraph_t g){return 0;} cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g){return 0;}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t*e,cudaGraph_t g,unsigned long long f){*e=(cudaGraphExec_t)A(8);return 0;}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t e,cudaStream_t s){graphlaunch++;return 0;}
-cudaError_t cudaLaunchKernel(const void*f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){launches++;return 0;}
-cudaError_t __cudaLaunchKernel(cudaKernel_t f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){launches++;return 0;}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*c,const void*f,void**a){launches++;return 0;}
-cudaError_t cudaLaunchCooperativeKernel(const void*f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){launches++;return 0;}
+static cudaError_t launch(dim3 g,dim3 b,size_t s){ /* what a device of this kind refuses, as it refuses it */
+ int wrong=!g.x||!g.y||!g.z||g.x>2147483647u||g.y>65535||g.z>65535||!b.x||!b.y||!b.z||b.x>1024||b.y>1024||b.z>64||(size_t)b.x*b.y*b.z>1024||s>232448;
+ launches++; if(!wrong)return 0; fprintf(stderr,"[emulated] a launch that a device refuses: grid %u,%u,%u block %u,%u,%u shared memory %zu\n",g.x,g.y,g.z,b.x,b.y,b.z,s); return last=cudaErrorInvalidConfiguration;}
+cudaError_t cudaLaunchKernel(const void*f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){return launch(g,b,s);}
+cudaError_t __cudaLaunchKernel(cudaKernel_t f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){return launch(g,b,s);}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*c,const void*f,void**a){return launch(c->gridDim,c->blockDim,c->dynamicSmemBytes);}
+cudaError_t cudaLaunchCooperativeKernel(const void*f,dim3 g,dim3 b,void**a,size_t s,cudaStream_t st){return launch(g,b,s);}
 cudaError_t __cudaGetKernel(cudaKernel_t*k,const void*f){*k=(cudaKernel_t)f;return 0;}
 cudaError_t cudaMemGetInfo(size_t*f,size_t*t){*t=all_bytes();*f=*t-used;return 0;}
 cudaError_t cudaMemcpy(void*d,const void*s,size_t n,enum cudaMemcpyKind k){memmove(d,s,n);return 0;}
@@ -64,7 +67,16 @@ long emu_launches(void){long x=launches;launches=0;return x;} long emu_syncs(voi
 #define Z(n) int n(){return 0;}
 int cublasCreate_v2(void**h){*h=A(64);return 0;} int cublasLtCreate(void**h){*h=A(64);return 0;}
 Z(cublasDestroy_v2)Z(cublasSetStream_v2)Z(cublasSetMathMode)Z(cublasLtDestroy) int cublasGetMathMode(void*h,int*m){*m=0;return 0;}
-B(cublasGemmEx)B(cublasGemmBatchedEx)B(cublasGemmStridedBatchedEx)B(cublasSgemm_v2)B(cublasDgemm_v2)B(cublasSgemmBatched)B(cublasSgemmStridedBatched)B(cublasSgeam)B(cublasDgeam)B(cublasScopy_v2)B(cublasSscal_v2)
+static int gemm(int ta,int tb,int m,int n,int k,int lda,int ldb,int ldc,int c){int a=ta?k:m,b=tb?n:k; launches++;
+ if(m>=0&&n>=0&&k>=0&&c>=0&&lda>=(a?a:1)&&ldb>=(b?b:1)&&ldc>=(m?m:1))return 0; fprintf(stderr,"[emulated] a product that cuBLAS refuses: %d,%d,%d of rows %d,%d,%d, %d of them\n",m,n,k,lda,ldb,ldc,c); return 7;}
+typedef const void*V;
+int cublasGemmEx(V h,int ta,int tb,int m,int n,int k,V l,V A_,int at,int lda,V B_,int bt,int ldb,V be,V C,int ct,int ldc,int c,int g){return gemm(ta,tb,m,n,k,lda,ldb,ldc,1);}
+int cublasGemmBatchedEx(V h,int ta,int tb,int m,int n,int k,V l,V A_,int at,int lda,V B_,int bt,int ldb,V be,V C,int ct,int ldc,int b,int c,int g){return gemm(ta,tb,m,n,k,lda,ldb,ldc,b);}
+int cublasGemmStridedBatchedEx(V h,int ta,int tb,int m,int n,int k,V l,V A_,int at,int lda,long long sa,V B_,int bt,int ldb,long long sb,V be,V C,int ct,int ldc,long long sc,int b,int c,int g){return gemm(ta,tb,m,n,k,lda,ldb,ldc,b);}
+int cublasSgemm_v2(V h,int ta,int tb,int m,int n,int k,V l,V A_,int lda,V B_,int ldb,V be,V C,int ldc){return gemm(ta,tb,m,n,k,lda,ldb,ldc,1);}
+int cublasSgemmBatched(V h,int ta,int tb,int m,int n,int k,V l,V A_,int lda,V B_,int ldb,V be,V C,int ldc,int b){return gemm(ta,tb,m,n,k,lda,ldb,ldc,b);}
+int cublasSgemmStridedBatched(V h,int ta,int tb,int m,int n,int k,V l,V A_,int lda,long long sa,V B_,int ldb,long long sb,V be,V C,int ldc,long long sc,int b){return gemm(ta,tb,m,n,k,lda,ldb,ldc,b);}
+B(cublasDgemm_v2)B(cublasSgeam)B(cublasDgeam)B(cublasScopy_v2)B(cublasSscal_v2)
 B(cublasLtMatmul)Z(cublasLtMatmulAlgoConfigSetAttribute)Z(cublasLtMatmulAlgoInit)
 int cublasLtMatmulAlgoGetHeuristic(void*h,void*o,void*a,void*b,void*c,void*d,void*p,int r,void*res,int*n){*n=1;return 0;}
 int cublasLtMatmulDescCreate(void**p){*p=A(512);return 0;}Z(cublasLtMatmulDescDestroy)Z(cublasLtMatmulDescSetAttribute) int cublasLtMatmulPreferenceCreate(void**p){*p=A(512);return 0;}
