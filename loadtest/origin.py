@@ -1,9 +1,11 @@
-"""Where a result comes from: the commit of the code, the machine, the command, the time."""
+"""Where a result comes from: the code, the versions, the machine, the command, the time."""
 
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -19,6 +21,15 @@ def code_commit() -> str:
 def now() -> str:
     """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions_of(*distributions: str) -> dict[str, str]:
+    """Return the versions of those that are installed: of one module there may be several."""
+    found = {}
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _git(*arguments: str) -> str:

@@ -109,3 +109,9 @@ def test_code_outside_of_a_repository_has_no_commit(
     monkeypatch.setattr(origin, "__file__", str(tmp_path / "origin.py"))
 
     assert origin.code_commit() == "unknown: the code is in no repository"
+
+
+def test_a_version_is_that_of_the_distribution_that_is_installed() -> None:
+    found = origin.versions_of("pytest", "no-such-distribution")
+
+    assert found == {"pytest": pytest.__version__}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import onnxruntime_genai as og
 
+from loadtest.origin import versions_of
 from loadtest.peers.worker import LoadOptions, Prompts
 
 
@@ -16,7 +16,7 @@ class GenaiAdapter:
     """A Generator for each batch, as its documentation shows it."""
 
     def __init__(self, options: LoadOptions) -> None:
-        self.versions = {"onnxruntime-genai": version("onnxruntime-genai")}
+        self.versions = versions_of("onnxruntime-genai", "onnxruntime-genai-cuda")
         path = Path(options.directory) / f"genai-{options.weights}"
         config = og.Config(str(path))
         session = {"intra_op_num_threads": options.num_threads}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from importlib.metadata import version
 from pathlib import Path
 
 from engine.benchmark import BenchmarkWork, EngineBench
 from engine.config import EngineConfig
 from engine.package import load_package
+from loadtest.origin import versions_of
 from loadtest.peers.worker import LoadOptions, Prompts
 
 
@@ -16,7 +16,7 @@ class TokenweirAdapter:
     """An engine and the event loop that it lives on."""
 
     def __init__(self, options: LoadOptions) -> None:
-        self.versions = {"onnxruntime": version("onnxruntime")}
+        self.versions = versions_of("onnxruntime", "onnxruntime-gpu")
         self._num_beams = options.num_beams
         self._loop = asyncio.new_event_loop()
         self._bench = EngineBench.load(
