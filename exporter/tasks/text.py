@@ -27,6 +27,14 @@ PASSAGE_BYTES = 4096  # the unit of the split into training and held-out text
 VOCAB_SIZE = 1024
 CONTEXT = 256  # tokens the served model can hold
 WINDOW = 128  # tokens of a training example
+RECIPE = Recipe(
+    steps=1000,
+    batch_tokens=2048,
+    peak_learning_rate=2e-3,
+    warmup_steps=100,
+    weight_decay=0.01,
+    validate_every=100,
+)
 
 
 def text_task(seed: int, files: Sequence[Path]) -> Task:
@@ -39,7 +47,6 @@ def text_task(seed: int, files: Sequence[Path]) -> Task:
     tokenizer = make_tokenizer(parts["training"])
     ids = {part: encode_passages(tokenizer, found) for part, found in parts.items()}
     trigram = AddOneTrigram(ids["training"], tokenizer.get_vocab_size())
-    end = tokenizer.get_vocab()[END_OF_TEXT]
 
     def chunk(number: int) -> list[Example]:
         rng = random.Random(f"text/{seed}/{number}")
@@ -47,35 +54,33 @@ def text_task(seed: int, files: Sequence[Path]) -> Task:
 
     return Task(
         name="text",
-        config=TransformerConfig(
-            family="gpt",
-            d_model=128,
-            num_heads=4,
-            d_ff=512,
-            num_decoder_layers=4,
-            activation="gelu",
-            norm_position="first",
-            dropout=0.1,
-            vocab_size=tokenizer.get_vocab_size(),
-            max_target_len=CONTEXT,
-            pad_token_id=end,
-            eos_token_id=end,
-        ),
+        config=_config(tokenizer),
         tokenizer=tokenizer,
-        recipe=Recipe(
-            steps=1000,
-            batch_tokens=2048,
-            peak_learning_rate=2e-3,
-            warmup_steps=100,
-            weight_decay=0.01,
-            validate_every=100,
-        ),
+        recipe=RECIPE,
         chunks=chunk,
         validation=windows(ids["validation"]),
         held_out=windows(ids["held out"]),
         selection="loss",
         judge=_judge(trigram, ids["held out"], parts["held out"]),
         data_fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def _config(tokenizer: Tokenizer) -> TransformerConfig:
+    end = tokenizer.get_vocab()[END_OF_TEXT]
+    return TransformerConfig(
+        family="gpt",
+        d_model=128,
+        num_heads=4,
+        d_ff=512,
+        num_decoder_layers=4,
+        activation="gelu",
+        norm_position="first",
+        dropout=0.1,
+        vocab_size=tokenizer.get_vocab_size(),
+        max_target_len=CONTEXT,
+        pad_token_id=end,
+        eos_token_id=end,
     )
 
 
