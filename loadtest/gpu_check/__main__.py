@@ -15,7 +15,7 @@ from rich.console import Console
 
 from engine.machine import machine_name
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
-from loadtest.gpu_check.part import Part, Result, Settings
+from loadtest.gpu_check.part import Part, Result, Settings, is_emulated
 from loadtest.gpu_check.requirements import REQUIREMENTS
 from loadtest.gpu_check.results import JSON_NAME, TABLE_NAME, Origin, print_tables, write
 from loadtest.gpu_check.running import run_parts
@@ -56,6 +56,7 @@ def _run(
         started_at=now(),
         machine=machine_name(),
         settings={**asdict(settings), "work": str(settings.work)},
+        is_emulated=is_emulated(),
     )
     results: list[Result] = []
     write(origin, results, out)
@@ -63,7 +64,7 @@ def _run(
         results.append(result)
         write(origin, results, out)
         _tell(result)
-    print_tables(results, Console())
+    print_tables(origin, results, Console())
     print(f"written: {out / JSON_NAME}, {out / TABLE_NAME}")
     return int(any(result.is_bad for result in results))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,11 @@ Status = Literal["passed", "failed", "measured", "crashed", "timed out", "not ru
 Found = dict[str, Any]  # as it stands in the JSON
 
 BAD: tuple[Status, ...] = ("failed", "crashed", "timed out")
+
+
+def is_emulated() -> bool:
+    """Return whether kernels do nothing here: this process has what only tests/emulated has."""
+    return hasattr(ctypes.CDLL(None), "emu_launches")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import tempfile
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +38,6 @@ def describe(settings: Settings) -> Outcome:
             "driver": device.driver,
             "free_bytes": free,
             "total_bytes": total,
-            "is_emulated": hasattr(ctypes.CDLL(None), "emu_launches"),
         }
     if torch.cuda.is_available():
         found |= _ceilings()

@@ -37,19 +37,19 @@ class Origin:
     started_at: str
     machine: str
     settings: Found
+    is_emulated: bool  # the device computes nothing, so that no number means anything
 
 
 def write(origin: Origin, results: Sequence[Result], out: Path) -> None:
     """Write both files, each all or nothing."""
     content = {
         **asdict(origin),
-        "is_emulated": is_emulated(results),
         "counts": counts(results),
         "parts": [asdict(result) for result in results],
     }
     write_document(content, out / JSON_NAME)
     text = StringIO()
-    print_tables(results, Console(file=text, width=_WIDTH))
+    print_tables(origin, results, Console(file=text, width=_WIDTH))
     write_atomically(out / TABLE_NAME, text.getvalue().encode())
 
 
@@ -58,14 +58,9 @@ def counts(results: Sequence[Result]) -> dict[str, int]:
     return {status: sum(r.status == status for r in results) for status in _STYLES}
 
 
-def is_emulated(results: Sequence[Result]) -> bool:
-    """Whether the device computes nothing, so that no number means anything."""
-    return any(result.found.get("is_emulated") for result in results)
-
-
-def print_tables(results: Sequence[Result], console: Console) -> None:
+def print_tables(origin: Origin, results: Sequence[Result], console: Console) -> None:
     """Print a line for every part, then the tables that parts have in what they found."""
-    if is_emulated(results):
+    if origin.is_emulated:
         console.print(
             "The device is emulated: kernels do nothing, certificates must fail, and no time or "
             "ratio means anything.",

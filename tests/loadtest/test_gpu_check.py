@@ -95,10 +95,12 @@ def test_a_part_has_the_environment_that_it_asks_for(settings: Settings, tmp_pat
 
 
 def test_results_tell_counts_tables_and_that_a_device_is_emulated(tmp_path: Path) -> None:
-    origin = Origin("python -m loadtest.gpu_check", "abc", "2026-11-22", "a machine", {})
+    origin = Origin(
+        "python -m loadtest.gpu_check", "abc", "2026-11-22", "a machine", {}, is_emulated=True
+    )
     rows = [{"rows": 1, "captured": 310.25, "busy": None}]
     results = [
-        Result("machine", "measured", 1.0, "EMULATED", {"is_emulated": True}),
+        Result("machine", "measured", 1.0, "EMULATED"),
         Result("steps.a", "measured", 2.0, "fast", {"tables": {"decode steps, us": rows}}),
         Result("certificate.a", "failed", 3.0, "row [2] differs"),
     ]
