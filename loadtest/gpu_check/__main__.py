@@ -17,7 +17,14 @@ from engine.machine import machine_name
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
 from loadtest.gpu_check.part import Part, Result, Settings, is_emulated
 from loadtest.gpu_check.requirements import REQUIREMENTS
-from loadtest.gpu_check.results import JSON_NAME, TABLE_NAME, Origin, print_tables, write
+from loadtest.gpu_check.results import (
+    JSON_NAME,
+    TABLE_NAME,
+    WIDTH,
+    Origin,
+    print_tables,
+    write,
+)
 from loadtest.gpu_check.running import run_parts
 from loadtest.origin import code_commit, now
 
@@ -64,7 +71,7 @@ def _run(
         results.append(result)
         write(origin, results, out)
         _tell(result)
-    print_tables(origin, results, Console())
+    print_tables(origin, results, Console(width=None if sys.stdout.isatty() else WIDTH))
     print(f"written: {out / JSON_NAME}, {out / TABLE_NAME}")
     return int(any(result.is_bad for result in results))
 

@@ -24,7 +24,7 @@ _STYLES: Mapping[Status, str] = {
     "crashed": "bold red",
     "timed out": "bold red",
 }
-_WIDTH = 150  # of the table in the file
+WIDTH = 150  # of tables that are not in a terminal
 _SUMMARY = 400  # characters of a summary in the table; the JSON has all
 
 
@@ -49,7 +49,7 @@ def write(origin: Origin, results: Sequence[Result], out: Path) -> None:
     }
     write_document(content, out / JSON_NAME)
     text = StringIO()
-    print_tables(origin, results, Console(file=text, width=_WIDTH))
+    print_tables(origin, results, Console(file=text, width=WIDTH))
     write_atomically(out / TABLE_NAME, text.getvalue().encode())
 
 

@@ -23,7 +23,7 @@ _QUICK_CONCURRENCIES = (1, 3)
 _QUICK_PROMPT, _QUICK_NEW = 12, 6  # tokens
 _NUM_ROUNDS = 3
 _LOG = "workers.log"
-_ONE_BUCKET = f"{OURS}, every decode call of 256 rows"  # so that rows are bit-equal
+_ONE_BUCKET = f"{OURS} in one bucket, every decode call of 256 rows"  # so that rows are bit-equal
 _LARGE = ("llama-8b",)  # which has no room beside itself
 
 
@@ -81,7 +81,7 @@ def _ours(title: str, against: str | None, graphs: str, setting: Setting) -> Eng
 
 def _summary(lines: tuple[Line, ...], found: Comparison) -> str:
     ratios = [
-        f"{line.engine.partition(' ')[0]} {line.ratio:.2f} at {line.concurrency}"
+        f"{line.engine.partition(',')[0]} {line.ratio:.2f} at {line.concurrency}"
         for line in lines
         if line.ratio is not None
     ]
