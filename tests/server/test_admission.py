@@ -227,6 +227,35 @@ async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
     assert "w in time" not in calls.failed
 
 
+async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> None:
+    _, calls = await _measured(Clock())
+    for i in range(4):
+        await calls.ask(f"w{i}")
+
+    await calls.ask("w", time_left=0.65)  # of which 0.6 would do
+
+    assert isinstance(calls.failed["w"], CannotMeet)
+
+
+async def test_a_call_whose_turn_leaves_it_less_time_than_half_of_them_take_goes_no_further() -> (
+    None
+):
+    clock = Clock()
+    _, calls = await _measured(clock)
+    for i in range(100, 133):
+        await calls.ask(f"a{i + 1}")
+        clock.now += 0.5
+        await calls.end(f"a{i}")
+    await calls.ask("b", time_left=20.0)
+    await calls.ask("c")
+
+    clock.now += 19.7
+    await calls.end("a133")
+
+    assert isinstance(calls.failed["b"], CannotMeet)
+    assert calls.running == ["c"]
+
+
 async def test_calls_that_take_long_do_not_keep_a_short_one_out() -> None:
     clock = Clock()
     _, calls = await _measured(clock)
