@@ -14,16 +14,28 @@ from engine.step_block import StepBlock
 
 
 class EncodeCalls:
-    """Fills cross keys and values: a call for the sources of one length in neighbouring rows."""
+    """Fills cross keys and values: a call for the sources of one length in neighbouring rows.
 
-    def __init__(self, encoder: Session, cache: SlotCache, block: StepBlock) -> None:
+    Or, with `most_sources` 1, for every source: kernels of a device may be others for more rows.
+    """
+
+    def __init__(
+        self,
+        encoder: Session,
+        cache: SlotCache,
+        block: StepBlock,
+        *,
+        most_sources: int | None = None,
+    ) -> None:
+        """A call has at most so many sources; None: all that go together."""
         self._encoder = encoder
+        self._most = most_sources
         self._cache = cache
         self._block = block
 
     def plan(self, encodes: Sequence[Encode]) -> Iterator[GraphCall]:
         """Give the calls of a step, counting their sources as encoded."""
-        for row, sources in _of_equal_length(encodes):
+        for row, sources in _together(encodes, self._most):
             last = row + len(sources)
             inputs = {"input_ids": self._block.add(np.asarray(sources, np.int64))}  # (B, S)
             outputs = {}
@@ -34,17 +46,19 @@ class EncodeCalls:
             yield GraphCall(self._encoder.bind(), inputs, outputs)
 
 
-def _of_equal_length(
-    encodes: Sequence[Encode],
+def _together(
+    encodes: Sequence[Encode], most: int | None
 ) -> Iterable[tuple[int, list[tuple[int, ...]]]]:
-    """Group sources of one length in neighbouring rows: first row, sources.
+    """Group sources of one length in neighbouring rows, at most so many: first row, sources.
 
     Sources of other lengths would have to be padded, and padding changes bits.
     """
     group: list[Encode] = []
     for encode in sorted(encodes):
         if group and (
-            encode.row != group[-1].row + 1 or len(encode.source_ids) != len(group[-1].source_ids)
+            len(group) == most
+            or encode.row != group[-1].row + 1
+            or len(encode.source_ids) != len(group[-1].source_ids)
         ):
             yield group[0].row, [member.source_ids for member in group]
             group = []

@@ -218,7 +218,12 @@ class SlotModelRunner:
         )
         self._decodes = DecodeCalls(self._graph, block, self.buckets)
         self._chunks = ChunkCalls(self._graph, block)
-        self._encodes = EncodeCalls(self._encoder, self.cache, block) if self._encoder else None
+        most = 1 if len(self.buckets) == 1 else None  # every call has one shape, so that bits agree
+        self._encodes = (
+            EncodeCalls(self._encoder, self.cache, block, most_sources=most)
+            if self._encoder
+            else None
+        )
 
     def _make_block(self, size: StepSize | None) -> StepBlock:
         contract, num_slots = self._contract, self.num_slots

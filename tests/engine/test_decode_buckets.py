@@ -19,6 +19,7 @@ from engine.request import LogitControls, SamplingParams
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import TokenRequest
+from engine.session import Binding, Session
 from tests.engine.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
 
 SLOTS = 5
@@ -107,6 +108,25 @@ def test_a_row_that_holds_nan_leaves_none_behind(
 
     for layer in runner.cache.layers:
         assert np.isfinite(layer.key).all() and np.isfinite(layer.value).all()
+
+
+@pytest.mark.parametrize(("buckets", "calls"), [((SLOTS,), 3), ((1, SLOTS), 1), ((), 1)])
+def test_where_calls_have_one_shape_a_source_is_encoded_without_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: tuple[int, ...], calls: int
+) -> None:
+    runner = load(TinyModel(2, has_encoder=True), tmp_path, *buckets)
+    bound: list[str] = []
+    bind = Session.bind
+
+    def counted(session: Session) -> Binding:
+        bound.append(session.path.name)
+        return bind(session)
+
+    monkeypatch.setattr(Session, "bind", counted)
+
+    runner.run(replace(NOTHING, encodes=tuple(Encode(row, ids(row, 4)) for row in range(3))))
+
+    assert bound == ["encoder.onnx"] * calls
 
 
 def test_the_smallest_bucket_that_holds_rows_and_sources_is_taken(tmp_path: Path) -> None:
