@@ -85,7 +85,8 @@ class Backend:
             await self._stop_watching()
             while answers := await self._answers():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._idle.wait(), self._silence)
+                    async with asyncio.timeout(self._silence):
+                        await self._idle.wait()
                     break
             if not answers:
                 self._give_up()

@@ -92,7 +92,9 @@ class RosterLink:
                 await writer.drain()
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), HEARTBEAT)
+                    # Python 3.11's wait_for forgets a cancellation that comes with the news.
+                    async with asyncio.timeout(HEARTBEAT):
+                        await self._news.wait()
         finally:
             listening.cancel()
             writer.close()

@@ -46,6 +46,20 @@ async def test_worker_is_known_while_it_is_connected() -> None:
     assert (joined, left) == ((WORKER,), ())
 
 
+async def test_link_that_is_closed_as_there_is_something_to_tell_ends() -> None:
+    registry = Registry()
+    async with _listening(registry) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        await _until(lambda: registry.workers)
+
+        link.alive(WORKER)
+        async with asyncio.timeout(5):
+            await link.close()
+
+    assert link.broken
+
+
 async def test_worker_that_leaves_is_forgotten_while_it_is_still_connected() -> None:
     registry = Registry()
     async with _listening(registry) as (_, address):
