@@ -52,6 +52,7 @@ UNHEALTHY_GRACE = 2.0  # seconds that running requests get of a replica that can
 UNHEALTHY_EXIT = 5.0  # seconds in which such a replica ends, whatever hangs in it
 SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
 CLAIM_PATIENCE = 5.0  # seconds
+ABANDONED_AFTER = 5.0  # seconds without the command, until a replica looks if it is gone
 NAMESPACE = "tokenweir"
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ class WorkerReplica:
     ) -> None:
         self._link = RosterLink(roster)
         _forward_log(self._link)
+        look = partial(self._end_without_command, config.name)
+        self._looking = in_background("looking for the command", look)
         try:
             self._info = await self._start(config)
         except Exception as error:
@@ -131,6 +134,13 @@ class WorkerReplica:
         await asyncio.sleep(DEREGISTERED_PAUSE)
         await self._worker.drain(grace)
         await self._link.close()
+
+    async def _end_without_command(self, name: str) -> None:
+        """Undeploy the service once its command is gone: a cluster would run it for ever."""
+        while True:
+            await asyncio.sleep(HEARTBEAT)
+            if self._link.silence > ABANDONED_AFTER:
+                await asyncio.to_thread(_undeploy_if_abandoned, name)
 
     async def _end_when_unhealthy(self) -> None:
         """End the process at once: Ray Serve would ask three times, then allow the whole grace."""
@@ -413,6 +423,24 @@ def _claim_name(name: str) -> Any:
                     "choose another name with --name"
                 ) from error
         time.sleep(0.5)
+
+
+def _undeploy_if_abandoned(name: str) -> None:
+    """Take a service away whose name nobody holds: Ray ends the claim of a command that ends.
+
+    Called in a replica, which holds the name meanwhile: what a new command of that name deploys
+    stays.
+    """
+    import ray
+    from ray import serve
+
+    try:
+        claim = ray.remote(num_cpus=0)(_Claim).options(name=name, namespace=NAMESPACE).remote()
+    except ValueError:  # its command lives, or another has the name
+        return
+    logger.error("the command that serves %s is gone; its workers end", name)
+    serve.delete(name, _blocking=False)
+    del claim
 
 
 def _node_address() -> str:

@@ -27,10 +27,12 @@ _MAX_WAITING = 1000  # records, while there is no connection
 class RosterLink:
     """Tells a roster that a worker is alive, and what it logs; connects again where it must."""
 
-    def __init__(self, roster: RosterAddress) -> None:
+    def __init__(self, roster: RosterAddress, clock: Callable[[], float] = time.monotonic) -> None:
         self._roster = roster
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._worker: WorkerInfo | None = None
+        self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
         self._news = asyncio.Event()
@@ -40,6 +42,11 @@ class RosterLink:
     def broken(self) -> bool:
         """True if nothing is told any more, which never ought to be."""
         return self._running.done()
+
+    @property
+    def silence(self) -> float:
+        """The seconds since the roster was last connected."""
+        return self._clock() - self._last_contact
 
     def alive(self, worker: WorkerInfo) -> None:
         """Tell from now on that the worker takes calls."""
@@ -85,6 +92,7 @@ class RosterLink:
         try:
             _write(writer, {"token": self._roster.token, "pid": os.getpid()})
             while not listening.done():
+                self._last_contact = self._clock()
                 if self._worker is not None:
                     _write(writer, {"alive": asdict(self._worker)})
                 while self._waiting:

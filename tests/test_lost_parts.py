@@ -245,3 +245,26 @@ def test_workers_have_the_gpus_of_a_cluster_that_they_ask_for(
     second.wait_until("^serving ")
     second.process.terminate()
     assert second.process.wait(GRACE + 40) == 0
+
+
+def test_workers_of_a_killed_command_leave_the_cluster_that_it_had_joined(
+    start: Callable[..., Server], cluster: str
+) -> None:
+    first = start("--name", "one", RAY_ADDRESS=cluster, **NO_TOKEN)
+    first.wait_until("^serving ")
+    other = start("--name", "two", RAY_ADDRESS=cluster, **NO_TOKEN)
+    other.wait_until("^serving ")
+    pid = int(first.wait_until(r"joined: .*process (\d+)")[1])
+
+    first.process.kill()
+    deadline = time.monotonic() + 40
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+    assert not Path(f"/proc/{pid}").exists()
+    again = start("--name", "one", RAY_ADDRESS=cluster, **NO_TOKEN)
+    again.wait_until("^serving ")
+    assert "left" not in other.log.read_text()
+    for server in (again, other):
+        server.process.terminate()
+        assert server.process.wait(GRACE + 40) == 0

@@ -60,6 +60,25 @@ async def test_link_that_is_closed_as_there_is_something_to_tell_ends() -> None:
     assert link.broken
 
 
+async def test_worker_knows_for_how_long_it_has_not_reached_the_command() -> None:
+    clock, registry = FakeClock(), Registry()
+    async with _listening(registry) as (_, address):
+        link = RosterLink(address, clock)
+        clock.now += 60
+        assert link.silence == 60  # it has never reached it
+
+        link.alive(WORKER)
+        await _until(lambda: registry.workers)
+        connected = link.silence
+    await _until(lambda: not registry.workers)
+    clock.now += 7
+    link.alive(WORKER)
+    gone = link.silence
+    await link.close()
+
+    assert (connected, gone) == (0, 7)
+
+
 async def test_worker_that_leaves_is_forgotten_while_it_is_still_connected() -> None:
     registry = Registry()
     async with _listening(registry) as (_, address):
