@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,11 @@ from exporter.rewrite import simplify
 
 Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...
 
+# The softmax of onnxruntime's CUDA provider reads rows longer than a warp takes by 16 bytes, from
+# where such a piece begins: else in which order a row is summed depends on its place.
+_WARP_ROW = 1024
+_PIECE = 4  # numbers in float32
+
 
 def build_graphs(
     model: nn.Module, *, body: Body = "cpu", dtype: torch.dtype = torch.float32
@@ -44,11 +50,11 @@ def build_graphs(
             widen_heads(model.decoder)
             graphs = {
                 "encoder.onnx": _export_encoder(model),
-                "decoder.onnx": _export_decoder(model),
+                "decoder.onnx": _export_decoder(model, body),
             }
         case GPT():
             widen_heads(model.decoder)
-            graphs = {"decoder.onnx": _export_decoder(model)}
+            graphs = {"decoder.onnx": _export_decoder(model, body)}
         case ViT():
             model.embeddings.patches_as_product = body in CUDA_BODIES
             graphs = {"model.onnx": _export_vision(model)}
@@ -130,9 +136,11 @@ class _DecoderOutput(NamedTuple):
 class _DecoderGraph(nn.Module):
     """One step of a decoder: the newest tokens of every row in, the logits asked for out."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, in_pieces: bool) -> None:
+        """`in_pieces`: where rows begin decides how they are summed."""
         super().__init__()
         self.decoder = decoder
+        self._in_pieces = in_pieces
 
     def forward(
         self,
@@ -163,7 +171,8 @@ class _DecoderGraph(nn.Module):
         logits = _logits(self.decoder.output, rows)
         # The best few leave the graph sorted: to look for them outside costs more than the head.
         top_logits, top_ids = emit_top(logits, num_top)
-        top_logprobs = logits.log_softmax(-1).gather(1, top_ids)
+        summed = _whole_pieces(logits) if self._in_pieces else logits
+        top_logprobs = summed.log_softmax(-1).gather(1, top_ids)
         present = [(cache.key, cache.value) for cache in caches]
         alignment = caches[-1].alignment
         return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
@@ -174,6 +183,14 @@ def _logits(output: nn.Linear, rows: Tensor) -> Tensor:
         logits: Tensor = output(rows).float()
         return logits
     return functional.linear(rows, output.weight).float() + output.bias
+
+
+def _whole_pieces(logits: Tensor) -> Tensor:
+    """Return rows of which each begins with a piece; what is behind a row counts for nothing."""
+    missing = -logits.shape[-1] % _PIECE
+    if logits.shape[-1] <= _WARP_ROW or not missing:
+        return logits
+    return functional.pad(logits, (0, missing), value=-math.inf)
 
 
 class _EncoderGraph(nn.Module):
@@ -229,7 +246,7 @@ class _Inputs(NamedTuple):
     names: list[str]
 
 
-def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
+def _export_decoder(model: EncoderDecoder | GPT, body: Body) -> ir.Model:
     config, batch = model.config, 2  # of the example; sizes of 1 would become constants
     dtype = _dtype_of(model)
     example, shapes, names = _decoder_inputs(config, batch, dtype)
@@ -241,7 +258,8 @@ def _export_decoder(model: EncoderDecoder | GPT) -> ir.Model:
         shapes |= of_source.shapes
         names += of_source.names
         outputs.append("alignment")
-    graph = _export(_DecoderGraph(model.decoder), example, shapes, names, outputs)
+    decoder = _DecoderGraph(model.decoder, in_pieces=body in CUDA_BODIES)
+    graph = _export(decoder, example, shapes, names, outputs)
     for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
         value.shape = ir.Shape(["num_logits", "num_top"])
     return graph

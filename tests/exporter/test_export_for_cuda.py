@@ -19,6 +19,7 @@ from exporter.fuse import fuse
 from exporter.graphs import build_graphs
 from exporter.half_comparison import HalfComparison
 from exporter.loss import LossLimits
+from exporter.models import TransformerConfig, build_model
 from exporter.package_graphs import write_graphs
 from tests.exporter.conftest import MakeCheckpoint
 
@@ -291,3 +292,44 @@ def _step(directory: Path) -> np.ndarray:
         if name.startswith("past_"):
             inputs[name] = np.zeros((1, *value.shape[1:]), value.dtype)  # type: ignore[arg-type]
     return session.run(inputs)["logits"]
+
+
+def test_rows_of_a_long_vocabulary_are_summed_from_the_same_place_on(tmp_path: Path) -> None:
+    config = TransformerConfig(
+        family="gpt",
+        vocab_size=1027,  # a softmax of a block, whose rows begin nowhere in particular
+        d_model=16,
+        num_heads=1,
+        d_ff=16,
+        num_decoder_layers=1,
+        max_target_len=8,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    graphs = build_graphs(build_model(config).eval(), body="cuda-fp32")
+    (softmax,) = (n for n in graphs["decoder.onnx"].graph if n.op_type == "LogSoftmax")
+    assert softmax.inputs[0] is not None and softmax.inputs[0].shape is not None
+    assert softmax.inputs[0].shape[-1] == 1028
+    write_graphs(graphs, tmp_path)
+
+    session = create_session(tmp_path / "decoder.onnx")
+    found = session.run(
+        {
+            "input_ids": np.array([[5, 1026, 7]]),
+            "position_ids": np.arange(3)[None],
+            "logit_idx": np.arange(3),
+            "num_top": np.array([1027]),
+            "seqlens_k": np.array([2], np.int32),
+            "total_seq": np.array([3], np.int32),
+            **{
+                name: np.zeros((1, *value.shape[1:]), np.float32)  # type: ignore[arg-type]
+                for name, value in session.inputs.items()
+                if name.startswith("past_")
+            },
+        }
+    )
+
+    expected = torch.from_numpy(found["logits"]).double().log_softmax(-1).numpy()
+    expected = np.take_along_axis(expected, found["top_ids"], 1)
+    np.testing.assert_allclose(found["top_logprobs"], expected, atol=1e-5)
