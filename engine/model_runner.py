@@ -123,6 +123,11 @@ class SlotModelRunner:
         )
 
     @property
+    def most_tokens(self) -> int:
+        """Of the steps that have room on a device; 0 without one."""
+        return self._num_tokens if self._device is not None else 0
+
+    @property
     def captured(self) -> tuple[tuple[int, int], ...]:
         """The decode calls that are captured, each when it runs first: rows, likeliest tokens."""
         if self._device is None:
@@ -201,10 +206,13 @@ class SlotModelRunner:
         )
 
     def _num_top(self, wanted: int) -> int:
-        """Return how many of the largest logits a step asks for: few numbers can be captured."""
+        """Return how many of the largest logits a step asks for.
+
+        Few numbers can be captured, and every number has memory of its own on a device.
+        """
         if self._device is None:
             return wanted
-        return next((k for k in CAPTURED_TOPS if k >= wanted), wanted)
+        return next((k for k in CAPTURED_TOPS if k >= wanted), 1 << (wanted - 1).bit_length())
 
     def _make_room(self, size: StepSize | None = None) -> None:
         """Allocate what steps read and write; whatever was bound was bound to the old one."""

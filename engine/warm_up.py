@@ -29,10 +29,13 @@ def warm_up(
 ) -> None:
     """Encode, prefill and decode a few tokens in every way; the cache is empty afterwards.
 
-    On a device decode calls are captured, in the thread that is to run them: `progress` gets a line
-    for each. Raises PackageError, saying at what, if a call fails or gives what no request could
-    use; DeviceError if the device fails.
+    On a device the largest steps run first: what memory kernels want is taken now or refused, and
+    in pieces that hold what smaller steps want. Decode calls are captured, in the thread that is to
+    run them: `progress` gets a line for each. Raises PackageError, saying at what, if a call fails
+    or gives what no request could use; DeviceError if the device fails.
     """
+    for what, batch in _largest(contract, runner):
+        try_out(runner, contract, what, batch, path)
     for rows, k in runner.captured:
         name = f"a decode call of {rows} rows with their {_likeliest(k)}"
         started = time.perf_counter()
@@ -59,6 +62,24 @@ def try_out(
         problem = str(error).partition("\n")[0] or type(error).__name__
     if problem:
         raise PackageError(f"{path}: {what} failed: {problem}; export the model again")
+
+
+def _largest(
+    contract: GenerationContract, runner: SlotModelRunner
+) -> Iterator[tuple[str, ScheduledBatch]]:
+    """Yield the steps that want most memory on a device."""
+    if not runner.most_tokens:
+        return
+    if contract.cross_cache:
+        longest = contract.cross_cache.max_len
+        count = max(1, min(runner.most_tokens // longest, runner.num_slots))
+        ids = _ids(contract.vocab_size, longest)
+        encodes = tuple(Encode(row, ids) for row in range(count))
+        yield f"encoding {count} sources of {longest} tokens", replace(_NOTHING, encodes=encodes)
+    ids = _ids(contract.vocab_size, min(runner.most_tokens, contract.cache.max_len))
+    chunks = (PrefillChunk(0, ids, len(ids), 0),)
+    step = replace(_NOTHING, row_ops=(RowOp("cut", 0, 0),), chunks=chunks, num_top=_NUM_TOP)
+    yield f"a prompt of {len(ids)} tokens with all positions wanted", step
 
 
 def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> ScheduledBatch:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Encode, PrefillChunk
+from engine.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.errors import OutOfDeviceMemory
 from engine.invariance import rows_are_bit_equal
 from engine.warm_up import warm_up
@@ -152,3 +152,34 @@ def test_logits_are_fetched_in_one_copy_for_rows_beside_each_other(tmp_path: Pat
         found.fetch(rows)
         assert cuda.calls == ["cudaMemcpyAsync"] * num_copies + ["cudaStreamSynchronize"]
     assert found.all_logits.tobytes() == wanted.tobytes()
+
+
+def test_numbers_of_likeliest_tokens_share_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model_runner.CAPTURED_TOPS", (1, 4))
+    runner, _ = load_on(FakeCuda(), TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS)
+
+    found = [runner.run(replace(NOTHING, decode_ids=(4,), num_top=k)) for k in range(1, 20)]
+
+    assert sorted({step.top_ids.shape[1] for step in found}) == [1, 4, 8, 16, 23]
+
+
+@ENCODERS
+def test_the_largest_steps_are_the_first_that_are_tried_out(
+    tmp_path: Path, has_encoder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cuda = TinyModel(4, has_encoder=has_encoder), FakeCuda()
+    runner, _ = load_on(cuda, model, tmp_path, num_slots=SLOTS, num_tokens=20)
+    ran: list[ScheduledBatch] = []
+    run = runner.run
+    monkeypatch.setattr(runner, "run", lambda batch: ran.append(batch) or run(batch))
+
+    warm_up(runner, model.contract, "package")
+
+    first = [batch for batch in ran if batch.chunks][0].chunks[0]
+    assert len(first.token_ids) == first.num_logits == min(20, model.contract.cache.max_len)
+    if model.contract.cross_cache:
+        longest = model.contract.cross_cache.max_len
+        assert [len(encode.source_ids) for encode in ran[0].encodes][0] == longest
+    assert not runner.cache.lengths.any()
