@@ -240,10 +240,33 @@ def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore
     eager = rng.normal(0, 1, (6, 50))
     eager[:, 9] = -1e30
 
+    found = HalfComparison()
     with pytest.raises(CertificateError, match=message):
-        HalfComparison().case(
-            spoil(rounded(rng, eager, 1e-3)), eager, rounded(rng, eager, 1e-3), str
-        )
+        found.case(spoil(rounded(rng, eager, 1e-3)), eager, rounded(rng, eager, 1e-3), str)
+        found.result()
+
+
+def compare_many(rng: np.random.Generator, shape: tuple[int, int], size: float) -> HalfComparison:
+    found = HalfComparison()
+    for _ in range(40):
+        eager = rng.normal(0, 1, shape)
+        found.case(rounded(rng, eager, size), eager, rounded(rng, eager, 1e-2), str)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 3), (1, 37), (1, 1500)])
+def test_chance_refuses_no_case_of_few_numbers(shape: tuple[int, int]) -> None:
+    for seed in range(20):
+        compare_many(np.random.default_rng(seed), shape, 0.8e-2).result()
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 3), (1, 37), (1, 1500)])
+def test_twice_the_difference_is_refused_in_cases_of_few_numbers_too(
+    shape: tuple[int, int],
+) -> None:
+    for seed in range(20):
+        with pytest.raises(CertificateError, match="times as far"):
+            compare_many(np.random.default_rng(seed), shape, 2e-2).result()
 
 
 def test_a_token_that_the_type_cannot_turn_must_be_equal() -> None:
@@ -252,8 +275,10 @@ def test_a_token_that_the_type_cannot_turn_must_be_equal() -> None:
     turned = eager.copy()
     turned[:, :2] = [[1.9, 2.0], [0.9999, 1.0]]
 
+    found = HalfComparison()
     with pytest.raises(CertificateError, match="^0: .* best entry is 1, the eager model's 0"):
-        HalfComparison().case(turned, eager, half, str)
+        found.case(turned, eager, half, str)
+        found.result()
 
 
 @pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
