@@ -249,7 +249,9 @@ def _create_on_cuda(device: CudaDevice, path: Path, *, captures: bool) -> ort.In
         "device_id": str(device.index),
         "user_compute_stream": str(device.runtime.stream),
         "use_tf32": "0",
-        "sdpa_kernel": "1",  # Flash: what else there is plans anew for every length
+        # Flash, for cuDNN plans anew for every length. It has no float32 and no masks: those are
+        # computed without fusion, for the memory-efficient kernel is another bit, 2.
+        "sdpa_kernel": "1",
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": str(int(captures)),
     }
