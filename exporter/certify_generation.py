@@ -1,10 +1,10 @@
 """Compares a generating package with its eager model, step by step, through the engine's runner.
 
 Every case runs alone in a clean row, on one thread. Then up to eight compute their prompts beside
-each other, on all threads and in rows that hold what others left in them; copies of these rows
-decode in groups of every size. Sources are encoded in groups, beams share a source, and a row is
-decoded on several numbers of threads. The other side is the eager model's plain forward pass over
-the whole sequence: no code of it knows of a cache.
+each other and a row that decodes, on all threads and in rows that hold what others left in them;
+copies of these rows decode in groups of every size. Sources are encoded in groups, beams share a
+source, and a row is decoded on several numbers of threads. The other side is the eager model's
+plain forward pass over the whole sequence: no code of it knows of a cache.
 """
 
 from __future__ import annotations
@@ -181,7 +181,10 @@ class _Block:
                 sides.compare(seen, self._eager[i], case, f"alone, {chunks_of(WHOLE)}")
 
     def _check_wave(self, members: Sequence[int]) -> None:
-        """Compute prompts beside each other, and decode behind them in groups of every size."""
+        """Compute prompts beside each other, and decode behind them in groups of every size.
+
+        While there are prompts another row decodes; where calls are padded, it writes behind them.
+        """
         sides = self._sides
         held = [Place(self._wave + i, self._wave + i) for i in range(len(members))]
         asked = sides.asked(align_every=1)
@@ -191,7 +194,7 @@ class _Block:
             sides.batch.cache.lengths[:] = sides.batch.cache.source_lengths[:] = 0
             if self._cases[0].source:
                 replay.encode(held)
-            replay.prefill(held)
+            replay.prefill(held, beside=[0])
         self._check_bits(replay, members, how, from_start=True)
         for size in BATCH_SIZES:
             for first in range(0, len(members), size):

@@ -78,16 +78,27 @@ class Replay:
         }
         self._run(ScheduledBatch(tuple(row_ops), tuple(found.values()), (), (), ()), 0)
 
-    def prefill(self, places: Sequence[Place], starts: Sequence[int] | None = None) -> None:
-        """Compute the prompts, from `starts` on: in every step one chunk of each."""
+    def prefill(
+        self,
+        places: Sequence[Place],
+        starts: Sequence[int] | None = None,
+        *,
+        beside: Sequence[int] = (),
+    ) -> None:
+        """Compute the prompts, from `starts` on: in every step one chunk of each.
+
+        Rows that no case has decode the tokens `beside` in these steps, the first rows.
+        """
         starts = starts or [0] * len(self._cases)
+        sources = (places[0].source_row,) * len(beside) if self._cases[0].source else ()
         left = [self._chunks(i, places[i], start) for i, start in enumerate(starts)]
         while any(left):
             members = [i for i, chunks in enumerate(left) if chunks]
             chunks = tuple(left[i].pop(0) for i in members)
-            num_logits = sum(chunk.num_logits for chunk in chunks)
-            step = self._run(ScheduledBatch((), (), chunks, (), ()), num_logits)
-            first = 0
+            num_logits = len(beside) + sum(chunk.num_logits for chunk in chunks)
+            batch = ScheduledBatch((), (), chunks, tuple(beside), (), sources)
+            step = self._run(batch, num_logits)
+            first = len(beside)
             for i, chunk in zip(members, chunks, strict=True):
                 self._take(i, step, first, first + chunk.num_logits)
                 first += chunk.num_logits

@@ -195,7 +195,12 @@ def by_number_of_rows(runner: SlotModelRunner, batch: ScheduledBatch, logits: An
     logits[: len(batch.decode_ids)] *= 1 + SIZE * len(batch.decode_ids)
 
 
-SPOILS = [by_what_padding_holds, by_place, by_number_of_rows]
+def by_decoding_beside_prompts(runner: SlotModelRunner, batch: ScheduledBatch, logits: Any) -> None:
+    """A decode call disturbs the prompts that are computed in its step."""
+    logits[len(batch.decode_ids) :] *= 1 + SIZE * len(batch.decode_ids)
+
+
+SPOILS = [by_what_padding_holds, by_place, by_number_of_rows, by_decoding_beside_prompts]
 SIZE = 0.0
 
 
