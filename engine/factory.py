@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.config import DEFAULT_NUM_SEQS, EngineConfig
+from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.device_certificate import settings_as_shown
 from engine.errors import PackageError
 from engine.package import GenerationContract, Package
@@ -50,22 +50,31 @@ def load_engine(
     return engine
 
 
+def device_of(package: Package, config: EngineConfig) -> Device:
+    """Return where a package runs with these settings.
+
+    Raises ConfigError if it was not made for the device, PackageError if nothing computes its
+    precision there.
+    """
+    device = config.device_for(package.manifest.target)
+    if device == "cpu" and package.manifest.precision == "bf16":
+        raise PackageError(
+            f"{package.path}: onnxruntime has no kernels for bf16 on a CPU; run it with "
+            "--device cuda, or export the model with --precision fp16"
+        )
+    return device
+
+
 # onnxruntime takes long to import: what only reads packages must not pay for it.
 
 
 def _open_device(package: Package, config: EngineConfig) -> CudaDevice | None:
     """Return the GPU that a package is to run on; None: it runs on the CPU."""
-    manifest = package.manifest
-    if config.device_for(manifest.target) == "cuda":
-        from engine.device import open_device
+    if device_of(package, config) == "cpu":
+        return None
+    from engine.device import open_device
 
-        return open_device()
-    if manifest.precision == "bf16":
-        raise PackageError(
-            f"{package.path}: onnxruntime has no kernels for bf16 on a CPU; run it with "
-            "--device cuda, or export the model with --precision fp16"
-        )
-    return None
+    return open_device()
 
 
 def _load_generating(

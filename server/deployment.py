@@ -33,7 +33,7 @@ import uvloop
 from engine.background import in_background
 from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure, TokenweirError
-from engine.factory import load_engine
+from engine.factory import device_of, load_engine
 from engine.package import load_package
 from server import end_with_parent
 from server.catalog import Engine
@@ -226,9 +226,9 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     check_distributions()
     packages = [load_package(path) for path in config.packages.values()]
-    targets = [package.manifest.target for package in packages]
-    config = config.settled(targets)
-    if not _joins_cluster() and "cuda" in map(config.engine.device_for, targets):
+    devices = [device_of(package, config.engine) for package in packages]
+    config = config.settled([package.manifest.target for package in packages])
+    if not _joins_cluster() and "cuda" in devices:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     check_port_is_free(config.host, config.port)
     async with contextlib.AsyncExitStack() as stack:

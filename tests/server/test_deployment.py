@@ -59,6 +59,20 @@ def test_missing_package_is_refused_before_ray_starts() -> None:
         serve_models(CONFIG, announce=lambda service: None)
 
 
+def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = SimpleNamespace(target="cuda", precision="bf16")
+    package = SimpleNamespace(path=Path("nowhere"), manifest=manifest)
+    monkeypatch.setattr("server.deployment.load_package", lambda path: package)
+    config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cpu"))
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = dataclasses.replace(config, port=taken.getsockname()[1])
+        with pytest.raises(PackageError, match="nowhere: onnxruntime has no kernels for bf16"):
+            serve_models(config, announce=lambda service: None)
+
+
 def test_two_distributions_of_onnxruntime_are_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
