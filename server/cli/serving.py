@@ -100,6 +100,14 @@ if TYPE_CHECKING:
     "has four times what a full step takes at the start, where that is more.",
 )
 @click.option(
+    "--crowded-calls",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Calls at a worker of tenants that have more waiting, while another has none: with fewer "
+    "it waits less, with more they get more done in a second.",
+)
+@click.option(
     "--grace",
     type=Number(min=0),
     default=30.0,
@@ -130,6 +138,7 @@ def serve(
     num_gpus_per_replica: float | None,
     checkpoint: Path | None,
     max_step_seconds: float,
+    crowded_calls: int,
     grace: float,
     name: str,
 ) -> None:
@@ -142,7 +151,7 @@ def serve(
     low, high = _replica_bounds(replicas, min_replicas, max_replicas)
     models = collect_models(packages, named)
     from engine.config import EngineConfig
-    from server.config import ServeConfig
+    from server.config import GatewayConfig, ServeConfig
 
     config = ServeConfig(
         packages=models,
@@ -154,6 +163,7 @@ def serve(
         num_gpus_per_replica=num_gpus_per_replica,
         grace=grace,
         name=name,
+        gateway=GatewayConfig(crowded_calls_per_worker=crowded_calls),
         engine=EngineConfig(
             num_threads=threads,
             max_num_seqs=max_num_seqs or max(decode_buckets, default=0),

@@ -159,6 +159,17 @@ def test_serve_takes_the_settings_of_its_engines(
     assert [config.engine for config in served] == [settings]
 
 
+def test_serve_takes_how_many_calls_a_crowd_has_at_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[ServeConfig] = []
+    monkeypatch.setattr("server.cli.serving.serve_until_ended", served.append)
+
+    assert run(["serve", "--model", "dates=packages/dates", "--crowded-calls", "7"]) == 0
+
+    assert [config.gateway_settings.crowded_calls_per_worker for config in served] == [7]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
