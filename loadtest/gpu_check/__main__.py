@@ -13,6 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from engine.distributions import check_cuda_distribution
+from engine.errors import ConfigError
 from engine.machine import machine_name
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
 from loadtest.gpu_check.part import Part, Result, Settings, is_emulated
@@ -43,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         only = options.only.split(",") if options.only else ()
         try:
             parts = choose_parts(make_parts(settings), only)
-        except ValueError as error:
+            if settings.device == "cuda" and any(part.name != "packages" for part in parts):
+                check_cuda_distribution()
+        except (ValueError, ConfigError) as error:
             _parser().error(str(error))
         return _run(parts, settings, options.out, options.budget, list(arguments))
 

@@ -141,6 +141,20 @@ def test_the_exit_code_says_whether_anything_was_wrong(
     assert main(["--out", str(tmp_path / "out"), "--device", "cpu"]) == code
 
 
+def test_a_machine_without_the_onnxruntime_for_gpus_is_told_so_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
+    monkeypatch.setattr("loadtest.gpu_check.__main__._run", lambda *given: 0)
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path)])
+
+    assert ended.value.code == 2
+    assert "onnxruntime-gpu is not installed" in capsys.readouterr().err
+    assert main(["--out", str(tmp_path), "--only", "packages"]) == 0  # which needs none
+
+
 def test_every_part_names_a_function_that_takes_its_arguments() -> None:
     for one in make_parts(Settings("cuda", False, Path("work"))):
         module, _, name = one.run.partition(":")
