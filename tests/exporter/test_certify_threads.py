@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import model_runner
+from engine import generation_sessions
 from engine.errors import CertificateError
 from exporter import certify_threads as threads_module
 from exporter.certify_threads import certify_threads
@@ -41,7 +41,7 @@ def make_sides(
 @pytest.fixture
 def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a decoder run on more threads than it has heads."""
-    for module in (threads_module, model_runner):
+    for module in (threads_module, generation_sessions):
         monkeypatch.setattr(module, "decoder_threads", lambda contract, num_threads=0: num_threads)
 
 
