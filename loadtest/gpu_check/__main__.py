@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import signal
 import sys
@@ -47,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
             parts = choose_parts(make_parts(settings), only)
             if settings.device == "cuda" and any(part.name != "packages" for part in parts):
                 check_cuda_distribution()
-        except (ValueError, ConfigError) as error:
+            for directory in (options.out, settings.work):
+                directory.mkdir(parents=True, exist_ok=True)
+        except (ValueError, ConfigError, OSError) as error:
             _parser().error(str(error))
         return _run(parts, settings, options.out, options.budget, list(arguments))
 
@@ -59,8 +62,6 @@ def _run(
     budget: float | None,
     arguments: Sequence[str],
 ) -> int:
-    for directory in (out, settings.work):
-        directory.mkdir(parents=True, exist_ok=True)
     origin = Origin(
         command=shlex.join(["python", "-m", "loadtest.gpu_check", *arguments]),
         commit=code_commit(),
@@ -88,6 +89,13 @@ def _tell(result: Result) -> None:
     print(f"{result.name}: {result.status} in {result.seconds:.1f} s: {result.summary}", flush=True)
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.gpu_check",
@@ -96,8 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="directory of results")
     parser.add_argument("--only", metavar="NAMES", help="parts whose name holds one of these, a,b")
     parser.add_argument("--quick", action="store_true", help="small models and few turns")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all parts together")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="for all parts together")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="[default: %(default)s]"
+    )
     parser.add_argument("--work", type=Path, help="where models are kept  [default: nowhere]")
     parser.add_argument(
         "--requirements", action="store_true", help="print what has to be installed, and end"

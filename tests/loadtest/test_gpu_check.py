@@ -155,6 +155,27 @@ def test_a_machine_without_the_onnxruntime_for_gpus_is_told_so_before_anything_r
     assert main(["--out", str(tmp_path), "--only", "packages"]) == 0  # which needs none
 
 
+@pytest.mark.parametrize("budget", ["-1", "0", "nan", "inf", "soon"])
+def test_a_budget_is_a_time(
+    budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--out", str(tmp_path), "--device", "cpu", "--budget", budget])
+
+    assert budget in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_a_directory_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["--out", str(tmp_path / "file" / "out"), "--device", "cpu"])
+
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
 def test_every_part_names_a_function_that_takes_its_arguments() -> None:
     for one in make_parts(Settings("cuda", False, Path("work"))):
         module, _, name = one.run.partition(":")
