@@ -226,7 +226,6 @@ QUICK = [
     ("gpt", 8, CUDA_FP32),
     ("llama", 8, CUDA_FP16),
     ("encoder-decoder", 18, CUDA_FP32),
-    ("encoder-decoder", 8, CUDA_FP16),
 ]
 WORLDS = list(product(["gpt", "llama", "encoder-decoder"], [8, 18], [CPU, CUDA_FP32, CUDA_FP16]))
 

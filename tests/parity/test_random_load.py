@@ -335,13 +335,13 @@ LONG = {
     ("llama", "cuda-int8-cache"): rounded("fp16", "int8"),
     ("encoder-decoder", "cuda-int8-blocks"): rounded("int8-blocks"),
     ("encoder-decoder", "cuda-int4"): rounded("int4"),
+    ("encoder-decoder", "cuda-fp16"): CUDA_FP16,
 }
 QUICK = {
     ("gpt", "cpu"): CPU,
     ("encoder-decoder", "cpu"): CPU,
     ("llama", "cuda-fp16"): CUDA_FP16,
     ("encoder-decoder", "cuda-fp32"): CUDA_FP32,
-    ("encoder-decoder", "cuda-fp16"): CUDA_FP16,
 }
 
 
