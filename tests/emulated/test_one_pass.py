@@ -12,7 +12,8 @@ from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
 from tests.parity.conftest import SHAPE
 from tests.parity.test_one_pass_for_cuda import MODELS
-from tests.parity.uncertified import HALF, write_uncertified
+from tests.parity.uncertified import write_uncertified
+from tests.stand_in_certificate import HALF
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 

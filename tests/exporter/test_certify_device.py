@@ -20,49 +20,29 @@ from engine.device_certificate import DeviceUse
 from engine.errors import CertificateError, OutOfDeviceMemory
 from engine.model_runner import SlotModelRunner
 from engine.package import (
-    Certificate,
     DeviceCertificate,
-    HalfPrecision,
-    Loss,
     Package,
+    PackageFormat,
     Precision,
     Weights,
     load_package,
 )
 from engine.top_logits import step_logits
-from exporter import execution, export
+from exporter import execution
 from exporter.certify_device import certify_device
 from exporter.checkpoint import Checkpoint, load_checkpoint
 from exporter.comparison import exported_graphs
 from exporter.device_digest import find, find_elsewhere
 from exporter.execution import OnCpu, OnDevice
-from exporter.export import export_package
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
+from tests.stand_in_certificate import export_with_stand_in
 
 MakePackage = Callable[..., tuple[Package, Checkpoint]]
 
 BUCKET = 6
 SHORT = {"max_source_len": 5, "max_target_len": 4}
 SHORT_LLAMA = {**LLAMA, "max_target_len": 6}
-HALF = HalfPrecision(
-    positions=1,
-    tokens_decided=1,
-    tokens_equal=1,
-    max_abs_logit_diff=0,
-    logit_std=1,
-    rms_diff=0,
-    eager_rms_diff=0,
-    max_case_ratio=0,
-    max_position_ratio=0,
-)
-LOSS = Loss(
-    mean_abs_logit_diff=0,
-    logit_std=1,
-    max_token_loss=1,
-    max_logit_loss=1,
-    max_perplexity_loss=1,
-)
 
 
 @pytest.fixture(scope="module")
@@ -75,23 +55,8 @@ def make_package(
         family: str, precision: Precision, weights: Weights | None = None, **options: Any
     ) -> tuple[Package, Checkpoint]:
         checkpoint = make_checkpoint(family, **options)
-        is_lossy = weights is not None
-        shown = Certificate(
-            cases=1,
-            tokens_compared=1,
-            tokens_equal=1,
-            max_abs_logit_diff=0,
-            tolerance=1e-4,
-            batch_invariant=False,
-            dtype=precision,
-            half=HALF if precision == "fp16" and not is_lossy else None,
-            loss=LOSS if is_lossy else None,
-            covered={},
-        )
         out = tmp_path_factory.mktemp("device") / "package"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(export, "certify", lambda *_, **__: shown)
-            export_package(checkpoint, out, target="cuda", precision=precision, weights=weights)
+        export_with_stand_in(checkpoint, out, PackageFormat.of("cuda", precision, weights))
         return load_package(out), load_checkpoint(checkpoint)
 
     return make

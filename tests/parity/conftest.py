@@ -17,11 +17,10 @@ from torch import nn
 from engine.async_engine import AsyncEngine
 from engine.config import Device, EngineConfig
 from engine.factory import load_engine
-from engine.package import Certificate, HalfPrecision, Loss, Package, PackageFormat, load_package
-from exporter import export
+from engine.package import Package, PackageFormat, load_package
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
+from tests.stand_in_certificate import export_with_stand_in
 
 VOCAB_SIZE = 61
 BOS, EOS = 1, 2
@@ -153,54 +152,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
 
 
 _NUMBERS = itertools.count()
-_NOTHING_FOUND: dict[str, Any] = {
-    "cases": 1,
-    "tokens_compared": 1,
-    "tokens_equal": 1,
-    "max_abs_logit_diff": 0.0,
-    "tolerance": 1e-4,
-    "covered": {},
-}
-_HALF = HalfPrecision(
-    positions=1,
-    tokens_decided=1,
-    tokens_equal=1,
-    max_abs_logit_diff=0.0,
-    logit_std=1.0,
-    rms_diff=0.0,
-    eager_rms_diff=0.0,
-    max_case_ratio=0.0,
-    max_position_ratio=0.0,
-)
-_LOSS = Loss(
-    mean_abs_logit_diff=0.0,
-    logit_std=1.0,
-    max_token_loss=1.0,
-    max_logit_loss=1.0,
-    max_perplexity_loss=1.0,
-)
 
 
 def export_unproven(checkpoint: Path, form: PackageFormat = CPU.form) -> Exported:
     """Export a checkpoint without the certificate, whose work the tests here do by the engine."""
-    found = Certificate(
-        **_NOTHING_FOUND,
-        batch_invariant=form.target == "cpu",
-        dtype=str(form),
-        half=_HALF if form.has_half_stage else None,
-        loss=_LOSS if form.is_lossy else None,
-    )
     package = checkpoint.parent / f"package-{next(_NUMBERS)}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "certify", lambda *_, **__: found)
-        export_package(
-            checkpoint,
-            package,
-            target=form.target,
-            precision=form.precision,
-            weights=form.weights,
-            kv_cache=form.kv_cache,
-        )
+    export_with_stand_in(checkpoint, package, form)
     return Exported(load_checkpoint(checkpoint), package)
 
 
