@@ -16,14 +16,19 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.core import StepTimes
-from engine.device_certificate import with_buckets
+from engine.device.certificate import with_buckets
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
-from engine.package import CacheShape, GenerationContract, Package, load_package
-from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import StepTimes
+from engine.package.manifest import CacheShape, GenerationContract, Package, load_package
+from engine.requests.request import (
+    GenerationRequest,
+    RequestFinished,
+    SamplingParams,
+    SequenceFinished,
+)
 from engine.threads import decoder_threads, num_cores
 
 Choice = Literal["greedy", "topk", "beam"]

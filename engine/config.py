@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.errors import ConfigError
-from engine.request import RequestLimits
+from engine.requests.request import RequestLimits
 
 Device = Literal["cpu", "cuda"]
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
-from engine.device_certificate import settings_as_shown
+from engine.device.certificate import settings_as_shown
 from engine.errors import PackageError
-from engine.package import GenerationContract, Package
+from engine.package.manifest import GenerationContract, Package
 from engine.trial import Trial
 
 if TYPE_CHECKING:
-    from engine.async_engine import AsyncEngine
-    from engine.device import CudaDevice
-    from engine.encoder_engine import EncoderEngine
-    from engine.model_runner import SlotModelRunner
-    from engine.tokenizer import Tokenizer
+    from engine.device.device import CudaDevice
+    from engine.generation.async_engine import AsyncEngine
+    from engine.one_pass.engine import EncoderEngine
+    from engine.slots.runner import SlotModelRunner
+    from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def _open_device(package: Package, config: EngineConfig) -> CudaDevice | None:
     """Return the GPU that a package is to run on; None: it runs on the CPU."""
     if device_of(package, config) == "cpu":
         return None
-    from engine.device import open_device
+    from engine.device.device import open_device
 
     return open_device()
 
@@ -84,13 +84,13 @@ def _load_generating(
     device: CudaDevice | None,
     tell: Callable[[str], None],
 ) -> AsyncEngine:
-    from engine.async_engine import AsyncEngine
-    from engine.core import EngineCore
-    from engine.invariance import rows_are_bit_equal
-    from engine.largest_step import largest_step_seconds
-    from engine.sampler import Sampler
-    from engine.scheduler import Scheduler
-    from engine.warm_up import warm_up
+    from engine.generation.async_engine import AsyncEngine
+    from engine.generation.core import EngineCore
+    from engine.sampling.sampler import Sampler
+    from engine.scheduling.scheduler import Scheduler
+    from engine.slots.invariance import rows_are_bit_equal
+    from engine.slots.largest_step import largest_step_seconds
+    from engine.slots.warm_up import warm_up
 
     tokenizer = _load_tokenizer(package, contract.vocab_size)
     runner = load_runner(package, contract, config, device)
@@ -116,9 +116,9 @@ def load_runner(
     device: CudaDevice | None,
 ) -> SlotModelRunner:
     """Load the graphs of a generating model as they are served; errors as of `load_engine`."""
-    from engine.device_room import DeviceRoom, fit
-    from engine.generation_sessions import load_sessions
-    from engine.model_runner import SlotModelRunner
+    from engine.slots.device_room import DeviceRoom, fit
+    from engine.slots.generation_sessions import load_sessions
+    from engine.slots.runner import SlotModelRunner
 
     decoder = package.file("decoder.onnx")
     encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
@@ -148,9 +148,9 @@ def load_runner(
 def _load_one_pass(
     package: Package, config: EngineConfig, device: CudaDevice | None
 ) -> EncoderEngine:
-    from engine.encoder_engine import EncoderEngine
-    from engine.graph_contract import check_graphs, one_pass_shape
-    from engine.one_pass_warm_up import warm_up_one_pass
+    from engine.one_pass.engine import EncoderEngine
+    from engine.one_pass.warm_up import warm_up_one_pass
+    from engine.package.graph_io import check_graphs, one_pass_shape
     from engine.session import create_session
 
     text = package.manifest.encoding
@@ -188,6 +188,6 @@ def _shown(package: Package, device: CudaDevice | None, are_bit_equal: Callable[
 
 
 def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     return Tokenizer(package.file("tokenizer.json"), vocab_size)

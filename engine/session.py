@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device_memory import DeviceArray
-from engine.distributions import check_cuda_distribution, check_distributions
+from engine.device.distributions import check_cuda_distribution, check_distributions
+from engine.device.memory import DeviceArray
 from engine.errors import DeviceError, OutOfDeviceMemory, PackageError, TokenweirError
 from engine.threads import num_cores
 from engine.wording import listed, size_of
@@ -23,7 +23,7 @@ check_distributions()  # of two of them, one on the other, anything may fail to 
 import onnxruntime as ort  # noqa: E402
 
 if TYPE_CHECKING:
-    from engine.device import CudaDevice
+    from engine.device.device import CudaDevice
 
 NOT_CAPTURED = -1  # the id of no captured graph
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from engine.package import GenerationContract
+from engine.package.manifest import GenerationContract
 
 
 def num_cores() -> int:

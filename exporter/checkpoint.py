@@ -24,7 +24,7 @@ from torch import nn
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
-from engine.tokenizer_file import read_tokenizer_file
+from engine.text.tokenizer_file import read_tokenizer_file
 from engine.wording import listed, problems_of, shortened
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig

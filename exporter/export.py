@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from engine.errors import ConfigError, PackageError
-from engine.package import (
+from engine.package.files import hash_file
+from engine.package.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     NAME_PATTERN,
@@ -20,20 +21,19 @@ from engine.package import (
     Weights,
     write_manifest,
 )
-from engine.package_files import hash_file
-from exporter.cases import Progress
-from exporter.certificate import certify
+from exporter.certificate.cases import Progress
+from exporter.certificate.certificate import certify
+from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
+from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
-from exporter.contracts import (
+from exporter.graphs.contracts import (
     ARCHITECTURES,
     TASKS,
     encoding_contract,
     generation_contract,
     image_contract,
 )
-from exporter.loss import DEFAULT_LIMITS, LossLimits
-from exporter.package_graphs import body_of, build_package_graphs, check_format, write_graphs
-from exporter.scored_text import read_text
+from exporter.graphs.package_graphs import body_of, build_package_graphs, check_format, write_graphs
 from exporter.staging import stage
 from exporter.toolchain import read_toolchain
 

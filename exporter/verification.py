@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.errors import CertificateError
-from engine.package import (
+from engine.package.manifest import (
     MANIFEST_NAME,
     Certificate,
     DeviceCertificate,
@@ -21,19 +21,19 @@ from engine.package import (
     load_package,
 )
 from engine.wording import listed, shortened
-from exporter.cases import Progress
-from exporter.certificate import certify
+from exporter.certificate.cases import Progress
+from exporter.certificate.certificate import certify
+from exporter.certificate.loss import limits_of
+from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import Checkpoint, load_checkpoint
-from exporter.contracts import (
+from exporter.export import copied_files
+from exporter.graphs.contracts import (
     ARCHITECTURES,
     TASKS,
     encoding_contract,
     generation_contract,
     image_contract,
 )
-from exporter.export import copied_files
-from exporter.loss import limits_of
-from exporter.scored_text import read_text
 from exporter.toolchain import read_toolchain
 
 # What is measured differs a little from processor to processor: a largest difference by up to

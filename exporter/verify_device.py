@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device import open_device
-from engine.device_certificate import DeviceUse, use_of, with_buckets
+from engine.device.certificate import DeviceUse, use_of, with_buckets
+from engine.device.device import open_device
 from engine.errors import CertificateError
-from engine.package import MANIFEST_NAME, DeviceCertificate, Package, write_manifest
+from engine.package.manifest import MANIFEST_NAME, DeviceCertificate, Package, write_manifest
 from engine.wording import listed
-from exporter.cases import Progress
-from exporter.certify_device import certify_device
-from exporter.device_digest import find_elsewhere
-from exporter.execution import OnDevice
+from exporter.certificate.cases import Progress
+from exporter.certificate.device import certify_device
+from exporter.certificate.device_digest import find_elsewhere
+from exporter.certificate.execution import OnDevice
 from exporter.verification import differences, load_both
 
 

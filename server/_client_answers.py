@@ -15,7 +15,7 @@ from tokenweir.v1 import (
     prediction_service_pb2,
 )
 
-from engine.request import Timing, Usage
+from engine.requests.request import Timing, Usage
 from server._client_errors import BrokenStream
 from server._client_types import (
     Classification,

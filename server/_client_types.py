@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from engine.request import Timing, Usage
+from engine.requests.request import Timing, Usage
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import ConfigError
-from engine.request import RequestLimits
+from engine.requests.request import RequestLimits
 
 MEBIBYTE = 1 << 20
 

@@ -10,15 +10,15 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from engine.async_engine import AsyncEngine
-from engine.batch import RowOp, ScheduledBatch, StepLogits
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.package import CacheShape, Certificate, GenerationContract, Manifest, Package
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.tokenizer import Tokenizer
-from engine.top_logits import step_logits
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest, Package
+from engine.sampling.sampler import Sampler
+from engine.sampling.top_k import step_logits
+from engine.scheduling.batch import RowOp, ScheduledBatch, StepLogits
+from engine.scheduling.scheduler import Scheduler
+from engine.text.tokenizer import Tokenizer
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes
 VOCAB_SIZE = 258

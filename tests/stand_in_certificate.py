@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.package import Certificate, DeviceCertificate, HalfPrecision, Loss, PackageFormat
+from engine.package.manifest import (
+    Certificate,
+    DeviceCertificate,
+    HalfPrecision,
+    Loss,
+    PackageFormat,
+)
 from exporter.export import export_package
 
 HALF = HalfPrecision(

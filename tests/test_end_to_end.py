@@ -34,8 +34,8 @@ from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.client import AsyncClient, Generation, Unavailable
 from server.config import ServeConfig
-from server.deployment import serving
-from server.service import REPLICA_KEY
+from server.ray.deployment import serving
+from server.worker.service import REPLICA_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -300,9 +300,10 @@ HANGING_STEPS = """
 import os, pathlib, sys, threading, time
 
 def patch():
-    while not hasattr(sys.modules.get("engine.core"), "EngineCore"):
+    while not hasattr(sys.modules.get("engine.generation.core"), "EngineCore"):
         time.sleep(0.01)
-    core, hangs = sys.modules["engine.core"].EngineCore, pathlib.Path(__file__).with_name("hangs")
+    core = sys.modules["engine.generation.core"].EngineCore
+    hangs = pathlib.Path(__file__).with_name("hangs")
     step = core.step
     def perhaps_hang(self):
         while (hangs / str(os.getpid())).exists():

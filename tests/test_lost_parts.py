@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
-from server.run_directory import MARK
+from server.ray.run_directory import MARK
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 

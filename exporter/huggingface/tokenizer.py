@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError
-from engine.tokenizer_file import read_tokenizer_file
+from engine.text.tokenizer_file import read_tokenizer_file
 from exporter.checkpoint import TOKENIZER_NAME
 from exporter.models import TransformerConfig
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from engine.package import (
+from engine.package.manifest import (
     MAX_HEADS,
     MAX_IMAGE_SIZE,
     MAX_LAYERS,

@@ -12,9 +12,9 @@ from queue import Queue
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.package import DeviceCertificate, Manifest, PackageFormat, load_package
+from engine.package.manifest import DeviceCertificate, Manifest, PackageFormat, load_package
+from exporter.certificate.loss import LossLimits
 from exporter.export import export_package
-from exporter.loss import LossLimits
 from exporter.verify_device import verify_on_device
 from loadtest.gpu_check.child import elsewhere
 from loadtest.gpu_check.formats import formats_of, model_formats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.package import GenerationContract
+from engine.package.manifest import GenerationContract
 
 _NAME = "contract.json"
 

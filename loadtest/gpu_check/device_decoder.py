@@ -14,11 +14,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from engine.cache_memory import DeviceCacheMemory
-from engine.device import CudaDevice
-from engine.device_memory import DeviceArray, aligned
-from engine.package import CacheShape, GenerationContract
+from engine.device.device import CudaDevice
+from engine.device.memory import DeviceArray, aligned
+from engine.package.manifest import CacheShape, GenerationContract
 from engine.session import NOT_CAPTURED, Binding, Session
+from engine.slots.memory import DeviceCacheMemory
 
 _BLOCK_BYTES = 2**20  # of the inputs of a call, at most
 _DEFAULTS = {  # of the provider, as the engine has them

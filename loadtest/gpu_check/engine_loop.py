@@ -8,15 +8,15 @@ from itertools import count
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.device import open_device
-from engine.model_runner import SlotModelRunner
-from engine.output import TokenOutput
-from engine.request import SamplingParams
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.sequence import TokenRequest
-from engine.warm_up import warm_up
+from engine.device.device import open_device
+from engine.generation.core import EngineCore
+from engine.requests.request import SamplingParams
+from engine.sampling.sampler import Sampler
+from engine.scheduling.output import TokenOutput
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import TokenRequest
+from engine.slots.runner import SlotModelRunner
+from engine.slots.warm_up import warm_up
 from loadtest.gpu_check.contract_file import read_contract
 from loadtest.peers.worker import LoadOptions, Prompts
 

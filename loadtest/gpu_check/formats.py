@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.package import CacheDtype, PackageFormat, Precision, Weights
+from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
 
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 _ROUNDED: tuple[Weights, ...] = ("int8-blocks", "int4")

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from engine.cache_memory import DeviceCacheMemory
-from engine.device import CudaDevice, open_device
-from engine.package import CacheShape
+from engine.device.device import CudaDevice, open_device
+from engine.package.manifest import CacheShape
 from engine.session import NOT_CAPTURED, create_session
+from engine.slots.memory import DeviceCacheMemory
 from loadtest.gpu_check.part import Outcome, Settings
 from loadtest.gpu_check.timing import time_in_turns
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device import CudaDevice, open_device
-from engine.package import PackageFormat, Precision, Weights
+from engine.device.device import CudaDevice, open_device
+from engine.package.manifest import PackageFormat, Precision, Weights
 from engine.session import NOT_CAPTURED, Session, create_session
 from loadtest.gpu_check.child import elsewhere
 from loadtest.gpu_check.contract_file import read_contract, write_contract
@@ -80,10 +80,10 @@ def digest(settings: Settings, model: str, precision: Precision) -> Outcome:
 def _graphs(settings: Settings, model: str, precision: Precision, weights: str, body: str) -> Path:
     """Return the directory of the decoder's graph, made if it is not there."""
     from exporter.checkpoint import load_checkpoint
-    from exporter.contracts import generation_contract
-    from exporter.graphs import build_graphs
-    from exporter.package_graphs import body_of, write_graphs
-    from exporter.quantize import quantize
+    from exporter.graphs.contracts import generation_contract
+    from exporter.graphs.package_graphs import body_of, write_graphs
+    from exporter.graphs.torch_export import build_graphs
+    from exporter.graphs.weights import quantize
     from loadtest.gpu_check.shapes import DTYPES
 
     path = settings.work / model / f"probe-{precision}-{weights or 'plain'}-{body or 'own'}"

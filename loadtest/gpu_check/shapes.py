@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.package import PackageFormat, Precision, Weights
-from exporter.contracts import generation_contract
-from exporter.graphs import build_graphs
+from engine.package.manifest import PackageFormat, Precision, Weights
+from exporter.graphs.contracts import generation_contract
+from exporter.graphs.package_graphs import body_of, write_graphs
+from exporter.graphs.torch_export import build_graphs
+from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig, build_model
-from exporter.package_graphs import body_of, write_graphs
-from exporter.quantize import quantize
 from loadtest.gpu_check.contract_file import write_contract
 
 _SEED = 0

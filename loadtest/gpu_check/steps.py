@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.device import CudaDevice, open_device
-from engine.package import Precision, Weights
+from engine.device.device import CudaDevice, open_device
+from engine.package.manifest import Precision, Weights
 from engine.session import NOT_CAPTURED, create_session
 from loadtest.gpu_check.contract_file import read_contract
 from loadtest.gpu_check.device_decoder import DeviceDecoder

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engine.package import CacheDtype, Weights
+from engine.package.manifest import CacheDtype, Weights
 
 _SEED = 0
 _END, _PAD = "</s>", "<pad>"  # the last two ids; prompts have neither
@@ -188,8 +188,8 @@ def _import(source: Path, out: Path) -> None:
 
 def _export(weights: Weights, kv_cache: CacheDtype = "fp32") -> Builder:
     def build(source: Path, out: Path) -> None:
+        from exporter.certificate.loss import LossLimits
         from exporter.export import export_package
-        from exporter.loss import LossLimits
 
         # Random weights have no favourite tokens: speed is all that is measured of these.
         limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0)

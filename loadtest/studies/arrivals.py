@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
-from engine.async_engine import AsyncEngine
-from engine.request import GenerationRequest, SamplingParams
+from engine.generation.async_engine import AsyncEngine
+from engine.requests.request import GenerationRequest, SamplingParams
 
 Policy = Literal["continuous", "static", "early exit"]
 

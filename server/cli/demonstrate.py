@@ -19,7 +19,7 @@ from server.cli.verifying import verify_apart
 
 if TYPE_CHECKING:
     from engine.config import Device
-    from engine.package import Precision
+    from engine.package.manifest import Precision
     from server.config import ServeConfig
 
 MODEL = "dates"
@@ -81,7 +81,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     from exporter.training.trainer import train
 
     if device == "cuda":
-        from engine.device import open_device
+        from engine.device.device import open_device
 
         open_device()  # what is missing there is missed before the training
     checkpoint = out / "checkpoint"
@@ -120,7 +120,7 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     """Serve the package and use it as a client would; return the exit code."""
     import asyncio
 
-    from server.deployment import serving
+    from server.ray.deployment import serving
     from server.signals import cancelled_by_signals
 
     _headline("Serve")

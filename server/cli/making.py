@@ -21,8 +21,8 @@ from server.cli.options import (
 
 if TYPE_CHECKING:
     from engine.config import Device, EngineConfig
-    from engine.package import CacheDtype, Precision, Target, Weights
-    from exporter.loss import LossLimits
+    from engine.package.manifest import CacheDtype, Precision, Target, Weights
+    from exporter.certificate.loss import LossLimits
     from exporter.training.trainer import TrainingReport
 
 _SHARE = Number(min=0)
@@ -126,7 +126,7 @@ def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
     For a model of images TEXT is the path of one.
     """
     from exporter.checkpoint import load_checkpoint
-    from exporter.explain import explain as draw_attention
+    from exporter.explain.explain import explain as draw_attention
 
     draw_attention(load_checkpoint(checkpoint), text, out, target=target)
     click.echo(out)
@@ -205,8 +205,8 @@ def export(
     """
     from dataclasses import replace
 
-    from engine.package import PackageFormat
-    from exporter.loss import DEFAULT_LIMITS
+    from engine.package.manifest import PackageFormat
+    from exporter.certificate.loss import DEFAULT_LIMITS
 
     given = {name: value for name, value in limits.items() if value is not None}
     form = PackageFormat.of(target, precision, weights, kv_cache)
@@ -305,7 +305,7 @@ def verify(
     them there, and what is found becomes part of its certificate: a worker serves it on a GPU of
     that name, with that onnxruntime and so many rows. If it fails, PACKAGE stays as it was.
     """
-    from engine.package import read_manifest
+    from engine.package.manifest import read_manifest
 
     manifest = read_manifest(package)
     if device is None and (max_num_seqs or decode_buckets):

@@ -24,7 +24,7 @@ from server.cli.options import (
 if TYPE_CHECKING:
     from engine.config import Device
     from server.config import ServeConfig
-    from server.deployment import Service
+    from server.ray.deployment import Service
 
 
 @click.command(
@@ -182,7 +182,7 @@ def serve(
 
 def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -> None:
     """Verify the only package as its workers will run it."""
-    from engine.package import read_manifest
+    from engine.package.manifest import read_manifest
     from server.cli.verifying import verify_apart
 
     if len(models) > 1:
@@ -198,8 +198,8 @@ def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -
 
 def serve_until_ended(config: ServeConfig) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
-    from server.deployment import serve_models
-    from server.ray_thread import RayLost
+    from server.ray.deployment import serve_models
+    from server.ray.thread import RayLost
 
     _log_to_stderr()
     with cleaned_up():
@@ -226,7 +226,7 @@ def collect_models(packages: tuple[Path, ...], named: tuple[str, ...]) -> dict[s
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
         raise click.UsageError("give at least one PACKAGE, or --model NAME=PATH")
-    from engine.package import read_manifest
+    from engine.package.manifest import read_manifest
 
     pairs = [(read_manifest(path).name, path) for path in packages] + pairs
     models: dict[str, Path] = {}

@@ -13,7 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from engine.benchmark import BenchmarkReport, ConcurrencyResult, Memory
-    from engine.package import Certificate, DeviceCertificate, Loss, Manifest
+    from engine.package.manifest import Certificate, DeviceCertificate, Loss, Manifest
     from server.client import ModelInfo
 
 _PIPE_WIDTH = 120

@@ -11,7 +11,7 @@ from server.cli.exit_codes import FAILED, CommandError
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.package import Target
+    from engine.package.manifest import Target
 
 _TOKENWEIR = (sys.executable, "-P", "-c", "from server.cli import main; main()")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.device import open_device
+from engine.device.device import open_device
 from engine.session import NOT_CAPTURED, create_session
 from tests.emulated.bound_calls import bound, counts
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.device import CudaDevice
+from engine.device.device import CudaDevice
 from engine.session import Binding, Session
 
 ON_HOST = {"num_top": np.int64, "total_seq": np.int32}  # inputs that kernels read there

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from engine.cache_memory import DeviceCacheMemory
-from engine.device import open_device
+from engine.device.device import open_device
+from engine.slots.memory import DeviceCacheMemory
 from tests.engine.row_changes import run_random_changes
 
 COUNT = 300

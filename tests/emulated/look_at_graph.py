@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from engine.device import CudaDevice, open_device
+from engine.device.device import CudaDevice, open_device
 from engine.errors import TokenweirError
 from engine.session import NOT_CAPTURED, create_session
 from tests.emulated.bound_calls import bound, counts

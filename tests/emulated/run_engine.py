@@ -15,11 +15,11 @@ from unittest import mock
 
 import numpy as np
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package import load_package
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import load_package
+from engine.requests.request import (
     Constraint,
     GenerationRequest,
     LogitControls,

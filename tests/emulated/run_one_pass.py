@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from engine.config import EngineConfig
-from engine.encoder_engine import EncoderEngine
 from engine.factory import load_engine
-from engine.package import Package, load_package
-from engine.prediction import PredictionItem
+from engine.one_pass.engine import EncoderEngine
+from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import Package, load_package
 
 allocated = ctypes.CDLL(None).emu_malloc_bytes
 allocated.restype = ctypes.c_long

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
-from engine.device import open_device
-from engine.device_memory import DeviceMemory
-from engine.model_runner import SlotModelRunner
-from engine.package import GenerationContract
+from engine.device.device import open_device
+from engine.device.memory import DeviceMemory
+from engine.package.manifest import GenerationContract
+from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
 from engine.session import Binding
+from engine.slots.runner import SlotModelRunner
 
 NUM_SLOTS = 8
 NOTHING = ScheduledBatch((), (), (), (), ())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.package import PackageFormat, Precision
+from engine.package.manifest import PackageFormat, Precision
 from tests.emulated.conftest import RunScript
 from tests.parity.conftest import CONFIGS
 from tests.parity.uncertified import write_uncertified

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.package import DeviceCertificate, PackageFormat, Precision
+from engine.package.manifest import DeviceCertificate, PackageFormat, Precision
 from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
 from tests.parity.conftest import SHAPE

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from exporter.graphs import build_graphs
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.operator_bodies import Body
-from exporter.package_graphs import write_graphs
 from tests.emulated.conftest import RunScript
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]

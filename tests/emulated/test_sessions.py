@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from exporter.graphs import build_graphs
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
-from exporter.package_graphs import write_graphs
 from tests.emulated.conftest import RunScript
 from tests.emulated.test_placement import MODELS, PRECISIONS, export
 

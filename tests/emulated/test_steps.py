@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.package import PackageFormat
-from exporter.contracts import generation_contract
+from engine.package.manifest import PackageFormat
+from exporter.graphs.contracts import generation_contract
 from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
 from tests.emulated.test_placement import MODELS, export

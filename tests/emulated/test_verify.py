@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.package import PackageFormat, Precision
+from engine.package.manifest import PackageFormat, Precision
 from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
 from tests.emulated.test_placement import MODELS

@@ -12,11 +12,11 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError
-from engine.package import read_manifest
-from exporter import certify_device
-from exporter.comparison import Comparison
-from exporter.half_comparison import HalfComparison
-from exporter.sides import Sides
+from engine.package.manifest import read_manifest
+from exporter.certificate import device as certify_device
+from exporter.certificate.comparison import Comparison
+from exporter.certificate.half_comparison import HalfComparison
+from exporter.certificate.sides import Sides
 from exporter.verify_device import verify_on_device
 
 CONFIG = EngineConfig(max_num_seqs=4, device="cuda")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from engine.cuda_runtime import CudaRuntime
-from engine.device import CudaDevice
-from engine.device_memory import DeviceArray, DeviceMemory
+from engine.device.cuda_runtime import CudaRuntime
+from engine.device.device import CudaDevice
+from engine.device.memory import DeviceArray, DeviceMemory
 
 NAME = "NVIDIA Fake 9000"
 OUT_OF_MEMORY = 2

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device import CudaDevice
-from engine.device_memory import DeviceArray
-from engine.model_runner import SlotModelRunner
+from engine.device.device import CudaDevice
+from engine.device.memory import DeviceArray
 from engine.session import NOT_CAPTURED, Session, create_session
+from engine.slots.runner import SlotModelRunner
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.test_model_runner import TinyModel
 

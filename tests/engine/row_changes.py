@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.batch import RowOp
-from engine.cache_memory import Allocate, CacheMemory
-from engine.kv_cache import SlotCache
-from engine.package import CacheDtype, CacheShape
+from engine.package.manifest import CacheDtype, CacheShape
+from engine.scheduling.batch import RowOp
+from engine.slots.memory import Allocate, CacheMemory
+from engine.slots.rows import SlotCache
 
 NUM_SLOTS = 5
 KINDS = ("cut", "clear", "move", "copy", "swap", "cut_source", "clear_source", "copy_source")

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.admission import CompletionEstimates
-from engine.batch import ScheduledBatch
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import CannotMeet
-from engine.output import FailedOutput, FinishedOutput
-from engine.request import SamplingParams
-from engine.sequence import TokenRequest
+from engine.generation.core import EngineCore
+from engine.requests.request import SamplingParams
+from engine.scheduling.batch import ScheduledBatch
+from engine.scheduling.estimates import CompletionEstimates
+from engine.scheduling.output import FailedOutput, FinishedOutput
+from engine.scheduling.sequence import TokenRequest
 
 STEP, READ = 0.1, 0.01  # seconds of a decode step, and of a prompt token
 A = 65

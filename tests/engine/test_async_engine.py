@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import (
     CannotMeet,
     Draining,
@@ -26,7 +24,9 @@ from engine.errors import (
     ReplicaLost,
     Starting,
 )
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.requests.request import (
     Admitted,
     FinishReason,
     GenerationEvent,
@@ -36,9 +36,9 @@ from engine.request import (
     SequenceFinished,
     TextDelta,
 )
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.sequence import TokenRequest
+from engine.sampling.sampler import Sampler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import TokenRequest
 from engine.trial import Trial
 from tests.engine.watching import fail_once
 

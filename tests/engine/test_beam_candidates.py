@@ -13,10 +13,10 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from engine.batch import BeamDraw, Candidate, Draw
-from engine.request import LogitControls, SamplingParams
-from engine.sampler import Sampler, num_top
-from engine.top_logits import step_logits
+from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.sampler import Sampler, num_top
+from engine.sampling.top_k import step_logits
+from engine.scheduling.batch import BeamDraw, Candidate, Draw
 
 VOCAB = 50
 

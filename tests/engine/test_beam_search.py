@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from engine.batch import Candidate
-from engine.beam_search import BeamSearch, Hypothesis, assign_rows
-from engine.request import (
+from engine.requests.request import (
     FinishReason,
     LogitControls,
     PositionLogprobs,
     SamplingParams,
     TokenLogprob,
 )
+from engine.sampling.beam_search import BeamSearch, Hypothesis, assign_rows
+from engine.scheduling.batch import Candidate
 
 Model = Callable[[tuple[int, ...]], list[float]]  # tokens so far -> a log-probability a token
 

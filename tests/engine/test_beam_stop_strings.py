@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from engine.async_engine import AsyncEngine
-from engine.batch import Candidate
-from engine.beam_search import BeamSearch
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.request_stream import searched_text
+from engine.requests.request import (
     FinishReason,
     GenerationRequest,
     RequestFinished,
     SamplingParams,
     SequenceFinished,
 )
-from engine.request_stream import searched_text
-from engine.tokenizer import Tokenizer
+from engine.sampling.beam_search import BeamSearch
+from engine.scheduling.batch import Candidate
+from engine.text.tokenizer import Tokenizer
 from tests.engine.test_beam_search import Model, params, penalised, random_model, run
 
 EOS = 0

@@ -17,9 +17,9 @@ from engine.benchmark import (
     read_memory,
 )
 from engine.config import EngineConfig
-from engine.core import StepTimes
 from engine.errors import ConfigError, PackageError
-from engine.package import GenerationContract, Package
+from engine.generation.core import StepTimes
+from engine.package.manifest import GenerationContract, Package
 from tests.conftest import EOS
 
 MakeEngine = Callable[..., Awaitable[Any]]

@@ -7,18 +7,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.batch import RowOp
-from engine.cache_memory import (
+from engine.device.memory import DeviceArray
+from engine.errors import OutOfDeviceMemory
+from engine.package.manifest import CacheDtype, CacheShape
+from engine.scheduling.batch import RowOp
+from engine.slots.memory import (
     Allocate,
     CacheMemory,
     DeviceCacheMemory,
     HostCacheMemory,
     row_bytes,
 )
-from engine.device_memory import DeviceArray
-from engine.errors import OutOfDeviceMemory
-from engine.kv_cache import SlotCache
-from engine.package import CacheDtype, CacheShape
+from engine.slots.rows import SlotCache
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.row_changes import run_random_changes
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from engine.batch import Draw, TokenMatcher
-from engine.constraint import ConstraintCompiler
 from engine.errors import CapabilityNotSupported, InvalidRequest
-from engine.request import Constraint, SamplingParams
-from engine.sampler import Sampler
-from engine.tokenizer import Tokenizer
-from engine.top_logits import step_logits
+from engine.requests.request import Constraint, SamplingParams
+from engine.sampling.sampler import Sampler
+from engine.sampling.top_k import step_logits
+from engine.scheduling.batch import Draw, TokenMatcher
+from engine.text.constraint import ConstraintCompiler
+from engine.text.tokenizer import Tokenizer
 
 EOS = 257
 VOCAB = 258

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.errors import InvalidRequest
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.requests.request import (
     Constraint,
     FinishReason,
     GenerationRequest,

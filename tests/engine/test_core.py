@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import ScheduledBatch
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import EngineFailure
-from engine.output import EngineOutput, FailedOutput, FinishedOutput, TokenOutput
-from engine.request import SamplingParams
-from engine.sequence import TokenRequest
+from engine.generation.core import EngineCore
+from engine.requests.request import SamplingParams
+from engine.scheduling.batch import ScheduledBatch
+from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.scheduling.sequence import TokenRequest
 
 VOCAB_SIZE = 258
 

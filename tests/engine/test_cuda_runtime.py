@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.cuda_runtime import CudaRuntime, Extent, Region, load_functions
+from engine.device.cuda_runtime import CudaRuntime, Extent, Region, load_functions
 from engine.errors import DeviceError, OutOfDeviceMemory
 from tests.engine.fake_cuda import NAME, FakeCuda
 

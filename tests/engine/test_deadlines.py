@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.deadlines import Deadlines
-from engine.request import SamplingParams
-from engine.sequence import Request, TokenRequest
+from engine.requests.request import SamplingParams
+from engine.scheduling.deadlines import Deadlines
+from engine.scheduling.sequence import Request, TokenRequest
 
 
 def requests_due_at(*deadlines: float | None) -> list[Request]:

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import ConfigError
-from engine.model_runner import SlotModelRunner
-from engine.output import EngineOutput
-from engine.request import LogitControls, SamplingParams
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.sequence import TokenRequest
+from engine.generation.core import EngineCore
+from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.sampler import Sampler
+from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.scheduling.output import EngineOutput
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import TokenRequest
 from engine.session import Binding, Session
+from engine.slots.runner import SlotModelRunner
 from tests.engine.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
 
 SLOTS = 5

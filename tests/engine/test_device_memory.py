@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.device_memory import ALIGNMENT, DeviceMemory, aligned
+from engine.device.memory import ALIGNMENT, DeviceMemory, aligned
 from engine.errors import OutOfDeviceMemory
 from tests.engine.fake_cuda import FakeCuda
 

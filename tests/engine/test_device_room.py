@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache_memory import row_bytes
 from engine.config import EngineConfig
-from engine.device_room import DeviceRoom, Fit, RoomNeeds, choose_num_slots, fit, without_room
 from engine.errors import OutOfDeviceMemory
-from engine.package import CacheShape, GenerationContract
+from engine.package.manifest import CacheShape, GenerationContract
+from engine.slots.device_room import DeviceRoom, Fit, RoomNeeds, choose_num_slots, fit, without_room
+from engine.slots.memory import row_bytes
 from tests.engine.fake_cuda import FakeCuda
 
 GB = 10**9

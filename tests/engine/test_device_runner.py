@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.errors import OutOfDeviceMemory
-from engine.invariance import rows_are_bit_equal
-from engine.warm_up import warm_up
+from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.invariance import rows_are_bit_equal
+from engine.slots.warm_up import warm_up
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.fake_device_session import load_on
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
@@ -116,7 +116,7 @@ def test_a_device_without_room_says_how_much_is_wanted_and_free(tmp_path: Path) 
 def test_calls_of_many_shapes_do_not_drop_what_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.decode_calls._MAX_BINDINGS", 2)
+    monkeypatch.setattr("engine.slots.decode_calls._MAX_BINDINGS", 2)
     model = TinyModel(4, has_encoder=True)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
     runner.run(replace(NOTHING, encodes=(Encode(0, ids(1, 5)),)))
@@ -157,7 +157,7 @@ def test_logits_are_fetched_in_one_copy_for_rows_beside_each_other(tmp_path: Pat
 def test_numbers_of_likeliest_tokens_share_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model_runner.CAPTURED_TOPS", (1, 4))
+    monkeypatch.setattr("engine.slots.runner.CAPTURED_TOPS", (1, 4))
     runner, _ = load_on(FakeCuda(), TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS)
 
     found = [runner.run(replace(NOTHING, decode_ids=(4,), num_top=k)) for k in range(1, 20)]

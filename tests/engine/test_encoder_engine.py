@@ -20,7 +20,6 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from engine.config import EngineConfig
-from engine.encoder_engine import EncoderEngine
 from engine.errors import (
     Draining,
     EngineFailure,
@@ -32,11 +31,12 @@ from engine.errors import (
     Starting,
     TokenBudgetFull,
 )
-from engine.package import Certificate, EncodingContract, ImageContract, Manifest, Package
-from engine.prediction import Prediction, PredictionItem
-from engine.request import RequestLimits
+from engine.one_pass.engine import EncoderEngine
+from engine.one_pass.prediction import Prediction, PredictionItem
+from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest, Package
+from engine.requests.request import RequestLimits
 from engine.session import create_session
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine.watching import fail_once
 
 VOCAB = 40

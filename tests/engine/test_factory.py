@@ -19,18 +19,23 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from PIL import Image
 from tokenizers import decoders, models, pre_tokenizers
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.encoder_engine import EncoderEngine
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
-from engine.one_pass_warm_up import warm_up_one_pass
-from engine.package import FORMAT_VERSION, load_package, seal
-from engine.package_files import hash_file
-from engine.prediction import PredictionItem
-from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
+from engine.generation.async_engine import AsyncEngine
+from engine.one_pass.engine import EncoderEngine
+from engine.one_pass.prediction import PredictionItem
+from engine.one_pass.warm_up import warm_up_one_pass
+from engine.package.files import hash_file
+from engine.package.manifest import FORMAT_VERSION, load_package, seal
+from engine.requests.request import (
+    GenerationRequest,
+    RequestFinished,
+    SamplingParams,
+    SequenceFinished,
+)
 from engine.session import create_session
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.trial import Trial
 
 VOCAB = 258  # bytes, start, end
@@ -469,7 +474,7 @@ def test_a_package_in_bf16_is_refused_on_a_cpu_and_the_way_out_named(tmp_path: P
 def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
     path = _text_package(tmp_path, target="cuda")
 
     with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from engine.errors import InvalidRequest
-from engine.image import ImageLimits, load_image
-from engine.package import ImageContract
+from engine.one_pass.image import ImageLimits, load_image
+from engine.package.manifest import ImageContract
 
 GRAY = ImageContract(size=4, channels=1, mean=(0.5,), std=(0.25,), embedding_dim=8)
 COLOUR = ImageContract(

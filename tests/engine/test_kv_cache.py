@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import RowOp
-from engine.kv_cache import SlotCache
-from engine.package import CacheDtype, CacheShape
+from engine.package.manifest import CacheDtype, CacheShape
+from engine.scheduling.batch import RowOp
+from engine.slots.rows import SlotCache
 from tests.engine.test_pages import needs_page_map, resident
 
 SLOTS, MAX_LEN, MAX_SOURCE = 4, 6, 5

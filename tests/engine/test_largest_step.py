@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch import ScheduledBatch, StepLogits
 from engine.config import EngineConfig
 from engine.errors import PackageError
-from engine.largest_step import largest_step_seconds
-from engine.model_runner import SlotModelRunner
+from engine.scheduling.batch import ScheduledBatch, StepLogits
+from engine.slots.largest_step import largest_step_seconds
+from engine.slots.runner import SlotModelRunner
 from tests.engine.test_model_runner import TinyModel
 
 CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=96, prefill_chunk_size=8)

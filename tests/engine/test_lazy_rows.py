@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from engine.batch import BeamDraw, Draw, ScoreDraw, StepLogits
-from engine.lazy_rows import LazyRows
-from engine.request import LogitControls, SamplingParams
-from engine.sampler import Sampler, num_top
-from engine.top_logits import step_logits
+from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.lazy_rows import LazyRows
+from engine.sampling.sampler import Sampler, num_top
+from engine.sampling.top_k import step_logits
+from engine.scheduling.batch import BeamDraw, Draw, ScoreDraw, StepLogits
 
 VOCAB = 60
 NUM_ROWS = 8

@@ -15,11 +15,11 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from engine.batch import Draw
-from engine.logit_controls import adjusted, is_controlled
-from engine.request import Constraint, LogitControls, SamplingParams
-from engine.sampler import Sampler
-from engine.top_logits import step_logits
+from engine.requests.request import Constraint, LogitControls, SamplingParams
+from engine.sampling.logit_controls import adjusted, is_controlled
+from engine.sampling.sampler import Sampler
+from engine.sampling.top_k import step_logits
+from engine.scheduling.batch import Draw
 
 VOCAB = 30
 

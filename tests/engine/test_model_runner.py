@@ -11,17 +11,17 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import PackageError
-from engine.model_runner import SlotModelRunner
-from engine.output import FinishedOutput, TokenOutput
-from engine.package import CacheShape, GenerationContract
-from engine.request import SamplingParams
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler
-from engine.sequence import TokenRequest
+from engine.generation.core import EngineCore
+from engine.package.manifest import CacheShape, GenerationContract
+from engine.requests.request import SamplingParams
+from engine.sampling.sampler import Sampler
+from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
+from engine.scheduling.output import FinishedOutput, TokenOutput
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import TokenRequest
+from engine.slots.runner import SlotModelRunner
 
 VOCAB, WIDTH, HEADS, DIM, LAYERS, MAX_LEN, MAX_SOURCE = 23, 16, 2, 8, 2, 40, 12
 SELF_CACHE = CacheShape(num_layers=LAYERS, num_kv_heads=HEADS, max_len=MAX_LEN, head_dim=DIM)

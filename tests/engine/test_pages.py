@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.pages import Pages, zeros
+from engine.slots.host_pages import Pages, zeros
 
 PAGE_MAP = Path("/proc/self/pagemap")
 needs_page_map = pytest.mark.skipif(not PAGE_MAP.exists(), reason="the system does not tell")

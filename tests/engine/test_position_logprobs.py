@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Draw, ScoreDraw
-from engine.request import LogitControls, PositionLogprobs, SamplingParams
-from engine.sampler import Sampler, num_top
-from engine.top_logits import largest, likeliest, step_logits
+from engine.requests.request import LogitControls, PositionLogprobs, SamplingParams
+from engine.sampling.sampler import Sampler, num_top
+from engine.sampling.top_k import largest, likeliest, step_logits
+from engine.scheduling.batch import Draw, ScoreDraw
 
 VOCAB = 60
 

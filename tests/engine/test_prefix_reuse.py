@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import EngineFailure
-from engine.output import EngineOutput, FailedOutput, FinishedOutput
-from engine.request import SamplingParams
-from engine.sequence import TokenRequest
+from engine.generation.core import EngineCore
+from engine.requests.request import SamplingParams
+from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput
+from engine.scheduling.sequence import TokenRequest
 
 A, EOS = 65, 257
 SHARED = tuple(range(10, 22))  # three chunks

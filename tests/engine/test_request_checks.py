@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.request import Constraint, LogitControls, RequestLimits, SamplingParams
-from engine.request_checks import check_sampling_params
+from engine.requests.checks import check_sampling_params
+from engine.requests.request import Constraint, LogitControls, RequestLimits, SamplingParams
 
 VOCAB_SIZE = 100
 NAN = float("nan")

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from engine.errors import EngineFailure
-from engine.output import AdmittedOutput, CutOutput, FailedOutput, FinishedOutput, TokenOutput
-from engine.request import (
+from engine.generation.request_stream import RequestStream
+from engine.requests.request import (
     Admitted,
     FinishReason,
     RequestFinished,
@@ -17,8 +17,14 @@ from engine.request import (
     TextDelta,
     Timing,
 )
-from engine.request_stream import RequestStream
-from engine.tokenizer import Tokenizer
+from engine.scheduling.output import (
+    AdmittedOutput,
+    CutOutput,
+    FailedOutput,
+    FinishedOutput,
+    TokenOutput,
+)
+from engine.text.tokenizer import Tokenizer
 
 EOS = 257
 TIMING = Timing(0.1, 0.2, 0.3, 0.3, 4, 1.0)

@@ -16,12 +16,12 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from engine.batch import Draw
-from engine.random_stream import RandomStream
-from engine.request import LogitControls, SamplingParams
-from engine.sampler import Sampler, num_top
-from engine.top_logits import step_logits
-from engine.truncation import pick, tempered, truncate, truncated_weights
+from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.random_stream import RandomStream
+from engine.sampling.sampler import Sampler, num_top
+from engine.sampling.top_k import step_logits
+from engine.sampling.truncation import pick, tempered, truncate, truncated_weights
+from engine.scheduling.batch import Draw
 
 VOCAB = 40
 

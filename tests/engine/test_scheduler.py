@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine.batch import Sampled, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import (
     EngineFailure,
@@ -16,7 +15,9 @@ from engine.errors import (
     QueueFull,
     TokenBudgetFull,
 )
-from engine.output import (
+from engine.requests.request import FinishReason, SamplingParams, WastedWork
+from engine.scheduling.batch import Sampled, ScheduledBatch
+from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
     EngineOutput,
@@ -24,9 +25,8 @@ from engine.output import (
     FinishedOutput,
     TokenOutput,
 )
-from engine.request import FinishReason, SamplingParams, WastedWork
-from engine.scheduler import Scheduler
-from engine.sequence import TokenRequest
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import TokenRequest
 
 EOS = 257
 A, B, C = 65, 66, 67

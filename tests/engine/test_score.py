@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.errors import EngineFailure
-from engine.request import ScoreRequest
+from engine.generation.async_engine import AsyncEngine
+from engine.requests.request import ScoreRequest
 
 VOCAB = 258
 MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]

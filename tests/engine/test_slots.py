@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.batch import RowOp
-from engine.request import SamplingParams
-from engine.sequence import Request, Sequence, TokenRequest
-from engine.slots import KeptPrefix, SlotTable
+from engine.requests.request import SamplingParams
+from engine.scheduling.batch import RowOp
+from engine.scheduling.sequence import Request, Sequence, TokenRequest
+from engine.slots.table import KeptPrefix, SlotTable
 
 NUM_SLOTS = 5
 REQUEST = Request(TokenRequest(0, "r", (), SamplingParams(), 0, 0.0), ())

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.batch import RowOp
-from engine.source_rows import Source, SourceTable
+from engine.scheduling.batch import RowOp
+from engine.slots.sources import Source, SourceTable
 
 NUM_ROWS = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.package import CacheShape, GenerationContract
+from engine.package.manifest import CacheShape, GenerationContract
 from engine.threads import decoder_threads, num_cores
 
 

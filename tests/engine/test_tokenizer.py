@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import trainers as tokenizer_trainers
 
 from engine.errors import PackageError
-from engine.tokenizer import IncrementalDetokenizer, Tokenizer
+from engine.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 TEXTS = [
     "héllo wörld, the the other 日本語 日本 😀😀",

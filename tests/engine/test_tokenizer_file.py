@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, processors
 
 from engine.errors import PackageError
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.request import SamplingParams
-from engine.sequence import Request, Sequence, TokenRequest
-from engine.waiting_queue import WaitingQueue
+from engine.requests.request import SamplingParams
+from engine.scheduling.sequence import Request, Sequence, TokenRequest
+from engine.scheduling.waiting_queue import WaitingQueue
 
 
 def request(

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.errors import PackageError
-from engine.invariance import rows_are_bit_equal
-from engine.model_runner import SlotModelRunner
-from engine.warm_up import warm_up
+from engine.slots.invariance import rows_are_bit_equal
+from engine.slots.runner import SlotModelRunner
+from engine.slots.warm_up import warm_up
 from tests.engine.test_model_runner import VOCAB, WIDTH, TinyModel
 
 Change = Callable[[onnx.GraphProto], None]

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from exporter.checkpoint import load_checkpoint, save_checkpoint
-from exporter.graphs import Graphs, build_graphs
+from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 
 VOCAB_SIZE = 31

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.package import CacheShape, GenerationContract
-from exporter.cases import affordable_prompts, affordable_steps, prefill_chunk
-from exporter.generation_cases import make_cases
+from engine.package.manifest import CacheShape, GenerationContract
+from exporter.certificate.cases import affordable_prompts, affordable_steps, prefill_chunk
+from exporter.certificate.generation_cases import make_cases
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
 

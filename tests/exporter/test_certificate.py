@@ -16,11 +16,12 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import CertificateError
-from exporter import export, package_graphs, rewrite
-from exporter import graphs as graphs_module
+from exporter import export
+from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
-from exporter.graphs import Graphs
-from exporter.loss import LossLimits
+from exporter.graphs import package_graphs, rewrite
+from exporter.graphs import torch_export as graphs_module
+from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from exporter.models.attention import MultiHeadAttention
 from exporter.models.layers import Decoder

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.batch import ScheduledBatch, StepLogits
 from engine.config import EngineConfig
-from engine.device_certificate import DeviceUse
+from engine.device.certificate import DeviceUse
 from engine.errors import CertificateError, OutOfDeviceMemory
-from engine.model_runner import SlotModelRunner
-from engine.package import (
+from engine.package.manifest import (
     DeviceCertificate,
     Package,
     PackageFormat,
@@ -27,13 +25,15 @@ from engine.package import (
     Weights,
     load_package,
 )
-from engine.top_logits import step_logits
-from exporter import execution
-from exporter.certify_device import certify_device
+from engine.sampling.top_k import step_logits
+from engine.scheduling.batch import ScheduledBatch, StepLogits
+from engine.slots.runner import SlotModelRunner
+from exporter.certificate import execution
+from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.device import certify_device
+from exporter.certificate.device_digest import find, find_elsewhere
+from exporter.certificate.execution import OnCpu, OnDevice
 from exporter.checkpoint import Checkpoint, load_checkpoint
-from exporter.comparison import exported_graphs
-from exporter.device_digest import find, find_elsewhere
-from exporter.execution import OnCpu, OnDevice
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
 from tests.stand_in_certificate import export_with_stand_in

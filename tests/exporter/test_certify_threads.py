@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from engine import generation_sessions
 from engine.errors import CertificateError
-from exporter import certify_threads as threads_module
-from exporter.certify_threads import certify_threads
+from engine.slots import generation_sessions
+from exporter.certificate import threads as threads_module
+from exporter.certificate.comparison import Comparison, LossyComparison
+from exporter.certificate.sides import Sides
+from exporter.certificate.threads import certify_threads
 from exporter.checkpoint import load_checkpoint
-from exporter.comparison import Comparison, LossyComparison
-from exporter.contracts import generation_contract
-from exporter.graphs import build_graphs
-from exporter.package_graphs import write_graphs
-from exporter.sides import Sides
+from exporter.graphs.contracts import generation_contract
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import build_graphs
 
 MakeCheckpoint = Callable[..., Path]
 MakeSides = Callable[[Comparison], Sides]

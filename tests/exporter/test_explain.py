@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-import exporter.explain as explain_module
+import exporter.explain.explain as explain_module
 from engine.errors import CheckpointError, InvalidRequest
-from exporter.attention_picture import ImageBlock, TextBlock, draw
 from exporter.checkpoint import Checkpoint, CheckpointConfig
-from exporter.explain import explain
+from exporter.explain.explain import explain
+from exporter.explain.picture import ImageBlock, TextBlock, draw
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.attention import scaled_dot_product_attention
 from exporter.models.cache import split_heads

@@ -11,11 +11,12 @@ import onnx
 import pytest
 
 from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
-from engine.package import load_package
-from exporter import export, package_graphs
+from engine.package.manifest import load_package
+from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
-from exporter.graphs import Graphs, build_graphs
+from exporter.graphs import package_graphs
+from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.verification import verify_package
 
 MakeCheckpoint = Callable[..., Path]

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from engine.errors import CertificateError, ConfigError
-from engine.package import CacheDtype, PackageFormat, Precision, Weights, load_package
+from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights, load_package
 from engine.session import create_session
-from exporter import certificate as certificates
+from exporter.certificate import certificate as certificates
+from exporter.certificate.half_comparison import HalfComparison
+from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
-from exporter.fuse import fuse
-from exporter.graphs import build_graphs
-from exporter.half_comparison import HalfComparison
-from exporter.loss import LossLimits
+from exporter.graphs.fuse import fuse
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
-from exporter.package_graphs import write_graphs
 from tests.exporter.conftest import MakeCheckpoint
 
 LLAMA = {

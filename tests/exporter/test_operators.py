@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.package import PackageFormat
+from engine.package.manifest import PackageFormat
 from engine.session import create_session
-from exporter.certificate import certify
+from exporter.certificate.certificate import certify
 from exporter.checkpoint import load_checkpoint
-from exporter.graphs import Graphs
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import Graphs
 from exporter.models.cache import (
     SourceRow,
     cached_attention,
@@ -25,7 +26,6 @@ from exporter.models.cache import (
 )
 from exporter.operator_bodies import Body, attach_bodies
 from exporter.operators import DOMAIN
-from exporter.package_graphs import write_graphs
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 BODIES: tuple[Body, ...] = ("cpu", "cuda", "reference")

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from engine.errors import CertificateError, ConfigError
-from engine.package import Manifest, PackageFormat, Weights, load_package
-from exporter import package_graphs, scored_text
+from engine.package.manifest import Manifest, PackageFormat, Weights, load_package
+from exporter.certificate import scored_text
+from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
+from exporter.certificate.perplexity import measure_perplexity
+from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import load_checkpoint
-from exporter.contracts import generation_contract
 from exporter.export import export_package
-from exporter.graphs import Graphs
-from exporter.loss import DEFAULT_LIMITS, LossLimits
-from exporter.package_graphs import write_graphs
-from exporter.perplexity import measure_perplexity
-from exporter.quantize import quantize, quantize_blocks, quantize_columns
-from exporter.scored_text import read_text
+from exporter.graphs import package_graphs
+from exporter.graphs.contracts import generation_contract
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import Graphs
+from exporter.graphs.weights import quantize, quantize_blocks, quantize_columns
 from exporter.verification import verify_package
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]

@@ -10,16 +10,16 @@ import onnx
 import pytest
 
 from engine.errors import CheckpointError
-from engine.kv_cache import SlotCache
-from engine.package import PackageFormat, load_package
-from exporter import package_graphs
+from engine.package.manifest import PackageFormat, load_package
+from engine.slots.rows import SlotCache
+from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint
-from exporter.contracts import generation_contract
 from exporter.export import export_package
-from exporter.graphs import Graphs
-from exporter.loss import LossLimits
+from exporter.graphs import package_graphs
+from exporter.graphs.cache_int8 import calibrate
+from exporter.graphs.contracts import generation_contract
+from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
-from exporter.quantize_cache import calibrate
 from exporter.verification import verify_package
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]

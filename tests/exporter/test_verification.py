@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from engine.errors import CertificateError, PackageError
-from engine.package import Certificate, load_package, seal
-from exporter import package_graphs, verification
+from engine.package.manifest import Certificate, load_package, seal
+from exporter import verification
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
-from exporter.graphs import Graphs
+from exporter.graphs import package_graphs
+from exporter.graphs.torch_export import Graphs
 from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
 

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from engine import device_certificate
 from engine.config import EngineConfig
+from engine.device import certificate as device_certificate
 from engine.errors import CertificateError, ConfigError, PackageError
-from engine.package import load_package, seal
+from engine.package.manifest import load_package, seal
 from exporter import verification, verify_device
+from exporter.certificate.device_digest import find
+from exporter.certificate.execution import OnCpu
 from exporter.checkpoint import load_checkpoint, save_checkpoint
-from exporter.device_digest import find
-from exporter.execution import OnCpu
 from exporter.verification import verify_package
 from exporter.verify_device import verify_on_device
 from server.cli.app import cli

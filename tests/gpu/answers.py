@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package import Package, load_package
-from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import Package, load_package
+from engine.requests.request import GenerationRequest, SamplingParams, SequenceFinished
 
 NUM_PROMPTS = 24
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device import CudaDevice
-from engine.encoder_engine import EncoderEngine
+from engine.device.device import CudaDevice
 from engine.errors import PackageError
 from engine.factory import load_engine
-from engine.package import load_package, read_manifest
-from engine.prediction import PredictionItem
+from engine.one_pass.engine import EncoderEngine
+from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import load_package, read_manifest
 from server.cli.app import run
 from tests.gpu.answers import answers, digest, prompts
 from tests.gpu.conftest import Certified

@@ -144,7 +144,7 @@ def test_the_exit_code_says_whether_anything_was_wrong(
 def test_a_machine_without_the_onnxruntime_for_gpus_is_told_so_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
     monkeypatch.setattr("loadtest.gpu_check.__main__._run", lambda *given: 0)
 
     with pytest.raises(SystemExit) as ended:

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.benchmark import BenchmarkWork, EngineBench, generation_contract
 from engine.config import EngineConfig
-from engine.package import GenerationContract
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import GenerationContract
 from loadtest.machine import Machine
 from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace

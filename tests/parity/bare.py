@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.model_runner import SlotModelRunner
-from engine.package import CacheDtype, GenerationContract, PackageFormat, Weights
-from exporter.contracts import generation_contract
-from exporter.graphs import build_graphs
+from engine.package.manifest import CacheDtype, GenerationContract, PackageFormat, Weights
+from engine.slots.runner import SlotModelRunner
+from exporter.graphs.cache_int8 import calibrate, quantize_cache
+from exporter.graphs.contracts import generation_contract
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import build_graphs
+from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig
-from exporter.package_graphs import write_graphs
-from exporter.quantize import quantize
-from exporter.quantize_cache import calibrate, quantize_cache
 from tests.parity.conftest import random_model
 
 

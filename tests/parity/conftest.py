@@ -14,10 +14,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
-from engine.async_engine import AsyncEngine
 from engine.config import Device, EngineConfig
 from engine.factory import load_engine
-from engine.package import Package, PackageFormat, load_package
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import Package, PackageFormat, load_package
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from tests.stand_in_certificate import export_with_stand_in

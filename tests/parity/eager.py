@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.package import Precision
-from engine.request import FinishReason, SamplingParams
-from exporter.half_comparison import DECIDED, MAX_POSITION_RATIO
+from engine.package.manifest import Precision
+from engine.requests.request import FinishReason, SamplingParams
+from exporter.certificate.half_comparison import DECIDED, MAX_POSITION_RATIO
 from exporter.models import TransformerConfig
 
 TOLERANCE = 1e-4  # of a log-probability, where graphs are in float32

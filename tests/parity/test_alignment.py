@@ -16,21 +16,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from engine import session
-from engine.async_engine import AsyncEngine
-from engine.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.factory import load_engine
-from engine.model_runner import SlotModelRunner
-from engine.package import load_package
-from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import load_package
+from engine.requests.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.runner import SlotModelRunner
+from exporter.certificate.half_comparison import MAX_POSITION_RATIO
 from exporter.checkpoint import Checkpoint, save_checkpoint
-from exporter.half_comparison import MAX_POSITION_RATIO
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import record_probabilities
 from server.client import AsyncClient
 from server.config import WorkerConfig
-from server.worker import Worker
+from server.worker.worker import Worker
 from tests.parity.conftest import CPU, Exported, Setup, export_unproven, setups
 
 VOCAB_SIZE, START, EOS = 61, 1, 2

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
-from engine.model_runner import SlotModelRunner
+from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.slots.runner import SlotModelRunner
 from exporter.models import TransformerConfig
 from tests.parity.bare import Bare, write_bare
 

@@ -12,11 +12,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package import load_package
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import load_package
+from engine.requests.request import (
     FinishReason,
     GenerationRequest,
     LogitControls,

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package import load_package
-from engine.request import GenerationRequest, LogitControls, SamplingParams, SequenceFinished
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import load_package
+from engine.requests.request import (
+    GenerationRequest,
+    LogitControls,
+    SamplingParams,
+    SequenceFinished,
+)
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian

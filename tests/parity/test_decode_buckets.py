@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
-from engine.model_runner import SlotModelRunner
-from exporter.contracts import generation_contract
-from exporter.graphs import build_graphs
+from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
+from engine.slots.runner import SlotModelRunner
+from exporter.graphs.contracts import generation_contract
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig
-from exporter.package_graphs import write_graphs
 from tests.parity.conftest import random_model
 
 NUM_ROWS = 6

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.requests.request import (
     Constraint,
     FinishReason,
     GenerationRequest,

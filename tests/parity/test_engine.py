@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
-from engine.encoder_engine import EncoderEngine
 from engine.factory import load_engine
-from engine.package import load_package
-from engine.prediction import PredictionItem
-from engine.request import GenerationRequest, RequestFinished, SamplingParams, SequenceFinished
+from engine.one_pass.engine import EncoderEngine
+from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import load_package
+from engine.requests.request import (
+    GenerationRequest,
+    RequestFinished,
+    SamplingParams,
+    SequenceFinished,
+)
 from exporter.models import TransformerConfig
 from tests.parity.conftest import (
     CPU,

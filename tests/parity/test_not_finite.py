@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.errors import EngineFailure
-from engine.output import EngineOutput
-from engine.package import Package, PackageFormat, load_package
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import Package, PackageFormat, load_package
+from engine.requests.request import (
     GenerationRequest,
     RequestFinished,
     SamplingParams,
     ScoreRequest,
     SequenceFinished,
 )
+from engine.scheduling.output import EngineOutput
 from exporter.checkpoint import save_checkpoint
 from tests.parity.conftest import (
     CONFIGS,

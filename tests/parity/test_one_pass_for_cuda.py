@@ -15,14 +15,14 @@ from PIL import Image
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.encoder_engine import EncoderEngine
 from engine.factory import load_engine
-from engine.item_encoder import ItemEncoder
-from engine.package import PackageFormat, load_package
-from engine.prediction import ItemPrediction, PredictionItem
-from engine.request import RequestLimits
-from engine.tokenizer import Tokenizer
-from exporter.half_comparison import HalfComparison
+from engine.one_pass.engine import EncoderEngine
+from engine.one_pass.item_encoder import ItemEncoder
+from engine.one_pass.prediction import ItemPrediction, PredictionItem
+from engine.package.manifest import PackageFormat, load_package
+from engine.requests.request import RequestLimits
+from engine.text.tokenizer import Tokenizer
+from exporter.certificate.half_comparison import HalfComparison
 from exporter.models import ImageConfig, TransformerConfig
 from tests.parity.conftest import CONFIGS, SHAPE, VOCAB_SIZE
 from tests.parity.uncertified import write_uncertified

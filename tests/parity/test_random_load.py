@@ -13,14 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from engine.async_engine import AsyncEngine
-from engine.beam_search import BeamSearch
 from engine.config import EngineConfig
-from engine.constraint import ConstraintMatcher
 from engine.errors import DeadlineExpired
-from engine.output import EngineOutput
-from engine.package import CacheDtype, PackageFormat, Weights
-from engine.request import (
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.request_stream import RequestStream
+from engine.package.manifest import CacheDtype, PackageFormat, Weights
+from engine.requests.request import (
     Constraint,
     FinishReason,
     GenerationRequest,
@@ -32,8 +30,10 @@ from engine.request import (
     SequenceFinished,
     TextDelta,
 )
-from engine.request_stream import RequestStream
-from engine.sequence import Request, Sequence
+from engine.sampling.beam_search import BeamSearch
+from engine.scheduling.output import EngineOutput
+from engine.scheduling.sequence import Request, Sequence
+from engine.text.constraint import ConstraintMatcher
 from tests.parity.conftest import (
     CONFIGS,
     CPU,

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
-from engine.model_runner import SlotModelRunner
-from engine.package import load_package
+from engine.package.manifest import load_package
+from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.slots.runner import SlotModelRunner
 from tests.parity.conftest import CPU, CUDA_FP16, CUDA_FP32, VOCAB_SIZE, Exported, Setup
 
 SLOTS, STEPS = 6, 150

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.invariance import rows_are_bit_equal
-from engine.request import RequestLimits
+from engine.requests.request import RequestLimits
+from engine.slots.invariance import rows_are_bit_equal
 from exporter.models import TransformerConfig
 from tests.parity.bare import Bare, write_bare
 
@@ -64,7 +64,7 @@ def test_the_proof_at_start_up_sees_rows_that_threads_divide(bare: Bare) -> None
 def test_threads_that_a_decoder_does_not_use_are_told_once(
     bare: Bare, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "engine.generation_sessions"):
+    with caplog.at_level(logging.WARNING, "engine.slots.generation_sessions"):
         bare.load(num_slots=1, num_threads=2)
         bare.load(num_slots=1, num_threads=NUM_THREADS)
 

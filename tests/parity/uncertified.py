@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from engine.package import DeviceCertificate, PackageFormat
+from engine.package.manifest import DeviceCertificate, PackageFormat
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig
 from tests.parity.conftest import byte_tokenizer, random_model, word_tokenizer

@@ -18,7 +18,8 @@ from engine.errors import (
     InvalidRequest,
     TokenweirError,
 )
-from engine.package import (
+from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
+from engine.package.manifest import (
     CacheShape,
     Certificate,
     EncodingContract,
@@ -27,8 +28,8 @@ from engine.package import (
     Manifest,
     Package,
 )
-from engine.prediction import ItemPrediction, Prediction, PredictionItem
-from engine.request import (
+from engine.requests.checks import check_sampling_params
+from engine.requests.request import (
     Admitted,
     FinishReason,
     GenerationEvent,
@@ -46,9 +47,8 @@ from engine.request import (
     Usage,
     WastedWork,
 )
-from engine.request_checks import check_sampling_params
 from server.config import WorkerConfig
-from server.worker import Worker
+from server.worker.worker import Worker
 
 VOCAB_SIZE = 100
 MAX_PROMPT = 16  # tokens = words of a text

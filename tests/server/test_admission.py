@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from engine.errors import CannotMeet, Draining, ExpiredInQueue
-from server.admission import Admission
-from server.share import Share
+from server.gateway.admission import Admission
+from server.gateway.share import Share
 
 
 class Clock:

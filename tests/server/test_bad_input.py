@@ -13,10 +13,10 @@ from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
-from server import service
 from server.config import GatewayConfig, WorkerConfig
-from server.gateway import Gateway
-from server.worker import Worker
+from server.gateway.gateway import Gateway
+from server.worker import service
+from server.worker.worker import Worker
 from tests.server.calls import Failure, Stubs, failure, failure_of, generate, stream, stubs_for
 from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
 

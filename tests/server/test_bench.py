@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from engine.package import read_manifest
+from engine.package.manifest import read_manifest
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
@@ -170,7 +170,7 @@ def test_work_that_cannot_be_done_is_refused_with_the_way_out(
 def test_bench_that_is_interrupted_ends_its_engine_first(package: Path) -> None:
     interrupted = """
 import atexit, signal, sys, threading, time
-from engine.core import EngineCore
+from engine.generation.core import EngineCore
 
 step, calls = EngineCore.step, []
 def interrupting(self, *arguments, **options):

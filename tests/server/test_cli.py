@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from engine.config import EngineConfig
 from engine.errors import QueueFull
-from engine.request import Constraint, LogitControls
+from engine.requests.request import Constraint, LogitControls
 from exporter.training.state import STATE_NAME, RunState
 from exporter.training.trainer import TrainingReport
 from server.cli import app
@@ -611,7 +611,7 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
     def note(name: str) -> Callable[..., None]:
         return lambda *_, **options: done.append((name, options))
 
-    monkeypatch.setattr("engine.device.open_device", note("open"))
+    monkeypatch.setattr("engine.device.device.open_device", note("open"))
     monkeypatch.setattr("exporter.training.trainer.train", lambda *_, **__: trained)
     monkeypatch.setattr("server.cli.demonstrate.export_with_progress", note("export"))
     verified = "server.cli.demonstrate.verify_apart"
@@ -633,7 +633,7 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
 def test_demo_without_a_gpu_is_refused_before_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
 
     assert run(["demo", "--out", str(tmp_path), "--device", "cuda"]) == 3
 

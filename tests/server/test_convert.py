@@ -15,9 +15,9 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction_pb
 
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
-from engine.package import Package
-from engine.prediction import PredictionItem
-from engine.request import (
+from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import Package
+from engine.requests.request import (
     Constraint,
     GenerationRequest,
     LogitControls,
@@ -25,7 +25,7 @@ from engine.request import (
     SamplingParams,
     ScoreRequest,
 )
-from server import convert
+from server.worker import requests as convert
 from tests.server.calls import generate
 from tests.server.fakes import OPTIONS, generation_package
 

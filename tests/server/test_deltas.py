@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.errors import EngineFailure
-from engine.request import (
+from engine.requests.request import (
     Admitted,
     FinishReason,
     GenerationEvent,
@@ -19,7 +19,7 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
-from server.deltas import gathered
+from server.worker.deltas import gathered
 from tests.server.fakes import TIMING
 
 ADMITTED = Admitted("r")

@@ -14,9 +14,9 @@ import pytest
 
 from engine.config import Device, EngineConfig
 from engine.errors import ConfigError, PackageError
-from engine.request import RequestLimits
+from engine.requests.request import RequestLimits
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
-from server.deployment import (
+from server.ray.deployment import (
     LiveRequestsPolicy,
     _ended_with_raylet,
     check_gpus,
@@ -64,7 +64,7 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
 ) -> None:
     manifest = SimpleNamespace(target="cuda", precision="bf16")
     package = SimpleNamespace(path=Path("nowhere"), manifest=manifest)
-    monkeypatch.setattr("server.deployment.load_package", lambda path: package)
+    monkeypatch.setattr("server.ray.deployment.load_package", lambda path: package)
     config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cpu"))
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import server.end_with_parent
+import server.ray.end_with_parent
 
 _PARENT = """
 import subprocess, sys

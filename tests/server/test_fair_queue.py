@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.fair_queue import FairQueue, Waiting
+from server.gateway.fair_queue import FairQueue, Waiting
 
 
 def _add(queue: FairQueue, tenant: str, count: int = 1, priority: int = 0) -> list[Waiting]:

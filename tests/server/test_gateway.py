@@ -23,9 +23,9 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
 from server.client import AsyncClient, Internal
 from server.config import GatewayConfig
-from server.gateway import Gateway
+from server.gateway.gateway import Gateway
 from server.status import call_status
-from server.worker import Worker
+from server.worker.worker import Worker
 from tests.server.calls import (
     DOWN,
     UP,

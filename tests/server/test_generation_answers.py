@@ -8,7 +8,7 @@ import pytest
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from engine.request import (
+from engine.requests.request import (
     FinishReason,
     PositionLogprobs,
     RequestFinished,
@@ -18,8 +18,8 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
-from server.answers import ServedModel
-from server.generation_answers import FINISH_REASONS, FinishedInput, GenerationAnswers
+from server.worker.answers import ServedModel
+from server.worker.generation_answers import FINISH_REASONS, FinishedInput, GenerationAnswers
 from tests.server.calls import as_dict
 from tests.server.fakes import TIMING, generation_package
 

@@ -12,7 +12,7 @@ from grpc import aio
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from server.config import GatewayConfig
-from server.gateway import Gateway
+from server.gateway.gateway import Gateway
 from tests.server.calls import Stubs, failure_of, generate, stream, until
 from tests.server.fakes import FakeGenerator, running_worker
 from tests.server.processes import Process, worker_process

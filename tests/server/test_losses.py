@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.losses import Losses
+from server.gateway.losses import Losses
 
 
 def test_losses_of_a_request_are_kept_for_a_minute_after_the_last() -> None:

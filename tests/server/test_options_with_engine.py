@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.package import Package
-from engine.tokenizer import Tokenizer
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.package.manifest import Package
+from engine.text.tokenizer import Tokenizer
 from server.client import AsyncClient, DeadlineExceeded, InvalidArgument
 from server.config import WorkerConfig
-from server.worker import Worker
+from server.worker.worker import Worker
 
 VOCAB_SIZE, EOS = 258, 257  # the other ids are bytes, then the start
 MODEL = "m"
@@ -112,7 +112,7 @@ async def test_priority_and_tenant(serving: Serving) -> None:
 
 async def test_allow_partial(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the engine only: a client's own deadline would race with the answer.
-    monkeypatch.setattr("server.service._deadline", lambda context: time.monotonic() + 0.6)
+    monkeypatch.setattr("server.worker.service._deadline", lambda context: time.monotonic() + 0.6)
 
     async with serving(always(a=4.0), step_seconds=0.03) as client:
         answer = await client.generate(MODEL, ">", allow_partial=True)

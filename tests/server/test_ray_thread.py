@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.ray_thread import RayLost, RayThread, watch
+from server.ray.thread import RayLost, RayThread, watch
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from server.registry import Registry, WorkerInfo
+from server.ray.registry import Registry, WorkerInfo
 
 FIRST = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
 SECOND = WorkerInfo("127.0.0.1:2", pid=2, replica_id="b")

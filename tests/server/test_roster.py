@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from server.registry import Registry, WorkerInfo
-from server.roster import Roster, RosterAddress
-from server.roster_link import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LinkHandler, RosterLink
+from server.ray.registry import Registry, WorkerInfo
+from server.ray.roster import Roster, RosterAddress
+from server.ray.roster_link import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LinkHandler, RosterLink
 from tests.conftest import FakeClock
 
 WORKER = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")

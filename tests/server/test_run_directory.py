@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from server.run_directory import remove_what_dead_owners_left, run_directory
+from server.ray.run_directory import remove_what_dead_owners_left, run_directory
 
 # An owner with a child that does not end with it, as Ray's agents do not.
 _OWNER = """
 import subprocess, sys
 from pathlib import Path
-from server.run_directory import run_directory
+from server.ray.run_directory import run_directory
 with run_directory(Path(sys.argv[1])) as directory:
     with directory.marked_environment():
         child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)

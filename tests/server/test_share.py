@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from server.share import Share, share_of
+from server.gateway.share import Share, share_of
 from tests.server.calls import generate, stream
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"

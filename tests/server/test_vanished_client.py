@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from server.config import GatewayConfig
-from server.gateway import Gateway
-from server.worker import Worker
+from server.gateway.gateway import Gateway
+from server.worker.worker import Worker
 from tests.server.calls import stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
 

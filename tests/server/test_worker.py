@@ -13,8 +13,8 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import ConfigError, PackageError
 from server.config import WorkerConfig
-from server.share import WAITING_KEY
-from server.worker import Worker, address_of
+from server.gateway.share import WAITING_KEY
+from server.worker.worker import Worker, address_of
 from tests.server.calls import DOWN, UP, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
 

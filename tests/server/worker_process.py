@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from engine.request import GenerationEvent, GenerationRequest
+from engine.requests.request import GenerationEvent, GenerationRequest
 from server.config import WorkerConfig
-from server.worker import Worker
+from server.worker.worker import Worker
 from tests.server.fakes import FakeGenerator
 
 

@@ -9,11 +9,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package import load_package
-from engine.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import load_package
+from engine.requests.request import GenerationRequest, SamplingParams, SequenceFinished
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint

@@ -1,0 +1,106 @@
+"""Says whether a package was shown on the device that is to serve it, as it is to serve it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.device.distributions import cuda_version
+from engine.errors import PackageError
+from engine.package.manifest import DeviceCertificate, Package
+from engine.wording import listed
+
+if TYPE_CHECKING:
+    from engine.device.device import CudaDevice
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What a device certificate is of: a device, what computes on it, and in which shapes."""
+
+    gpu: str
+    driver: str
+    onnxruntime: str  # version of what computes
+    buckets: tuple[int, ...]  # rows that decode calls are padded to, rising; one-pass: none
+
+
+def settings_as_shown(package: Package, device: CudaDevice, config: EngineConfig) -> EngineConfig:
+    """Return the settings for a device, with the rows that the package was shown with.
+
+    Unless other rows are asked for: then, and if nothing was shown on this device, raises
+    PackageError with the command to run. A driver other than was shown is only logged.
+    """
+    found, run = package.manifest.certificate.device, command(package, config)
+    if found is None:
+        raise PackageError(
+            f"{package.path}: nothing shows what it gives on {device.gpu_name}: its certificate is "
+            f"that of its graphs only; run `{run}`"
+        )
+    if not config.max_num_seqs:
+        config = with_buckets(config, found.buckets)
+    use = use_of(device, buckets_of(package, config))
+    if other := list(_differences(found, use)):
+        raise PackageError(
+            f"{package.path}: its device certificate has {listed(other)}; run `{run}`"
+        )
+    if found.driver != use.driver:
+        _log.warning(
+            "%s: its device certificate was made with driver %s, this one is %s",
+            package.path,
+            found.driver,
+            use.driver,
+        )
+    return config
+
+
+def use_of(device: CudaDevice, buckets: tuple[int, ...]) -> DeviceUse:
+    """Return what a certificate made here is of."""
+    return DeviceUse(device.gpu_name, device.driver, cuda_version(), buckets)
+
+
+def with_buckets(config: EngineConfig, buckets: tuple[int, ...]) -> EngineConfig:
+    """Return settings for decode calls of these numbers of rows; for none, as they are."""
+    if not buckets:
+        return config
+    several = buckets if len(buckets) > 1 else ()
+    return replace(config, max_num_seqs=buckets[-1], decode_buckets=several)
+
+
+def buckets_of(package: Package, config: EngineConfig) -> tuple[int, ...]:
+    """Return the numbers of rows of decode calls with these settings."""
+    if package.manifest.generation is None:
+        return ()
+    return config.decode_buckets or (config.max_num_seqs,)
+
+
+def command(package: Package, config: EngineConfig) -> str:
+    """Return what to type for a certificate with these settings."""
+    words = ["tokenweir verify", str(package.path), "CHECKPOINT --device cuda"]
+    if package.manifest.generation is not None:
+        if config.max_num_seqs:
+            words.append(f"--max-num-seqs {config.max_num_seqs}")
+        if config.decode_buckets:
+            words.append(f"--decode-buckets {','.join(map(str, config.decode_buckets))}")
+    return " ".join(words)
+
+
+def device_name(package: Package, config: EngineConfig) -> str:
+    """Return where a package runs, if it does: "cpu", or the GPU's name."""
+    found = package.manifest.certificate.device
+    device = config.device_for(package.manifest.target)
+    return found.gpu if found and device == "cuda" else device
+
+
+def _differences(found: DeviceCertificate, use: DeviceUse) -> Iterator[str]:
+    if found.gpu != use.gpu:
+        yield f"GPU {found.gpu}, this one is {use.gpu}"
+    if found.onnxruntime != use.onnxruntime:
+        yield f"onnxruntime {found.onnxruntime}, installed is {use.onnxruntime}"
+    if found.buckets != use.buckets:
+        one, other = (", ".join(map(str, buckets)) for buckets in (found.buckets, use.buckets))
+        yield f"decode calls of {one or 'no'} rows, here they are of {other or 'no'} rows"

@@ -1,0 +1,1 @@
+"""The engine of models that answer in one pass."""

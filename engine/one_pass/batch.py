@@ -1,0 +1,57 @@
+"""One batch of a one-pass model: items into the graph's inputs, its outputs into predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.one_pass.item_encoder import EncodedItem
+from engine.one_pass.prediction import ItemPrediction
+
+
+class Graph(Protocol):
+    """The model: `model.onnx` in a session, or a stand-in."""
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return `logits` and `embedding` of a batch."""
+
+
+def stack(items: Sequence[EncodedItem]) -> dict[str, NDArray[Any]]:
+    """Return the graph's inputs: items of one length, so there is nothing to pad."""
+    values = np.stack([item.values for item in items])
+    if values.dtype == np.float32:
+        return {"pixel_values": values}  # (B, channels, size, size)
+    lengths = np.full(len(items), values.shape[1], dtype=np.int64)
+    return {"input_ids": values, "lengths": lengths}  # (B, S), (B,)
+
+
+def split(
+    outputs: Mapping[str, NDArray[Any]], items: Sequence[EncodedItem]
+) -> list[ItemPrediction | None]:
+    """Return what each item gave; None stands for one with NaN or infinity.
+
+    Raises ValueError if there are not as many rows as items.
+    """
+    logits, embeddings = outputs["logits"], outputs["embedding"]
+    if len(logits) != len(items) or len(embeddings) != len(items):
+        raise ValueError(
+            f"logits {logits.shape} and embedding {embeddings.shape} of {len(items)} rows"
+        )
+    return [_prediction(item, logits[b], embeddings[b]) for b, item in enumerate(items)]
+
+
+def _prediction(
+    item: EncodedItem, logits: NDArray[Any], embedding: NDArray[Any]
+) -> ItemPrediction | None:
+    if not (np.isfinite(logits).all() and np.isfinite(embedding).all()):
+        return None
+    return ItemPrediction(
+        # Copies, so that no row keeps its whole batch in memory.
+        logits=(logits[list(item.kept)] if item.kept else logits).copy(),
+        embedding=embedding.copy(),
+        input_tokens=item.length,
+        spans=item.spans,
+    )

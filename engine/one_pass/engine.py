@@ -1,0 +1,398 @@
+"""Runs a one-pass model (classifier, labeller, vision) for many callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from engine.background import in_background
+from engine.config import EngineConfig
+from engine.device.certificate import device_name
+from engine.errors import (
+    Draining,
+    EngineFailure,
+    ExpiredInDecode,
+    ExpiredInQueue,
+    QueueFull,
+    ReplicaLost,
+    Starting,
+    TokenBudgetFull,
+    TokenweirError,
+)
+from engine.metrics import DecayingRate
+from engine.one_pass.batch import Graph, split, stack
+from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
+from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
+from engine.one_pass.queue import PredictionJob, Row, RowQueue
+from engine.package.manifest import Package
+from engine.requests.request import LoadSnapshot, Timing
+from engine.step_watch import StepWatch
+from engine.text.tokenizer import Tokenizer
+from engine.trial import Trial
+
+_log = logging.getLogger(__name__)
+
+_MAX_INLINE_CHARS = 4096  # longer texts, and images, are encoded off the event loop
+_MAX_FAILURES_IN_A_ROW = 3  # of batches, before the engine says it is not healthy
+_RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
+_DRAIN_RETRY_AFTER = 1.0  # seconds
+
+
+class EncoderEngine:
+    """Batches the rows of all waiting requests by equal length.
+
+    A batch is formed whenever the model is free: the oldest waiting row and all that have its
+    length, up to max_num_seqs and max_num_batched_tokens. Nobody waits for others to arrive, and
+    no padding is computed, so a row gives bit for bit what it gives alone. One thread runs the
+    model; answers are handed to the event loop of their caller.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        graph: Graph,
+        tokenizer: Tokenizer | None,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        warm_up: Callable[[], Trial] = Trial,
+    ) -> None:
+        """`warm_up` runs the model before the first request, and returns what that has shown."""
+        self._package = package
+        self._device = device_name(package, config)
+        self._graph = graph
+        self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
+        self._config = config
+        self._clock = clock
+        self._changed = threading.Condition()  # guards everything below
+        self._queue = RowQueue()
+        self._open: dict[PredictionJob, None] = {}  # in order of arrival
+        self._num_encoding = 0  # requests whose items are being encoded
+        self._num_running = 0  # rows in the batch that runs
+        self._throughput = DecayingRate()
+        self._seconds_per_token = 0.0
+        self._failures_in_a_row = 0
+        # Then "warming", "running", "draining", "stopped"; "failed": the thread is stuck.
+        self._state = "new"
+        self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
+        self._watching: asyncio.Task[None] | None = None
+        self._warm_up = warm_up
+        self._is_invariant = False  # until the warm-up says so
+        self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
+
+    @property
+    def package(self) -> Package:
+        """What is served."""
+        return self._package
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or the name of the GPU."""
+        return self._device
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What may be asked of this model."""
+        found = (self._package.manifest.task, "embed")
+        return (*found, "batch_invariant") if self._is_invariant else found
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the model has still to be tried out, before it takes requests."""
+        return self._state in ("new", "warming")
+
+    @property
+    def healthy(self) -> bool:
+        """False if the engine's thread is not running, or stuck, or every recent batch failed."""
+        runs = self._state != "failed" and self._thread.is_alive()
+        return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+
+    async def start(self) -> None:
+        """Try the model out, then begin to take requests; PackageError if it fails."""
+        with self._changed:
+            if self._state != "new":
+                raise RuntimeError(f"an engine starts once; this one is {self._state}")
+            self._state = "warming"
+        trial = await asyncio.to_thread(self._warm_up)
+        self._is_invariant = trial.rows_are_bit_equal
+        self._step_watch.allow(trial.step_seconds)
+        with self._changed:
+            if self._state != "warming":  # stopped meanwhile
+                return
+            self._state = "running"
+        self._thread.start()
+        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
+        with self._changed:
+            if self._state == "running":
+                self._state = "draining"
+            answers = [job.answer for job in self._open]
+        if answers and grace > 0:
+            await asyncio.wait(answers, timeout=grace)
+        with self._changed:
+            self._state = "stopped"
+            self._fail_all(_draining)
+            self._changed.notify_all()
+        await self._step_watch.join(self._thread)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _fail_when_stuck(self) -> None:
+        await self._step_watch.wait_until_over()
+        with self._changed:
+            self._state = "failed"
+            self._fail_all(_lost)
+
+    def load(self) -> LoadSnapshot:
+        """Return how busy the engine is now."""
+        with self._changed:
+            return LoadSnapshot(
+                running=self._num_running,
+                waiting=self._queue.num_requests + self._num_encoding,
+                waiting_tokens=self._queue.num_tokens,
+                cache_used=0.0,
+                tokens_per_second=self._throughput.at(self._clock()),
+            )
+
+    async def predict(
+        self,
+        items: Sequence[PredictionItem],
+        *,
+        request_id: str,
+        deadline: float | None,
+        path: str = "items",
+    ) -> Prediction:
+        """Return what the model says of each item, in order.
+
+        `deadline` is on the engine's clock, time.monotonic. Raises InvalidRequest with the path of
+        every wrong field, before anything waits; QueueFull, TokenBudgetFull, Starting, Draining,
+        ReplicaLost, ExpiredInQueue, ExpiredInDecode or EngineFailure. Cancelling the call takes the
+        request out.
+        """
+        loop = asyncio.get_running_loop()
+        job = PredictionJob(request_id, deadline, self._clock(), loop, loop.create_future())
+        rows = await self._encode(items, path)
+        self._enqueue(job, rows)
+        try:
+            return await job.answer
+        finally:  # nothing to do, unless this call was cancelled
+            with self._changed:
+                self._close(job)
+
+    async def _encode(self, items: Sequence[PredictionItem], path: str) -> list[EncodedItem]:
+        with self._changed:
+            self._refuse_if_closed_or_full()
+            self._num_encoding += 1
+        try:
+            self._encoder.check_count(items, path)
+            if _is_small(items):
+                return self._encoder.encode(items, path)
+            return await asyncio.to_thread(self._encoder.encode, items, path)
+        finally:
+            with self._changed:
+                self._num_encoding -= 1
+
+    def _enqueue(self, job: PredictionJob, rows: list[EncodedItem]) -> None:
+        with self._changed:
+            self._refuse_if_closed_or_full()
+            if job.deadline is not None and self._clock() >= job.deadline:
+                raise _expired(job)
+            tokens = sum(row.cost for row in rows)
+            allowed = self._config.max_waiting_tokens
+            # A request that is larger than the whole budget is taken when nothing else waits.
+            if self._queue.num_tokens and self._queue.num_tokens + tokens > allowed:
+                raise TokenBudgetFull(
+                    f"{self._queue.num_tokens} tokens are waiting and {tokens} more would exceed "
+                    f"{allowed}; try again later",
+                    self._retry_after(),
+                )
+            job.outputs = [None] * len(rows)
+            self._open[job] = None
+            self._queue.add(job, rows)
+            self._changed.notify()
+
+    def _refuse_if_closed_or_full(self) -> None:
+        if self.is_warming:
+            raise Starting("the model is still being loaded; try again", _DRAIN_RETRY_AFTER)
+        if self._state == "failed":
+            raise _lost(None)
+        if self._state != "running":
+            raise _draining(None)
+        waiting = self._queue.num_requests + self._num_encoding
+        if waiting >= self._config.max_queue_size:
+            raise QueueFull(
+                f"{waiting} requests are waiting, the most that may; try again later",
+                self._retry_after(),
+            )
+
+    def _retry_after(self) -> float:
+        least, most = _RETRY_AFTER
+        return min(most, max(least, self._queue.num_tokens * self._seconds_per_token))
+
+    # Below: the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while rows := self._next_batch():
+                self._run_batch(rows)
+        except Exception:
+            _log.exception("the engine of %s stopped", self._package.manifest.name)
+        finally:
+            with self._changed:
+                self._state = "stopped"
+                self._fail_all(_failed)
+
+    def _next_batch(self) -> list[Row]:
+        """Wait for rows and return those to run together; none when the engine is to stop."""
+        with self._changed:
+            while self._state != "stopped":
+                self._expire()
+                if rows := self._queue.take(self._max_rows):
+                    self._num_running = len(rows)
+                    return rows
+                self._changed.wait()
+            return []
+
+    def _max_rows(self, item: EncodedItem) -> int:
+        by_tokens = self._config.max_num_batched_tokens // item.cost
+        return max(1, min(self._config.max_num_seqs, by_tokens))
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for job in self._queue.jobs():
+            if job.deadline is not None and now >= job.deadline:
+                self._close(job, error=_expired(job))
+
+    def _run_batch(self, rows: list[Row]) -> None:
+        started = self._clock()
+        for job in _jobs(rows):
+            job.started = started if job.started is None else job.started
+            job.batch_sizes.append(len(rows))
+        try:
+            items = [row.item for row in rows]
+            with self._step_watch.step():
+                outputs = split(self._graph.run(stack(items)), items)
+        except Exception:
+            _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(rows)])
+            self._fail_batch(rows)
+        else:
+            self._deliver(rows, outputs, started)
+
+    def _deliver(
+        self, rows: list[Row], outputs: list[ItemPrediction | None], started: float
+    ) -> None:
+        now = self._clock()
+        tokens = sum(row.item.cost for row in rows)
+        with self._changed:
+            self._num_running = 0
+            self._failures_in_a_row = 0
+            self._throughput.add(tokens, now)
+            self._seconds_per_token = (now - started) / tokens
+            for row, output in zip(rows, outputs, strict=True):
+                row.job.outputs[row.index] = output
+                if output is None:
+                    self._close(row.job, error=_not_finite(row))
+            for job in _jobs(rows):
+                items = tuple(output for output in job.outputs if output is not None)
+                if len(items) == len(job.outputs):
+                    self._close(job, answer=Prediction(items, _timing(job, now)))
+
+    def _fail_batch(self, rows: list[Row]) -> None:
+        with self._changed:
+            self._num_running = 0
+            self._failures_in_a_row += 1
+            for job in _jobs(rows):
+                self._close(job, error=_failed(job))
+
+    def _fail_all(self, error_of: Callable[[PredictionJob], TokenweirError]) -> None:
+        for job in list(self._open):
+            self._close(job, error=error_of(job))
+
+    def _close(
+        self,
+        job: PredictionJob,
+        *,
+        answer: Prediction | None = None,
+        error: TokenweirError | None = None,
+    ) -> None:
+        """Take a job out, once, and hand its outcome to the event loop of its caller."""
+        if not job.is_open:
+            return
+        job.is_open = False
+        self._open.pop(job, None)
+        self._queue.remove(job)
+        if answer is None and error is None:  # cancelled: nobody waits for an outcome
+            return
+        try:
+            job.loop.call_soon_threadsafe(_settle, job, answer, error)
+        except RuntimeError:  # the caller's event loop is closed
+            _log.warning("request %s: its caller is gone", job.request_id)
+
+
+def _is_small(items: Sequence[PredictionItem]) -> bool:
+    if any(isinstance(item.content, bytes) for item in items):
+        return False
+    return sum(len(i.content) + len(i.text_pair or "") for i in items) <= _MAX_INLINE_CHARS
+
+
+def _jobs(rows: list[Row]) -> list[PredictionJob]:
+    return list({row.job: None for row in rows})
+
+
+def _timing(job: PredictionJob, now: float) -> Timing:
+    started = job.arrival if job.started is None else job.started
+    return Timing(
+        queue=started - job.arrival,
+        prefill=now - started,
+        decode=0.0,
+        time_to_first_token=now - job.arrival,
+        steps=len(job.batch_sizes),
+        mean_batch_size=sum(job.batch_sizes) / len(job.batch_sizes),
+    )
+
+
+def _settle(job: PredictionJob, answer: Prediction | None, error: TokenweirError | None) -> None:
+    if job.answer.done():
+        return
+    if error is not None:
+        job.answer.set_exception(error)
+    elif answer is not None:
+        job.answer.set_result(answer)
+
+
+def _expired(job: PredictionJob) -> TokenweirError:
+    if job.started is None:
+        return ExpiredInQueue(
+            f"request {job.request_id}: its deadline passed while it waited; allow more time"
+        )
+    return ExpiredInDecode(
+        f"request {job.request_id}: its deadline passed before all items were done; allow more "
+        "time or send fewer items"
+    )
+
+
+def _failed(job: PredictionJob) -> TokenweirError:
+    return EngineFailure(
+        f"request {job.request_id}: the model failed to compute it; try again, and if it fails "
+        "again look for the request id in the server's log"
+    )
+
+
+def _not_finite(row: Row) -> TokenweirError:
+    return EngineFailure(
+        f"request {row.job.request_id}: what the model gives for item {row.index} is not finite; "
+        "the weights or the input drive it out of range"
+    )
+
+
+def _lost(job: PredictionJob | None) -> TokenweirError:
+    return ReplicaLost("the engine here no longer works; ask again", _DRAIN_RETRY_AFTER)
+
+
+def _draining(job: PredictionJob | None) -> TokenweirError:
+    return Draining("the server is shutting down; try another or later", _DRAIN_RETRY_AFTER)

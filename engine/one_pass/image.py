@@ -1,0 +1,94 @@
+"""Decodes an image, under limits, into the array a vision model takes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from engine.errors import FieldViolation, InvalidRequest
+from engine.package.manifest import ImageContract
+
+_FORMATS = ("PNG", "JPEG")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """The largest image that is decoded at all."""
+
+    max_bytes: int = 10 * 2**20
+    max_pixels: int = 2**24  # a small file can hold a huge image; as RGB this many take 48 MiB
+
+
+def load_image(
+    data: bytes, contract: ImageContract, *, path: str, limits: ImageLimits | None = None
+) -> NDArray[np.float32]:
+    """Return the pixel values of an encoded image, float32, shape (channels, size, size).
+
+    The image is turned upright if it says how, reduced to gray or RGB, and stretched to the
+    model's size if it has another. Raises InvalidRequest, naming `path`.
+    """
+    limits = limits or ImageLimits()
+    if len(data) > limits.max_bytes:
+        raise _invalid(
+            path,
+            f"{len(data):,} bytes are more than {limits.max_bytes:,}; send a smaller image",
+        )
+    image = _decode(data, path, limits)
+    pixels = np.asarray(_fit(image, contract), dtype=np.float32)  # (size, size[, channels])
+    pixels = pixels.reshape(contract.size, contract.size, contract.channels)
+    mean = np.asarray(contract.mean, dtype=np.float32)
+    std = np.asarray(contract.std, dtype=np.float32)
+    normalised = (pixels / np.float32(255) - mean) / std
+    return np.ascontiguousarray(normalised.transpose(2, 0, 1))  # (channels, size, size)
+
+
+def _decode(data: bytes, path: str, limits: ImageLimits) -> Image.Image:
+    try:
+        # Pillow reads the header only; its own limit on pixels is a warning and lies far higher.
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        _check_size(image, path, limits)
+        image.load()
+        return ImageOps.exif_transpose(image)
+    except InvalidRequest:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_many_pixels(path, "the image has", limits) from error
+    except UnidentifiedImageError as error:
+        raise _invalid(
+            path,
+            f"{len(data):,} bytes that start with {data[:8]!r} are no image in PNG or JPEG; "
+            "send one of these",
+        ) from error
+    except Exception as error:  # damaged data: Pillow's decoders raise a dozen kinds
+        raise _invalid(
+            path,
+            f"the image ({len(data):,} bytes) is damaged and cannot be decoded: {error}; "
+            "send a whole PNG or JPEG",
+        ) from error
+
+
+def _check_size(image: Image.Image, path: str, limits: ImageLimits) -> None:
+    if image.width * image.height > limits.max_pixels:
+        raise _too_many_pixels(path, f"{image.width} x {image.height} are", limits)
+
+
+def _fit(image: Image.Image, contract: ImageContract) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits a pixel; convert() would cut, not scale
+        image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().astype("uint8"))
+    image = image.convert("L" if contract.channels == 1 else "RGB")
+    size = (contract.size, contract.size)
+    return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _too_many_pixels(path: str, given: str, limits: ImageLimits) -> InvalidRequest:
+    return _invalid(
+        path, f"{given} more than {limits.max_pixels:,} pixels; make it smaller before sending it"
+    )
+
+
+def _invalid(path: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(path, description)])

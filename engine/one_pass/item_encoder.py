@@ -1,0 +1,153 @@
+"""Turns the items of a prediction request into model inputs, or names everything wrong in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import FieldViolation, InvalidRequest
+from engine.one_pass.image import load_image
+from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import EncodingContract, ImageContract, Manifest
+from engine.requests.request import RequestLimits, raise_if_any
+from engine.text.tokenizer import Tokenizer
+
+_MAX_NAMED_IDS = 8  # wrong ids of one item that are named; one says enough, a million too much
+_PIXELS_PER_TOKEN = 16 * 16
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedItem:
+    """One row of a batch; rows of equal length can be run together."""
+
+    values: NDArray[Any]  # token ids int64 (length,), or pixel values float32
+    length: int  # tokens; 0 for an image
+    cost: int  # tokens it counts as in budgets
+    spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token that is kept
+    kept: tuple[int, ...] = ()  # labeller: places of the tokens that are not special
+
+
+class ItemEncoder:
+    """Checks and encodes items for one model; `encode` raises InvalidRequest for all at once."""
+
+    def __init__(
+        self, manifest: Manifest, tokenizer: Tokenizer | None, limits: RequestLimits
+    ) -> None:
+        self._task = manifest.task
+        self._text = manifest.encoding
+        self._image = manifest.image
+        self._tokenizer = tokenizer
+        self._limits = limits
+
+    def encode(self, items: Sequence[PredictionItem], path: str) -> list[EncodedItem]:
+        """Return one row an item, in order; `path` is where the items stand in the request."""
+        self.check_count(items, path)
+        rows: list[EncodedItem] = []
+        violations: list[FieldViolation] = []
+        for i, item in enumerate(items):
+            try:
+                rows.append(self._encode_item(item, f"{path}[{i}]"))
+            except InvalidRequest as error:
+                violations.extend(error.violations)
+        raise_if_any(violations)
+        return rows
+
+    def check_count(self, items: Sequence[PredictionItem], path: str) -> None:
+        """Raise InvalidRequest unless there is a fair number of items."""
+        if not items:
+            raise _invalid(path, "no item is given; give at least one")
+        if len(items) > self._limits.max_inputs:
+            raise _invalid(
+                path,
+                f"{len(items)} items are more than {self._limits.max_inputs}; send more requests",
+            )
+
+    def _encode_item(self, item: PredictionItem, path: str) -> EncodedItem:
+        if self._image is not None:
+            return _encode_image(item, self._image, path)
+        assert self._text is not None and self._tokenizer is not None
+        if isinstance(item.content, bytes):
+            raise _invalid(f"{path}.image", "this model takes text, not images; give a text")
+        if isinstance(item.content, str):
+            return self._encode_text(item.content, item.text_pair, self._text, path)
+        return self._encode_ids(item.content, item.text_pair, self._text, path)
+
+    def _encode_text(
+        self, text: str, pair: str | None, contract: EncodingContract, path: str
+    ) -> EncodedItem:
+        self._check_texts(text, pair, path)
+        assert self._tokenizer is not None
+        found = self._tokenizer.encode_with_offsets(text, pair)
+        if all(found.special):
+            raise _invalid(
+                f"{path}.text", f"{text[:40]!r} holds nothing that the model reads; give words"
+            )
+        if any(found.token_types):
+            raise _invalid(
+                f"{path}.text_pair", "this model takes one text, not a pair; leave it out"
+            )
+        _check_length(len(found.ids), contract.max_len, f"{path}.text")
+        kept: tuple[int, ...] = ()
+        if self._task == "label":
+            kept = tuple(i for i, special in enumerate(found.special) if not special)
+        return EncodedItem(
+            values=np.array(found.ids, dtype=np.int64),
+            length=len(found.ids),
+            cost=len(found.ids),
+            spans=tuple(found.offsets[i] for i in kept),
+            kept=kept,
+        )
+
+    def _check_texts(self, text: str, pair: str | None, path: str) -> None:
+        if not text:
+            raise _invalid(f"{path}.text", "the text is empty; give at least one character")
+        if pair is not None and self._task == "label":
+            raise _invalid(f"{path}.text_pair", "a labeller takes one text; leave it out")
+        if pair is not None and not pair:
+            raise _invalid(f"{path}.text_pair", "the second text is empty; give it or leave it out")
+
+    def _encode_ids(
+        self, ids: tuple[int, ...], pair: str | None, contract: EncodingContract, path: str
+    ) -> EncodedItem:
+        if pair is not None:
+            raise _invalid(f"{path}.text_pair", "it goes with a text, not with token ids")
+        if self._task == "label":
+            raise _invalid(f"{path}.tokens", "labels are placed in a text; give the text, not ids")
+        if not ids:
+            raise _invalid(f"{path}.tokens.ids", "no token id is given; give at least one")
+        _check_length(len(ids), contract.max_len, f"{path}.tokens.ids")
+        wrong = [
+            FieldViolation(
+                f"{path}.tokens.ids[{i}]",
+                f"{token_id} is outside the vocabulary, 0 to {contract.vocab_size - 1}",
+            )
+            for i, token_id in enumerate(ids)
+            if not 0 <= token_id < contract.vocab_size
+        ]
+        raise_if_any(wrong[:_MAX_NAMED_IDS])
+        return EncodedItem(np.array(ids, dtype=np.int64), length=len(ids), cost=len(ids))
+
+
+def _encode_image(item: PredictionItem, contract: ImageContract, path: str) -> EncodedItem:
+    if not isinstance(item.content, bytes):
+        field = "text" if isinstance(item.content, str) else "tokens"
+        raise _invalid(f"{path}.{field}", "this model takes images; give a PNG or JPEG")
+    if item.text_pair is not None:
+        raise _invalid(f"{path}.text_pair", "an image has no second text; leave it out")
+    pixels = load_image(item.content, contract, path=f"{path}.image")
+    return EncodedItem(pixels, length=0, cost=max(1, contract.size**2 // _PIXELS_PER_TOKEN))
+
+
+def _check_length(given: int, allowed: int, path: str) -> None:
+    if given > allowed:
+        raise _invalid(
+            path, f"{given} tokens are more than {allowed}, the model's limit; shorten or split it"
+        )
+
+
+def _invalid(path: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(path, description)])

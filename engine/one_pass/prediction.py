@@ -1,0 +1,38 @@
+"""What a caller asks of a one-pass engine, and what comes back: the dataclasses at its border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.requests.request import Timing
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PredictionItem:
+    """One text, sequence of token ids, or image."""
+
+    content: str | tuple[int, ...] | bytes  # bytes: an encoded image, PNG or JPEG
+    text_pair: str | None = None  # the second text of a pair
+
+
+@dataclass(frozen=True, eq=False)
+class ItemPrediction:
+    """What the model says of one item."""
+
+    logits: Floats  # (num_labels,); of a labeller (num_tokens, num_labels), no special tokens
+    embedding: Floats  # (embedding_dim,)
+    input_tokens: int  # special tokens counted; 0 for an image
+    spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token in the UTF-8 text
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The answer to one request, item by item."""
+
+    items: tuple[ItemPrediction, ...]
+    timing: Timing

@@ -1,0 +1,117 @@
+"""Tries a one-pass model out before anybody is served, on items alone and among others."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from PIL import Image
+
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest, PackageError
+from engine.one_pass.batch import Graph, split, stack
+from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
+from engine.one_pass.prediction import ItemPrediction, PredictionItem
+from engine.package.manifest import EncodingContract, ImageContract, Manifest
+from engine.text.tokenizer import Tokenizer
+from engine.trial import Trial
+
+_SHORT = 8  # tokens of a short text
+_MAX_ROWS = 32  # run together at most
+
+Group = tuple[str, Sequence[EncodedItem]]  # what they are called; items of one length
+
+
+def warm_up_one_pass(
+    graph: Graph,
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
+    config: EngineConfig,
+    path: str | os.PathLike[str],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Trial:
+    """Run texts, short and longest, or images, each alone and then with others.
+
+    Raises PackageError, saying at what, if a call fails or gives what no request could use.
+    """
+    is_invariant, slowest = True, 0.0
+    for what, items in _groups(
+        manifest, ItemEncoder(manifest, tokenizer, config.limits), tokenizer
+    ):
+        rows = max(1, min(config.max_num_seqs, config.max_num_batched_tokens // items[0].cost))
+        try:
+            alone = _run(graph, items[:1], manifest)
+            started = clock()  # the weights are in memory by now
+            together = _run(graph, items[:rows], manifest)
+        except Exception as error:  # onnxruntime's own have no other class in common
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise PackageError(
+                f"{path}: {what} failed: {reason}; export the model again"
+            ) from error
+        slowest = max(slowest, rows / len(together) * (clock() - started))
+        is_invariant &= _bits(alone[0]) == _bits(together[0])
+    return Trial(is_invariant, slowest)
+
+
+def _groups(
+    manifest: Manifest, encoder: ItemEncoder, tokenizer: Tokenizer | None
+) -> Iterator[Group]:
+    if manifest.image is not None:
+        yield "an image", _images(manifest.image, encoder)
+        return
+    assert manifest.encoding is not None and tokenizer is not None, "the factory sees to it"
+    yield from _texts(manifest.encoding)
+    ids = range(min(_SHORT, manifest.encoding.vocab_size))
+    try:
+        yield "a text", encoder.encode([PredictionItem(tokenizer.decode(ids))], "items")
+    except InvalidRequest:  # not every tokenizer reads what it writes
+        return
+
+
+def _texts(contract: EncodingContract) -> Iterator[Group]:
+    """Yield texts of token ids: short ones, then those of the greatest length."""
+    for length in (min(_SHORT, contract.max_len), contract.max_len):
+        ids = np.arange(_MAX_ROWS)[:, None] + np.arange(length)  # [rows, length]
+        # The first begins with the last of the vocabulary.
+        rows = (contract.vocab_size - 1 + ids) % contract.vocab_size
+        yield (
+            f"a text of {length} tokens",
+            [EncodedItem(row.astype(np.int64), length, cost=length) for row in rows],
+        )
+
+
+def _images(contract: ImageContract, encoder: ItemEncoder) -> list[EncodedItem]:
+    """Return images of noise, from the file to the pixels."""
+    size = (contract.size, contract.size) + ((3,) if contract.channels == 3 else ())
+    noise = np.random.default_rng(0)
+    items = []
+    for _ in range(2):
+        file = io.BytesIO()
+        Image.fromarray(noise.integers(0, 256, size, dtype=np.uint8)).save(file, "PNG")
+        items.append(PredictionItem(file.getvalue()))
+    return encoder.encode(items, "items")
+
+
+def _run(graph: Graph, items: Sequence[EncodedItem], manifest: Manifest) -> list[ItemPrediction]:
+    """Return what the model says of each item; ValueError for what nobody could use."""
+    per_token = (items[0].length,) if manifest.task == "label" else ()
+    contract = manifest.encoding or manifest.image
+    assert contract is not None, "a one-pass model reads texts or sees images"
+    wanted = ((*per_token, len(manifest.labels)), (contract.embedding_dim,))
+    found = []
+    for prediction in split(graph.run(stack(items)), items):
+        if prediction is None:
+            raise ValueError("what the model gives is not finite")
+        shapes = (prediction.logits.shape, prediction.embedding.shape)
+        if not items[0].kept and shapes != wanted:
+            raise ValueError(f"logits and embedding of an item are {shapes}, not {wanted}")
+        found.append(prediction)
+    return found
+
+
+def _bits(prediction: ItemPrediction) -> tuple[bytes, bytes]:
+    return prediction.logits.tobytes(), prediction.embedding.tobytes()

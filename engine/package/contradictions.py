@@ -1,0 +1,205 @@
+"""Finds what makes a manifest impossible although every field of it is well-formed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from engine.wording import listed
+
+if TYPE_CHECKING:
+    from engine.package.manifest import CacheShape, DeviceCertificate, Manifest
+
+_MAX_ROW_BYTES = 2**40  # of a cache: one sequence
+
+
+def find_contradictions(manifest: Manifest) -> list[str]:
+    """Return one sentence, beginning with the field, for everything that cannot be so."""
+    return [
+        *_wrong_contracts(manifest),
+        *manifest.format.problems,
+        *_missing_files(manifest),
+        *_impossible_ids(manifest),
+        *_impossible_rows(manifest),
+        *_impossible_image(manifest),
+        *_failed_certificate(manifest),
+        *_failed_on_device(manifest),
+    ]
+
+
+def _wrong_contracts(manifest: Manifest) -> Iterator[str]:
+    """Compare the contracts that are there with those that the architecture needs."""
+    architecture = manifest.architecture
+    generates = architecture in {"encoder-decoder", "decoder"}
+    needed = {
+        "generation": generates,
+        "encoding": architecture == "encoder",
+        "image": architecture == "vision-encoder",
+    }
+    for name, is_needed in needed.items():
+        if (getattr(manifest, name) is not None) != is_needed:
+            yield f"{name}: must {'' if is_needed else 'not '}be there for {architecture}"
+    if (manifest.task == "generate") != generates:
+        yield f"task: {manifest.task} does not go with {architecture}"
+    if (manifest.layout is not None) != generates:
+        yield f"layout: {manifest.layout} does not go with {architecture}"
+    if not generates and not manifest.labels:
+        yield f"labels: none; {manifest.task} needs the names of the model's classes"
+    yield from _wrong_attention(manifest)
+
+
+def _wrong_attention(manifest: Manifest) -> Iterator[str]:
+    crosses = manifest.architecture == "encoder-decoder"
+    contract = manifest.generation
+    if contract is None:
+        return
+    precision = manifest.precision
+    if contract.cross_cache is not None and contract.cross_cache.dtype != precision:
+        yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be {precision}"
+    if contract.num_heads % contract.cache.num_kv_heads:
+        yield (
+            f"generation.num_heads: {contract.num_heads} is no multiple of cache.num_kv_heads, "
+            f"{contract.cache.num_kv_heads}"
+        )
+    if contract.alignment and not crosses:
+        yield f"generation.alignment: must not be there for {manifest.architecture}"
+    for name in ("cross_cache", "decoder_start_token_id"):
+        if (getattr(contract, name) is not None) != crosses:
+            yield (
+                f"generation.{name}: must {'' if crosses else 'not '}be there for "
+                f"{manifest.architecture}"
+            )
+
+
+def _missing_files(manifest: Manifest) -> Iterator[str]:
+    graphs = {
+        "encoder-decoder": ("encoder.onnx", "decoder.onnx"),
+        "decoder": ("decoder.onnx",),
+        "encoder": ("model.onnx",),
+        "vision-encoder": ("model.onnx",),
+    }[manifest.architecture]
+    tokenizer = () if manifest.architecture == "vision-encoder" else ("tokenizer.json",)
+    for name in (*graphs, *tokenizer):
+        if name not in manifest.files:
+            yield f"files: {name} is not listed"
+
+
+def _impossible_ids(manifest: Manifest) -> Iterator[str]:
+    given: dict[str, int | None] = {}
+    size = 0
+    if manifest.generation is not None:
+        size = manifest.generation.vocab_size
+        given["generation.decoder_start_token_id"] = manifest.generation.decoder_start_token_id
+        for i, token_id in enumerate(manifest.generation.eos_token_ids):
+            given[f"generation.eos_token_ids.{i}"] = token_id
+    elif manifest.encoding is not None:
+        size = manifest.encoding.vocab_size
+        given["encoding.pad_token_id"] = manifest.encoding.pad_token_id
+    for name, value in given.items():
+        if value is not None and value >= size:
+            yield f"{name}: {value} is outside the vocabulary, 0 to {size - 1}"
+
+
+def _impossible_rows(manifest: Manifest) -> Iterator[str]:
+    contract = manifest.generation
+    if contract is None:
+        return
+    for name, cache in (("cache", contract.cache), ("cross_cache", contract.cross_cache)):
+        if cache is not None and (size := _row_bytes(cache)) > _MAX_ROW_BYTES:
+            yield (
+                f"generation.{name}: a row of {size:,} bytes is more than {_MAX_ROW_BYTES:,}; "
+                "no memory holds a sequence"
+            )
+
+
+def _row_bytes(cache: CacheShape) -> int:
+    numbers = 2 * cache.num_layers * cache.num_kv_heads * cache.max_len * cache.head_dim
+    return numbers * (1 if cache.dtype == "int8" else 4)
+
+
+def _impossible_image(manifest: Manifest) -> Iterator[str]:
+    image = manifest.image
+    if image is None:
+        return
+    for name, values in (("mean", image.mean), ("std", image.std)):
+        if len(values) != image.channels:
+            yield f"image.{name}: {len(values)} values for {image.channels} channels"
+    if any(value <= 0 for value in image.std):
+        yield f"image.std: {image.std} must be above 0"
+
+
+def _failed_certificate(manifest: Manifest) -> Iterator[str]:
+    found = manifest.certificate
+    if (found.half is not None) != manifest.format.has_half_stage:
+        yield (
+            f"certificate.half: must {'not ' if found.half else ''}be there for precision "
+            f"{manifest.precision} and weights {manifest.weights}"
+        )
+    if (found.loss is not None) != manifest.format.is_lossy:
+        yield (
+            f"certificate.loss: must {'not ' if found.loss else ''}be there for weights "
+            f"{manifest.weights} and this cache"
+        )
+    allowed = found.loss.max_token_loss * found.tokens_compared if found.loss else 0
+    if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
+        yield (
+            f"certificate: only {found.tokens_equal} of {found.tokens_compared} tokens were equal "
+            "to those of the eager model"
+        )
+    if manifest.task == "generate" and found.tokens_compared == 0:
+        yield "certificate: no token was compared with the eager model"
+    if found.max_abs_logit_diff > found.tolerance:
+        yield (
+            f"certificate: logits differ by {found.max_abs_logit_diff:g} from the eager model, "
+            f"more than {found.tolerance:g}"
+        )
+    diff, allowed_diff = found.max_abs_alignment_diff, found.alignment_tolerance
+    if allowed_diff is not None and not (diff is not None and diff <= allowed_diff):
+        yield (
+            f"certificate: alignment differs by {diff} from the eager model, more than "
+            f"{allowed_diff:g}"
+        )
+
+
+def _failed_on_device(manifest: Manifest) -> Iterator[str]:
+    certificate, form = manifest.certificate, manifest.format
+    found = certificate.device
+    if found is None:
+        return
+    if manifest.target == "cpu":
+        yield "certificate.device: must not be there for the target cpu"
+    yield from _wrong_buckets(manifest, found)
+    in_half = form.precision != "fp32" and not form.is_lossy
+    if (found.half is not None) != in_half or (found.tolerance is None) != in_half:
+        yield (
+            f"certificate.device: must have {'half and no tolerance' if in_half else 'a tolerance'}"
+            f" for precision {manifest.precision} and weights {manifest.weights}"
+        )
+    loss = certificate.loss
+    allowed = loss.max_token_loss * found.tokens_compared if loss else 0
+    if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
+        yield (
+            f"certificate.device: only {found.tokens_equal} of {found.tokens_compared} tokens were "
+            "equal to those of the eager model"
+        )
+    if found.tolerance is not None and found.max_abs_logit_diff > found.tolerance:
+        yield (
+            f"certificate.device: logits differ by {found.max_abs_logit_diff:g} from the eager "
+            f"model, more than {found.tolerance:g}"
+        )
+
+
+def _wrong_buckets(manifest: Manifest, found: DeviceCertificate) -> Iterator[str]:
+    buckets = found.buckets
+    if bool(buckets) != (manifest.generation is not None):
+        yield (
+            f"certificate.device.buckets: must {'not ' if buckets else ''}be there for "
+            f"{manifest.architecture}"
+        )
+    if any(one >= other for one, other in zip(buckets, buckets[1:], strict=False)):
+        yield f"certificate.device.buckets: {listed([*map(str, buckets)])} do not rise"
+    if found.batch_invariant and len(buckets) > 1:
+        yield (
+            f"certificate.device.batch_invariant: cannot be with {len(buckets)} buckets; which "
+            "kernel computes a row depends on them"
+        )

@@ -1,0 +1,155 @@
+"""What goes in and out of the graphs of a package, by name, as their contract says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from engine.errors import PackageError
+from engine.package.manifest import CacheShape, GenerationContract, Manifest
+from engine.session import GraphValue, Session
+
+_MAX_NAMED = 32  # differences, those of all layers counted as one
+
+_CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+
+Values = Mapping[str, GraphValue]
+
+
+class GraphShape(NamedTuple):
+    """Inputs and outputs of a graph by name; an open size has a name too."""
+
+    inputs: Values
+    outputs: Values
+
+
+def decoder_shape(contract: GenerationContract) -> GraphShape:
+    """Return what `decoder.onnx` takes and gives."""
+    cache, cross = contract.cache, contract.cross_cache
+    ids = GraphValue("int64", ("batch", "tokens"))
+    inputs = {
+        "input_ids": ids,
+        "position_ids": ids,
+        "logit_idx": GraphValue("int64", ("num_logits",)),
+        "num_top": GraphValue("int64", (1,)),
+        "seqlens_k": GraphValue("int32", ("batch",)),
+        "total_seq": GraphValue("int32", (1,)),
+        **_layers("past_key_values", cache, "batch"),
+    }
+    top = ("num_logits", "num_top")
+    outputs = {
+        "logits": GraphValue("float32", ("num_logits", contract.vocab_size)),
+        "top_ids": GraphValue("int64", top),
+        "top_logits": GraphValue("float32", top),
+        "top_logprobs": GraphValue("float32", top),
+        **_layers("present", cache, "batch"),
+    }
+    if cross is not None:
+        inputs |= {
+            "source_lengths": GraphValue("int64", ("sources",)),
+            "beam_rows": GraphValue("int64", ("sources", "beams")),
+            "row_queries": ids,
+            **_layers("cross_key_values", cross, "sources"),
+        }
+    if contract.alignment and cross is not None:
+        wanted = GraphValue("int64", ("num_alignments",))
+        inputs |= {"alignment_idx": wanted, "alignment_sources": wanted}
+        outputs["alignment"] = GraphValue("float32", ("num_alignments", cross.max_len))
+    return GraphShape(inputs, outputs)
+
+
+def encoder_shape(cross: CacheShape) -> GraphShape:
+    """Return what `encoder.onnx` takes and gives."""
+    ids = GraphValue("int64", ("batch", "tokens"))
+    past = _layers("past_cross_key_values", cross, "batch")
+    return GraphShape(
+        {"input_ids": ids, **past}, _layers("present_cross_key_values", cross, "batch")
+    )
+
+
+def one_pass_shape(manifest: Manifest) -> GraphShape:
+    """Return what `model.onnx` takes and gives."""
+    inputs: dict[str, GraphValue]
+    text, image = manifest.encoding, manifest.image
+    if text is not None:
+        inputs = {
+            "input_ids": GraphValue("int64", ("batch", "tokens")),
+            "lengths": GraphValue("int64", ("batch",)),
+        }
+        width = text.embedding_dim
+    else:
+        assert image is not None, "a one-pass model reads text or sees images"
+        size = (image.channels, image.size, image.size)
+        inputs = {"pixel_values": GraphValue("float32", ("batch", *size))}
+        width = image.embedding_dim
+    per_token = ("tokens",) if manifest.task == "label" else ()
+    logits = GraphValue("float32", ("batch", *per_token, len(manifest.labels)))
+    return GraphShape(
+        inputs, {"logits": logits, "embedding": GraphValue("float32", ("batch", width))}
+    )
+
+
+def check_graphs(*graphs: tuple[Session, GraphShape]) -> None:
+    """Raise PackageError, naming every difference, unless the graphs are as they are described.
+
+    A size that is fixed here may be open in the graph: what it then gives is seen when it runs.
+    """
+    found = [problem for session, wanted in graphs for problem in _differences(session, wanted)]
+    if not found:
+        return
+    named, more = found[:_MAX_NAMED], len(found) - _MAX_NAMED
+    if more > 0:
+        named.append(f"and {more} more")
+    raise PackageError(
+        f"{graphs[0][0].path.parent}: the graphs are not those of the manifest: "
+        f"{'; '.join(named)}; export the model again"
+    )
+
+
+def _differences(session: Session, wanted: GraphShape) -> list[str]:
+    """Return a sentence a difference; those of all layers are one, which names the first."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for kind, expected, found in (
+        ("input", wanted.inputs, session.inputs),
+        ("output", wanted.outputs, session.outputs),
+    ):
+        for name, before, behind in _compare(kind, expected, found):
+            of_any_layer = re.sub(r"\.\d+\.(key|value)$", "", name)
+            groups.setdefault((of_any_layer, before, behind), []).append(name)
+    return [
+        f"{session.path.name}: {before} {_named(names)}{behind}"
+        for (_, before, behind), names in groups.items()
+    ]
+
+
+def _compare(kind: str, expected: Values, found: Values) -> Iterator[tuple[str, str, str]]:
+    """Yield every name that is wrong, and what to write before and behind it."""
+    for name, value in expected.items():
+        if name not in found:
+            yield name, f"missing {kind}", f", {value}"
+        elif not _fits(found[name], value):
+            yield name, kind, f" is {found[name]}, the manifest's {value}"
+    for name in sorted(found.keys() - expected.keys()):
+        yield name, f"unknown {kind}", ""
+
+
+def _named(names: list[str]) -> str:
+    others = len(names) - 1
+    return f"{names[0]} and {others} like it" if others else names[0]
+
+
+def _fits(found: GraphValue, wanted: GraphValue) -> bool:
+    if found.dtype != wanted.dtype or len(found.shape) != len(wanted.shape):
+        return False
+    return all(
+        not isinstance(size, int) or size == allowed
+        for size, allowed in zip(found.shape, wanted.shape, strict=True)
+    )
+
+
+def _layers(prefix: str, shape: CacheShape, rows: str) -> dict[str, GraphValue]:
+    size = (rows, shape.num_kv_heads, shape.max_len, shape.head_dim)
+    value = GraphValue(_CACHE_TYPES[shape.dtype], size)
+    names = (f"{i}.{part}" for i in range(shape.num_layers) for part in ("key", "value"))
+    return {f"{prefix}.{name}": value for name in names}

@@ -1,0 +1,479 @@
+"""The exported package on disk: its manifest, and the checks before anything of it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.errors import PackageError
+from engine.json_file import parse_object
+from engine.package.contradictions import find_contradictions
+from engine.package.files import FileEntry, Stamp, check_file, open_plain, read_stamp
+from engine.wording import listed, problems_of, shortened
+
+FORMAT_VERSION = 3
+MANIFEST_NAME = "manifest.json"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
+_DIGEST = "digest"  # the key of the manifest's own
+_MAX_MANIFEST_BYTES = 2**20
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
+Task = Literal["generate", "classify", "label"]
+Target = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "fp16", "bf16"]
+Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
+CacheDtype = Literal["fp32", "fp16", "bf16", "int8"]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
+# Far above any model that is known, and low enough that nothing built from them is without end.
+MAX_LAYERS = 2**10
+MAX_HEADS = 2**12
+MAX_WIDTH = 2**20
+MAX_LENGTH = 2**20
+MAX_VOCAB_SIZE = 2**24
+MAX_IMAGE_SIZE = 2**14
+NumLayers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+NumHeads = Annotated[int, Field(gt=0, le=MAX_HEADS)]
+Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+Length = Annotated[int, Field(gt=0, le=MAX_LENGTH)]
+VocabSize = Annotated[int, Field(gt=0, le=MAX_VOCAB_SIZE)]
+ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
+TokenId = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+NumRows = Annotated[int, Field(gt=0, le=2**16)]
+PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+MAX_BUCKETS = 64
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CacheShape(_Model):
+    """A row of one layer's keys (or values): [num_kv_heads, max_len, head_dim]."""
+
+    num_layers: NumLayers
+    num_kv_heads: NumHeads
+    max_len: Length
+    head_dim: Width
+    dtype: CacheDtype = "fp32"  # int8: the graph holds the scales
+
+
+@dataclass(frozen=True)
+class PackageFormat:
+    """Where the graphs of a package run, and the types of the numbers in them."""
+
+    target: Target = "cpu"
+    precision: Precision = "fp32"  # of activations
+    weights: Weights = "fp32"  # that of activations, unless they are rounded
+    kv_cache: CacheDtype = "fp32"  # likewise, of a decoder's own positions
+
+    @classmethod
+    def of(
+        cls,
+        target: Target = "cpu",
+        precision: Precision = "fp32",
+        weights: Weights | None = None,
+        kv_cache: CacheDtype | None = None,
+    ) -> PackageFormat:
+        """Return a format of which what is not said is not rounded."""
+        return cls(target, precision, weights or precision, kv_cache or precision)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it rounds weights or cache."""
+        return self.weights != self.precision or self.kv_cache != self.precision
+
+    @property
+    def has_half_stage(self) -> bool:
+        """Whether the graphs themselves are held against the eager model in their own type.
+
+        onnxruntime has no kernels for bf16 on a CPU; what rounds more is held to limits of its own.
+        """
+        return self.precision == "fp16" and not self.is_lossy
+
+    @property
+    def problems(self) -> list[str]:
+        """Return a sentence, beginning with the field, for everything that does not go together."""
+        found = []
+        if self.target == "cpu" and self.precision != "fp32":
+            found.append(f"precision: {self.precision} is for the target cuda")
+        if self.target == "cuda" and self.weights == "int8":
+            found.append(
+                "weights: int8, a scale for each row of the input, has no kernel for the target "
+                "cuda; int8-blocks has"
+            )
+        if self.weights not in (self.precision, "int8", "int8-blocks", "int4"):
+            found.append(f"weights: {self.weights} does not go with precision {self.precision}")
+        if self.kv_cache not in (self.precision, "int8"):
+            found.append(f"kv_cache: {self.kv_cache} does not go with precision {self.precision}")
+        if self.target == "cuda" and self.kv_cache == "int8" and self.precision == "fp32":
+            found.append("kv_cache: int8 needs precision fp16 or bf16 for the target cuda")
+        return found
+
+    def __str__(self) -> str:
+        cache = f", {self.kv_cache} KV cache" if self.kv_cache != self.precision else ""
+        inside = f" in {self.precision}" if self.weights != self.precision != "fp32" else ""
+        return f"{self.weights}{inside}{cache}"
+
+
+class GenerationContract(_Model):
+    """What the engine must know to run `decoder.onnx` (and `encoder.onnx`) of a generating model.
+
+    `decoder.onnx`: `input_ids`, `position_ids` int64 [B, S]; `logit_idx` int64 [N] into the
+    flattened B*S; `num_top` int64 [1] = k; `seqlens_k` int32 [B] = length of the row after this
+    call minus 1; `total_seq` int32 [1] = the largest length after this call;
+    `past_key_values.{i}.key|value` float32 or int8 [B, num_kv_heads, max_len, head_dim], bound in
+    place to `present.{i}.key|value`; -> `logits`
+    float32 [N, vocab_size], and of each row's k largest, best first, the lower id first among
+    equals: `top_ids` int64, `top_logits` and `top_logprobs` float32 [N, k]. B > 1 only with S = 1.
+    An encoder-decoder's decoder also takes `source_lengths` int64 [C], `beam_rows` int64 [C, G]
+    = the rows of the batch that attend to each source (any row where there are fewer than G),
+    `row_queries` int64 [B, S] = where each query stands in the flattened [C, G, S], and
+    `cross_key_values.{i}.key|value` float32 [C, num_kv_heads, max_len, head_dim]. With `alignment`
+    it also takes `alignment_idx` int64 [M] into the flattened B*S and `alignment_sources` int64
+    [M] = the source of each of these positions, and gives `alignment` float32
+    [M, max_len of the source]: the last layer's cross-attention from these positions, mean over
+    the heads, 0 beyond the end of their source; with M = 0 nothing is computed ([0, 0]).
+    `encoder.onnx`: `input_ids`, int64 [C, S]; `past_cross_key_values.{i}.key|value`
+    float32 [C, num_kv_heads, max_len, head_dim], bound in place to
+    `present_cross_key_values.{i}.key|value`, of which positions 0 to S-1 are written.
+    """
+
+    vocab_size: VocabSize
+    num_heads: NumHeads  # of the decoder's queries, a multiple of the cache's num_kv_heads
+    cache: CacheShape  # of the decoder's self-attention; max_len is the longest sequence
+    cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
+    decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
+    eos_token_ids: tuple[TokenId, ...]
+    alignment: bool = False  # only with cross_cache
+
+
+class EncodingContract(_Model):
+    """What the engine must know to run `model.onnx` of a one-pass text model.
+
+    Inputs: `input_ids` int64 [B, S], `lengths` int64 [B]. Outputs: `logits` float32
+    [B, num_labels] (classify) or [B, S, num_labels] (label); `embedding` float32 [B, dim].
+    """
+
+    vocab_size: VocabSize
+    max_len: Length
+    pad_token_id: TokenId
+    embedding_dim: Width
+
+
+class ImageContract(_Model):
+    """What the engine must know to run `model.onnx` of a vision model.
+
+    Input: `pixel_values` float32 [B, channels, size, size] = (pixel / 255 - mean) / std.
+    Outputs as of EncodingContract.
+    """
+
+    size: ImageSize  # height and width in pixels
+    channels: Literal[1, 3]
+    mean: tuple[float, ...]  # one a channel
+    std: tuple[float, ...]  # one a channel
+    embedding_dim: Width
+
+
+class Loss(_Model):
+    """What a format that rounds weights or cache loses, and what was allowed when it was made."""
+
+    mean_abs_logit_diff: Annotated[float, Field(ge=0)]
+    logit_std: Annotated[float, Field(ge=0)]  # of the eager model's logits, within a position
+    text_tokens: Count = 0  # of the text that both perplexities are of
+    perplexity: Annotated[float, Field(gt=0)] | None = None
+    eager_perplexity: Annotated[float, Field(gt=0)] | None = None
+    max_token_loss: Annotated[float, Field(ge=0)]  # share of greedy tokens that may differ
+    max_logit_loss: Annotated[float, Field(ge=0)]  # largest difference, in logit_std
+    max_perplexity_loss: Annotated[float, Field(ge=0)]  # share of eager_perplexity
+
+
+class HalfPrecision(_Model):
+    """How far graphs in half precision are from the eager model in float64.
+
+    Beside them stands the eager model in the same type: what the type itself costs. The other
+    fields of the certificate are then of the same graphs in float32.
+    """
+
+    positions: PositiveInt
+    tokens_decided: Count  # where the eager model's lead is far above what the type may turn
+    tokens_equal: Count
+    max_abs_logit_diff: Annotated[float, Field(ge=0)]
+    logit_std: Annotated[float, Field(gt=0)]  # of the eager model's logits, within a position
+    rms_diff: Annotated[float, Field(ge=0)]
+    eager_rms_diff: Annotated[float, Field(ge=0)]
+    max_case_ratio: Annotated[float, Field(ge=0)]  # of the two, of one case
+    max_position_ratio: Annotated[float, Field(ge=0)]  # of one position
+
+
+class DeviceCertificate(_Model):
+    """What the same cases gave on a device, with the kernels that serve there."""
+
+    gpu: PrintedName
+    driver: PrintedName
+    onnxruntime: PrintedName
+    # Rows that a decode call is padded to, rising; none for a one-pass model.
+    buckets: Annotated[tuple[NumRows, ...], Field(max_length=MAX_BUCKETS)]
+    cases: PositiveInt
+    tokens_compared: Count
+    tokens_equal: Count
+    max_abs_logit_diff: Annotated[float, Field(ge=0)]
+    tolerance: Annotated[float, Field(gt=0)] | None  # None: `half` says what it was held to
+    batch_invariant: bool  # rows were bit-equal wherever they stood and whatever stood beside them
+    digest: Sha256  # of fixed outputs, which another process on the same GPU finds again
+    half: HalfPrecision | None = None  # None: in float32, or rounded further
+
+
+class Certificate(_Model):
+    """The outcome of comparing the package with the eager PyTorch model."""
+
+    cases: PositiveInt
+    tokens_compared: Count
+    tokens_equal: Count
+    max_abs_logit_diff: Annotated[float, Field(ge=0)]
+    max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
+    # Of attention to the source, each between 0 and 1; None: it was not compared.
+    max_abs_alignment_diff: Annotated[float, Field(ge=0)] | None = None
+    alignment_tolerance: Annotated[float, Field(gt=0)] | None = None  # None: it was held to none
+    # 1e-4 for every 16 of the largest logit; of a format with loss: max_logit_loss * logit_std
+    tolerance: Annotated[float, Field(gt=0)]
+    batch_invariant: bool  # rows were bit-equal alone and in a batch; of a device, `device` says
+    dtype: str
+    loss: Loss | None = None  # None: a format without loss
+    half: HalfPrecision | None = None  # None: nothing was computed in half precision
+    covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
+    device: DeviceCertificate | None = None  # None: nothing was computed on a device
+
+    @property
+    def shows_invariance(self) -> bool:
+        """Whether rows were bit-equal where the package is served, on a device if it has one."""
+        return self.batch_invariant if self.device is None else self.device.batch_invariant
+
+
+class Manifest(_Model):
+    """`manifest.json`."""
+
+    format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)]
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    version: Annotated[str, Field(pattern=NAME_PATTERN)] = "1"
+    architecture: Architecture
+    task: Task
+    target: Target
+    precision: Precision = "fp32"
+    layout: Literal["slots"] | None  # None: no cache
+    weights: Weights
+    generation: GenerationContract | None = None
+    encoding: EncodingContract | None = None
+    image: ImageContract | None = None
+    labels: tuple[str, ...] = ()
+    files: dict[str, FileEntry]
+    toolchain: dict[str, str]
+    certificate: Certificate
+
+    @property
+    def format(self) -> PackageFormat:
+        """The types of its numbers."""
+        kv_cache = self.generation.cache.dtype if self.generation else self.precision
+        return PackageFormat(self.target, self.precision, self.weights, kv_cache)
+
+
+class Package(BaseModel):
+    """A checked package: every file is there, is no link, and has the hash of the manifest."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    manifest: Manifest
+    manifest_sha256: bytes
+    stamps: dict[Path, Stamp | None] = {}  # of the directory and its files, when they were hashed
+
+    def file(self, name: str) -> Path:
+        """Return the path of one of the package's files; PackageError if it has none such."""
+        if name not in self.manifest.files:
+            raise PackageError(f"{self.path}: the manifest lists no {name}; export the model again")
+        return self.path / name
+
+    def check_unchanged(self) -> None:
+        """Raise PackageError if a file is not the one that was hashed; to be called after loading.
+
+        What was read between load_package and this is then what was hashed.
+        """
+        for path, stamp in self.stamps.items():
+            if read_stamp(path) != stamp:
+                raise PackageError(
+                    f"{path} was changed while the package was loaded; load it again, and replace "
+                    "a package by renaming its whole directory"
+                )
+
+
+def load_package(path: str | os.PathLike[str]) -> Package:
+    """Read the manifest of a package and check every file against it.
+
+    Raises PackageError, saying which file and what to do, for a missing, damaged or unlisted file,
+    a file that is a link or lies outside the directory, a format of another release, a manifest
+    that was changed or contradicts itself, and a certificate that was not passed.
+    """
+    directory, raw = _open_package(path)
+    manifest = _parse_manifest(raw, directory)
+    with _readable(path):
+        stamps: dict[Path, Stamp | None] = {directory: read_stamp(directory)}
+        _check_unlisted(directory, manifest)
+        for name, entry in manifest.files.items():
+            stamps[directory / name] = _check_file(directory, name, entry)
+    return Package(
+        path=directory,
+        manifest=manifest,
+        manifest_sha256=hashlib.sha256(raw).digest(),
+        stamps=stamps,
+    )
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read the manifest of a package and look at none of its other files; errors as above."""
+    directory, raw = _open_package(path)
+    return _parse_manifest(raw, directory)
+
+
+def seal(content: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a manifest of this content: as JSON, with its digest."""
+    return f"{json.dumps({**content, _DIGEST: _digest(content)}, indent=2)}\n".encode()
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> None:
+    """Write the manifest of a package: whole, or the old one stays.
+
+    Raises PackageError if it is larger than one may be, or if it cannot be written.
+    """
+    raw = seal(manifest.model_dump(mode="json"))
+    path = directory / MANIFEST_NAME
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{path} would have {len(raw):,} bytes, more than {_MAX_MANIFEST_BYTES:,}; "
+            "give the model fewer or shorter labels"
+        )
+    # Not in the directory: there, what the manifest does not list is refused.
+    whole = directory.parent / f".{directory.name}.{MANIFEST_NAME}-{os.getpid()}"
+    try:
+        whole.write_bytes(raw)
+        whole.replace(path)
+    except OSError as error:
+        raise PackageError(
+            f"cannot write {path}: {error}; free space and permissions beside {directory}"
+        ) from error
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of everything but the digest: JSON, keys sorted, ASCII, no spaces."""
+    rest = {key: value for key, value in content.items() if key != _DIGEST}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """Return the package's directory and the bytes of its manifest."""
+    given = Path(path)
+    if not given.is_dir():
+        raise PackageError(f"{given} is no directory; give the one `tokenweir export` wrote")
+    with _readable(path):
+        directory = given.resolve()  # what is checked is what is loaded, wherever a link points
+        return directory, _read_manifest(directory)
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PackageError(f"{path} cannot be read: {error}; check its permissions") from error
+
+
+def _read_manifest(directory: Path) -> bytes:
+    manifest_path = directory / MANIFEST_NAME
+    if not os.path.lexists(manifest_path):
+        raise PackageError(f"{directory} has no {MANIFEST_NAME}; it is no package, or incomplete")
+    with open_plain(manifest_path) as file:
+        raw = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{manifest_path} has more than {_MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
+        )
+    return raw
+
+
+def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
+    path = directory / MANIFEST_NAME
+    try:
+        content = parse_object(raw)
+    except ValueError as error:
+        raise _invalid(path, str(error)) from error
+    _refuse_other_format(content.get("format_version"), directory)
+    _check_digest(content, path)
+    del content[_DIGEST]
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
+    problems = find_contradictions(manifest)
+    if problems:
+        raise _invalid(path, listed(problems, "; "))
+    return manifest
+
+
+def _refuse_other_format(version: object, directory: Path) -> None:
+    """Refuse formats that this release does not know; what is no number is refused as a field."""
+    if not isinstance(version, int) or version == FORMAT_VERSION:
+        return
+    if version > FORMAT_VERSION:
+        raise PackageError(
+            f"{directory}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
+            "the newest that this release reads; upgrade tokenweir or export the model again"
+        )
+    raise PackageError(
+        f"{directory}: package format {shortened(version)} is older than {FORMAT_VERSION}, "
+        "whose certificates show more and whose manifests have a digest; export the model again"
+    )
+
+
+def _check_digest(content: Mapping[str, Any], path: Path) -> None:
+    given = content.get(_DIGEST)
+    if given != _digest(content):
+        raise PackageError(
+            f"{path} was damaged or edited: its content has the SHA-256 "
+            f"{_digest(content)[:16]}..., its digest is {shortened(repr(given))}; "
+            "copy the package again or export the model again"
+        )
+
+
+def _invalid(path: Path, problems: str) -> PackageError:
+    return PackageError(f"{path} is not valid: {problems}; export the model again")
+
+
+def _check_unlisted(directory: Path, manifest: Manifest) -> None:
+    """Refuse what the manifest does not list: a graph could read weights from it, unchecked."""
+    unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, *manifest.files})
+    if unlisted:
+        raise PackageError(
+            f"{directory} holds {listed([*map(repr, unlisted)])}, which the manifest does not "
+            "list; a package holds its own files only, remove the others"
+        )
+
+
+def _check_file(directory: Path, name: str, expected: FileEntry) -> Stamp:
+    if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
+        raise PackageError(
+            f"{directory}: {shortened(repr(name))} is a path, not a file name in the package"
+        )
+    return check_file(directory / name, expected)

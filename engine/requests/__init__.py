@@ -1,0 +1,1 @@
+"""What callers ask of the engine, and what comes back."""

@@ -1,0 +1,118 @@
+"""Finds the best continuations of the hypotheses of a beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.requests.request import SamplingParams
+from engine.sampling.logit_controls import adjusted, is_controlled
+from engine.sampling.logprobs import ModelLogprobs
+from engine.sampling.top_k import MAX_COLUMNS, likeliest
+from engine.scheduling.batch import BeamDraw, Candidate, Draw, Floats
+
+_Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
+
+
+def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tuple[Candidate, ...]]:
+    """Return for each search the candidates with the largest scores over all its hypotheses.
+
+    Best first; of equals the earlier hypothesis's, then the lower token id. There are fewer than
+    asked for if the controls allow no more. As in the beam search of transformers, controls change
+    log-probabilities where other strategies have them change logits.
+    """
+    found: list[tuple[Candidate, ...]] = [()] * len(draws)
+    alike: dict[tuple[int, int], list[int]] = {}
+    whole: list[int] = []  # what looks at whole rows
+    for i, draw in enumerate(draws):
+        if _is_plain(model, draw):
+            alike.setdefault((len(draw.beams), draw.num_candidates), []).append(i)
+        else:
+            whole.append(i)
+    if whole:
+        model.logits.fetch(beam.logits_row for i in whole for beam in draws[i].beams)
+    for i in whole:
+        found[i] = _best_of_search(model, draws[i])
+    for places in alike.values():
+        for i, best in zip(places, _best_of_plain(model, [draws[i] for i in places]), strict=True):
+            found[i] = best
+    return found
+
+
+def num_columns(params: SamplingParams) -> int:
+    """Return how many of a row's likeliest tokens to look at; more come from whole rows."""
+    # One that goes on and one for each way to end, for every beam.
+    return min(params.beam_width * (2 + len(params.stop_token_ids)), MAX_COLUMNS)
+
+
+def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
+    """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
+    return draw.beams[0].params.logprobs is None and all(
+        _is_free(model, beam, draw.num_candidates) and not beam.banned for beam in draw.beams
+    )
+
+
+def _is_free(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
+    """Say whether, but for bans, candidates are among the likeliest tokens of the row."""
+    width = min(num_candidates, model.vocab_size)
+    is_chosen_by_model = beam.matcher is None and not is_controlled(beam.params)
+    return is_chosen_by_model and width <= num_columns(beam.params)
+
+
+def _best_of_plain(
+    model: ModelLogprobs, draws: Sequence[BeamDraw]
+) -> Iterator[tuple[Candidate, ...]]:
+    """Work on searches with as many beams and candidates each together."""
+    logits, width = model.logits, min(draws[0].num_candidates, model.vocab_size)
+    rows = np.array([[beam.logits_row for beam in draw.beams] for draw in draws])  # [R, G]
+    ids = logits.top_ids[rows][..., :width].reshape(len(draws), -1)  # [R, G * width]
+    scores = logits.top_logprobs[rows][..., :width].astype(np.float64)
+    scores += np.array([draw.scores for draw in draws])[..., None]
+    flat = scores.reshape(ids.shape)
+    # Columns are in the order in which equals come.
+    order = (-flat).argsort(axis=1, kind="stable")[:, : draws[0].num_candidates]
+    beams, best = order // width, np.take_along_axis(flat, order, axis=1)
+    ids = np.take_along_axis(ids, order, axis=1)
+    logprobs = model.logprobs(np.take_along_axis(rows, beams, axis=1), order % width)
+    for columns in zip(beams.tolist(), ids.tolist(), best.tolist(), logprobs.tolist(), strict=True):
+        yield tuple(c for c in map(Candidate, *columns) if c.score > -np.inf)
+
+
+def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...]:
+    found = [_best_of_beam(model, beam, draw.num_candidates) for beam in draw.beams]
+    ids = np.concatenate([tokens for tokens, _ in found])
+    beams = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
+    scores = np.concatenate(
+        [
+            after.astype(np.float64) + score
+            for (_, after), score in zip(found, draw.scores, strict=True)
+        ]
+    )
+    order = np.lexsort((ids, beams, -scores))[: draw.num_candidates]
+    return tuple(
+        _candidate(model, draw, beam, token_id, score)
+        for beam, token_id, score in zip(
+            beams[order].tolist(), ids[order].tolist(), scores[order].tolist(), strict=True
+        )
+        if score > -np.inf
+    )
+
+
+def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tokens:
+    row, logits = beam.logits_row, model.logits
+    width = min(num_candidates, model.vocab_size)
+    if _is_free(model, beam, num_candidates) and model.are_outside(beam.banned, row, width):
+        return logits.top_ids[row, :width], logits.top_logprobs[row, :width]
+    shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
+    logprobs = adjusted(logits.logits[row] + shift, beam)
+    ids = likeliest(logprobs, width, logits.top_ids[row])
+    return ids, logprobs[ids]
+
+
+def _candidate(
+    model: ModelLogprobs, draw: BeamDraw, beam: int, token_id: int, score: float
+) -> Candidate:
+    sampled = model.sampled(draw.beams[beam], token_id)
+    return Candidate(beam, token_id, score, sampled.logprob, sampled.position)

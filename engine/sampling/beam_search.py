@@ -1,0 +1,274 @@
+"""Keeps the hypotheses of one beam search: those that run, those that have ended, the best."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.requests.request import FinishReason, LogitControls, PositionLogprobs, SamplingParams
+from engine.scheduling.batch import Candidate
+from engine.text.tokenizer import IncrementalDetokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStep:
+    """What a step made of the running hypotheses; they are best first, none if the search is over.
+
+    `assign_rows(parents, ...)` says how rows of a cache follow.
+    """
+
+    parents: tuple[int, ...]  # of each hypothesis that runs now: the one before that it continues
+    tokens: tuple[int, ...]  # its new token
+    num_finished: int  # hypotheses that ended in this step
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A sequence that beam search found."""
+
+    token_ids: tuple[int, ...]  # generated, the one that ended it included
+    beams: tuple[int, ...]  # which running hypothesis each of these tokens was a candidate of
+    score: float  # length-penalised
+    sum_logprob: float  # in the model's own distribution
+    reason: FinishReason
+    matched_stop: str | int | None
+    logprobs: tuple[PositionLogprobs, ...]  # if asked for
+
+
+class BeamSearch:
+    """Beam search of Vaswani et al. 2017, section 6.1, with the length penalty of Wu et al. 2016.
+
+    A hypothesis of n generated tokens, its end token counted, scores the sum of its
+    log-probabilities over ((5 + n) / 6) ** alpha. An ending candidate counts if it is among the
+    best `beam_width` of its step, and those that do not end fill the running hypotheses: both as
+    in Hugging Face `generate`, and so are the results for alpha 0 (`length_penalty=0.0,
+    early_stopping="never"`). At `max_new_tokens` every candidate ends. Of equal scores the
+    earlier comes first.
+
+    A stop string ends a hypothesis with the token that completes it. Any token may: where more
+    candidates end than `num_candidates` allows for, fewer hypotheses go on, as in `generate`.
+
+    With `early_stop` the search is over when `num_outputs` finished hypotheses score at least what
+    any running one can still reach. Sums only fall, so that is the sum of now at the most
+    favourable length left, and going on to `max_new_tokens` would return the same. Where controls
+    can make a sum rise, nothing bounds it, and the search does go on.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        eos_ids: frozenset[int],
+        max_new_tokens: int,
+        text: IncrementalDetokenizer | None = None,
+    ) -> None:
+        """`max_new_tokens` is what the request and the context allow, at least 1.
+
+        `text` finds the stop strings, behind the given tokens; None if there are none to find.
+        """
+        self._params = params
+        self._eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self._stop_ids = frozenset(params.stop_token_ids)
+        self._max_new_tokens = max_new_tokens
+        self._may_stop_early = params.early_stop and not _can_raise_scores(params.controls)
+        self._num_steps = 0
+        self._running: list[_Beam | None] = [None]  # best first; None has no token yet
+        self._texts = [text]  # one a running hypothesis
+        self._ended: list[_Ended] = []  # best first
+        self._num_chosen = 0  # tokens of hypotheses, a shared one counted once
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """The running hypotheses' sums of log-probabilities; before the first step that is one."""
+        return tuple(beam.last.score if beam else 0.0 for beam in self._running)
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates to give to a step: enough to fill the beams beside all end tokens."""
+        num_ends = len(self._eos_ids | self._stop_ids)
+        return self._params.beam_width * (1 + max(1, num_ends))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no hypothesis runs any more."""
+        return not self._running
+
+    @property
+    def num_discarded(self) -> int:
+        """Tokens chosen so far that are in none of the `hypotheses`."""
+        kept = {id(beam) for ended in self._best() for beam in _path(ended.beam)}
+        return self._num_chosen - len(kept)
+
+    def advance(self, candidates: Sequence[Candidate]) -> BeamStep:
+        """Continue the running hypotheses with the best of `candidates`, which are best first.
+
+        A score of minus infinity marks one that is not allowed. There may be fewer than
+        `num_candidates`, and so fewer hypotheses.
+        """
+        assert self._running, "the search is over"
+        self._num_steps += 1
+        running: list[_Beam | None] = []
+        texts: list[IncrementalDetokenizer | None] = []
+        num_finished = 0
+        for rank, candidate in enumerate(candidates):
+            if len(running) == self._params.beam_width or candidate.score == -math.inf:
+                break
+            text = self._text_with(candidate)
+            end = self._end_of(candidate.token_id, text)
+            if end is None:
+                running.append(self._extend(candidate))
+                texts.append(text)
+            elif rank < self._params.beam_width:
+                self._finish(self._extend(candidate), end)
+                num_finished += 1
+        self._running = [] if self._is_decided(running) else running
+        self._texts = texts
+        self._num_chosen += num_finished + len(self._running)
+        last = [beam.last for beam in self._running if beam]
+        return BeamStep(
+            tuple(candidate.beam for candidate in last),
+            tuple(candidate.token_id for candidate in last),
+            num_finished,
+        )
+
+    def close(self, reason: FinishReason) -> None:
+        """End the search before its time: the best that run make up what `num_outputs` lacks."""
+        missing = max(0, self._params.num_outputs - len(self._ended))
+        for beam in self._running[:missing]:
+            self._finish(beam, _End(reason))
+        self._running = []
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return `num_outputs` hypotheses, best first.
+
+        There are fewer if fewer ended: with few candidates, or a `beam_width` below `num_outputs`.
+        """
+        return [self._hypothesis(ended) for ended in self._best()]
+
+    def _best(self) -> list[_Ended]:
+        return self._ended[: self._params.num_outputs]
+
+    def _extend(self, candidate: Candidate) -> _Beam:
+        parent = self._running[candidate.beam]
+        before = parent.sum_logprob if parent else 0.0
+        return _Beam(candidate, parent, before + candidate.logprob)
+
+    def _text_with(self, candidate: Candidate) -> IncrementalDetokenizer | None:
+        before = self._texts[candidate.beam]
+        if before is None:
+            return None
+        text = before.fork()
+        text.push([candidate.token_id])
+        return text
+
+    def _end_of(self, token_id: int, text: IncrementalDetokenizer | None) -> _End | None:
+        if token_id in self._eos_ids:
+            return _End(FinishReason.EOS)
+        if token_id in self._stop_ids:
+            return _End(FinishReason.STOP, token_id)
+        if text is not None and text.matched_stop is not None:
+            return _End(FinishReason.STOP, text.matched_stop)
+        if self._num_steps < self._max_new_tokens:
+            return None
+        is_asked_for = self._max_new_tokens == self._params.max_new_tokens
+        return _End(FinishReason.LENGTH if is_asked_for else FinishReason.CONTEXT_FULL)
+
+    def _finish(self, beam: _Beam | None, end: _End) -> None:
+        total = beam.last.score if beam else 0.0
+        ended = _Ended(total / self._penalty(self._num_steps), beam, end)
+        insort(self._ended, ended, key=lambda other: -other.score)  # behind its equals
+        del self._ended[self._params.beam_width :]
+
+    def _is_decided(self, running: Sequence[_Beam | None]) -> bool:
+        num_outputs = self._params.num_outputs
+        if not self._may_stop_early or not running or len(self._ended) < num_outputs:
+            return False
+        best = max(beam.last.score for beam in running if beam)
+        # Monotonic in the length: rising for a positive alpha, falling for a negative one.
+        penalty = max(self._penalty(self._num_steps + 1), self._penalty(self._max_new_tokens))
+        return self._ended[num_outputs - 1].score >= best / penalty
+
+    def _penalty(self, num_tokens: int) -> float:
+        """Equation 14 of Wu et al. 2016."""
+        return math.pow((5 + num_tokens) / 6, self._params.length_penalty)
+
+    def _hypothesis(self, ended: _Ended) -> Hypothesis:
+        path = [beam.last for beam in _path(ended.beam)][::-1]
+        return Hypothesis(
+            token_ids=tuple(candidate.token_id for candidate in path),
+            beams=tuple(candidate.beam for candidate in path),
+            score=ended.score,
+            sum_logprob=ended.beam.sum_logprob if ended.beam else 0.0,
+            reason=ended.end.reason,
+            matched_stop=ended.end.stop,
+            logprobs=tuple(c.position for c in path if c.position is not None),
+        )
+
+
+class RowPlan(NamedTuple):
+    """Which row each running hypothesis has after a step; the copies may be done in any order."""
+
+    rows: tuple[int, ...]  # of each hypothesis; from num_old on: rows that none had before
+    copies: tuple[tuple[int, int], ...]  # source row, target row
+    freed: tuple[int, ...]  # rows that are not needed any more
+
+
+def assign_rows(parents: Sequence[int], num_old: int) -> RowPlan:
+    """Give a row to each hypothesis, where row i holds old hypothesis i; copy as few as possible.
+
+    The first child of a hypothesis stays in its row. The others are copied to rows of hypotheses
+    without children, then to new ones: never to a row that is itself copied.
+    """
+    unused = iter(sorted(set(range(num_old)) - set(parents)))
+    new_rows = iter(range(num_old, num_old + len(parents)))
+    kept: set[int] = set()
+    rows: list[int] = []
+    copies: list[tuple[int, int]] = []
+    for parent in parents:
+        row = parent
+        if parent in kept:
+            free = next(unused, None)
+            row = next(new_rows) if free is None else free
+            copies.append((parent, row))
+        kept.add(parent)
+        rows.append(row)
+    return RowPlan(tuple(rows), tuple(copies), tuple(unused))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Beam:
+    """A hypothesis, as its last token; those before are shared with its siblings."""
+
+    last: Candidate
+    parent: _Beam | None
+    sum_logprob: float
+
+
+class _End(NamedTuple):
+    reason: FinishReason
+    stop: str | int | None = None
+
+
+class _Ended(NamedTuple):
+    score: float
+    beam: _Beam | None
+    end: _End
+
+
+def _can_raise_scores(controls: LogitControls) -> bool:
+    """Whether a log-probability may be above 0 when controls have changed it."""
+    return (
+        controls.frequency_penalty < 0
+        or controls.presence_penalty < 0
+        or any(bias > 0 for _, bias in controls.logit_bias)
+    )
+
+
+def _path(beam: _Beam | None) -> Iterator[_Beam]:
+    """Give the tokens of a hypothesis, the last one first."""
+    while beam:
+        yield beam
+        beam = beam.parent

@@ -1,0 +1,214 @@
+"""Chooses the next tokens of all sequences of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.requests.request import PositionLogprobs, SamplingParams
+from engine.sampling.beam_candidates import best_candidates, num_columns
+from engine.sampling.logit_controls import adjusted, is_controlled
+from engine.sampling.logprobs import ModelLogprobs
+from engine.sampling.random_stream import RandomStream
+from engine.sampling.top_k import MAX_COLUMNS, largest
+from engine.sampling.truncation import pick, tempered, truncate, truncated_weights
+from engine.scheduling.batch import (
+    BeamDraw,
+    Candidate,
+    Draw,
+    Floats,
+    Sampled,
+    ScoreDraw,
+    StepLogits,
+)
+
+Choice = Sampled | tuple[Candidate, ...] | None
+
+_NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
+
+
+def num_top(params: SamplingParams) -> int:
+    """Return how many of a row's likeliest tokens the sampler wants of a request's rows.
+
+    With a smaller vocabulary it is the vocabulary. More are never looked at, so that the result of
+    a request does not depend on what the others of the step want.
+    """
+    return max(1, params.logprobs or 0, params.prompt_logprobs or 0, _num_columns(params) or 0)
+
+
+def _num_columns(params: SamplingParams) -> int | None:
+    """Return from how many of the likeliest tokens one can be chosen; None: from all.
+
+    With controls those are where to look first.
+    """
+    if params.strategy == "greedy":
+        return 1
+    if params.strategy == "beam":
+        return num_columns(params)
+    if params.typical_p < 1 or params.top_k > MAX_COLUMNS:
+        return None
+    if params.top_k > 0:
+        return params.top_k
+    is_cut = params.top_p < 1 or params.min_p > 0
+    return _NUM_TOP_OF_NUCLEUS if is_cut and not is_controlled(params) else None
+
+
+def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
+    """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
+    width = _num_columns(draw.params)
+    if width is None or draw.matcher is not None or is_controlled(draw.params):
+        return None
+    width = min(width, model.vocab_size)
+    if draw.banned:
+        is_mass_needed = draw.params.top_k == 0 and draw.params.top_p < 1
+        if is_mass_needed or not model.are_outside(draw.banned, draw.logits_row, width):
+            return None
+    return width
+
+
+def _needs_row_sum(params: SamplingParams) -> bool:
+    """Say whether the weights of all tokens have to be added up: the model has only its own sum."""
+    return params.top_k == 0 and params.top_p < 1 and params.temperature != 1
+
+
+class Sampler:
+    """Greedy choice, random sampling and the candidates of beam search.
+
+    What is chosen for a row depends on that row and its draw only, to the bit. Where the likeliest
+    tokens are enough, those of all rows are worked on together; else the row is, alone.
+    """
+
+    def __init__(self) -> None:
+        self._stream = RandomStream()
+        self._row = np.empty(0, np.float32)
+
+    def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamDraw]) -> list[Choice]:
+        """Choose a token for each draw, or the candidates of each BeamDraw, best first.
+
+        None: no token can be chosen, for a row holds NaN or infinity (its model has failed), or a
+        constraint cannot be followed any further.
+        """
+        model = ModelLogprobs(logits)
+        choices: list[Choice] = [None] * len(draws)
+        from_rows: list[tuple[int, Draw]] = []
+        from_columns: list[tuple[int, Draw, int]] = []
+        searches: list[tuple[int, BeamDraw]] = []
+        for i, draw in enumerate(draws):
+            if isinstance(draw, BeamDraw):
+                if all(model.is_finite[beam.logits_row] for beam in draw.beams):
+                    searches.append((i, draw))
+            elif model.is_finite[draw.logits_row]:
+                width = _usable_columns(model, draw)
+                if width is None:
+                    from_rows.append((i, draw))
+                elif draw.params.strategy == "greedy":
+                    choices[i] = model.sampled_column(draw, 0)
+                else:
+                    from_columns.append((i, draw, width))
+        if from_rows or from_columns:
+            self._fetch(model, from_rows, from_columns)
+        if from_columns:
+            from_rows += self._choose_from_columns(model, from_columns, choices)
+        if from_rows:
+            self._choose_from_rows(model, from_rows, choices)
+        candidates = best_candidates(model, [draw for _, draw in searches])
+        for (i, _), found in zip(searches, candidates, strict=True):
+            choices[i] = found or None
+        return choices
+
+    def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
+        """Return the log-probabilities of given tokens; None if a row is not finite."""
+        model = ModelLogprobs(logits)
+        rows = range(draw.logits_row, draw.logits_row + len(draw.token_ids))
+        if not all(model.is_finite[row] for row in rows):
+            return None
+        logits.fetch(rows)
+        return tuple(
+            model.position(row, token_id, draw.num_top)
+            for row, token_id in zip(rows, draw.token_ids, strict=True)
+        )
+
+    def _fetch(
+        self,
+        model: ModelLogprobs,
+        from_rows: list[tuple[int, Draw]],
+        from_columns: list[tuple[int, Draw, int]],
+    ) -> None:
+        """Fetch the whole rows that are sure to be read."""
+        draws = [draw for _, draw in from_rows]
+        draws += [draw for _, draw, _ in from_columns if _needs_row_sum(draw.params)]
+        model.logits.fetch(draw.logits_row for draw in draws)
+
+    def _choose_from_columns(
+        self, model: ModelLogprobs, found: list[tuple[int, Draw, int]], choices: list[Choice]
+    ) -> list[tuple[int, Draw]]:
+        """Choose where the likeliest tokens are enough; return the others."""
+        others: list[tuple[int, Draw]] = []
+        draws = [draw for _, draw, _ in found]
+        num_columns = np.array([width for _, _, width in found])
+        rows = [draw.logits_row for draw in draws]
+        top = model.logits.top_logits[rows, : num_columns.max()]  # [n, k]
+        scores = tempered(top, [[draw.params.temperature] for draw in draws])
+        totals = np.array([self._total(model, draw) for draw in draws])
+        weights, is_cut = truncated_weights(
+            scores, totals, [draw.params for draw in draws], num_columns
+        )
+        # Tokens whose probability rounds to 0 take no room in the sum and so are never drawn.
+        cumulative = weights.cumsum(axis=1, dtype=np.float64)
+        uniform = np.array([self._uniform(draw) for draw in draws])
+        columns = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(axis=1)
+        for (i, draw, width), column, cut in zip(
+            found, columns.tolist(), is_cut.tolist(), strict=True
+        ):
+            if cut or draw.params.top_k or width == model.vocab_size:
+                choices[i] = model.sampled_column(draw, column)
+            else:  # what may be drawn goes on behind the columns
+                others.append((i, draw))
+        return others
+
+    def _choose_from_rows(
+        self, model: ModelLogprobs, found: list[tuple[int, Draw]], choices: list[Choice]
+    ) -> None:
+        model.logits.fetch(draw.logits_row for _, draw in found)
+        for i, draw in found:
+            choices[i] = self._choose_from_row(model, draw)
+
+    def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
+        row = model.logits.logits[draw.logits_row]
+        if draw.banned or draw.matcher is not None or is_controlled(draw.params):
+            row = adjusted(row, draw, self._scratch(row))
+            if row.max() == -np.inf:
+                return None
+        if draw.params.strategy == "greedy":
+            return model.sampled(draw, int(row.argmax()))
+        ids = None
+        if 0 < draw.params.top_k < len(row):  # before the temperature: that keeps the order
+            ids = largest(row, draw.params.top_k, model.logits.top_ids[draw.logits_row])
+            row = row[ids]
+        scores = tempered(row, draw.params.temperature, self._scratch(row))
+        scores, kept = truncate(scores, draw.params)
+        # Tokens whose probability rounds to 0 are never drawn.
+        chosen = pick(np.exp(scores, out=scores), self._uniform(draw))
+        chosen = chosen if kept is None else int(kept[chosen])
+        return model.sampled(draw, chosen if ids is None else int(ids[chosen]))
+
+    def _uniform(self, draw: Draw) -> float:
+        return self._stream.uniform(draw.seed, draw.sequence_index, draw.position)
+
+    def _total(self, model: ModelLogprobs, draw: Draw) -> float:
+        """Return what the weights of all tokens add up to; NaN if it is not needed."""
+        if draw.params.top_k or draw.params.top_p == 1:
+            return math.nan
+        if not _needs_row_sum(draw.params):
+            return math.exp(-float(model.logits.top_logprobs[draw.logits_row, 0]))
+        row = model.logits.logits[draw.logits_row]
+        scores = tempered(row, draw.params.temperature, self._scratch(row))
+        return float(np.exp(scores, out=scores).sum())
+
+    def _scratch(self, row: Floats) -> Floats:
+        """Return a row to work in: fresh memory for each would cost more than the work."""
+        if len(self._row) < len(row):
+            self._row = np.empty(len(row), np.float32)
+        return self._row[: len(row)]

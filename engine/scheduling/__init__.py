@@ -1,0 +1,1 @@
+"""Decides what every step computes."""

@@ -1,0 +1,86 @@
+"""What a step brings, as the engine's thread hands it to the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import TokenweirError
+from engine.requests.request import FinishReason, PositionLogprobs, Timing
+from engine.sampling.beam_search import Hypothesis
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedOutput:
+    """A request has its slots."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One more token of a sequence, the last one if there is a reason."""
+
+    key: int
+    index: int
+    token_id: int
+    logprob: float
+    finish_reason: FinishReason | None
+    matched_stop: int | None
+    position: PositionLogprobs | None = None
+    attention: tuple[float, ...] = ()  # to the source, if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisOutput:
+    """One of the sequences that beam search returns, whole."""
+
+    key: int
+    index: int  # 0: the best
+    hypothesis: Hypothesis
+    alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source], if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresOutput:
+    """Log-probabilities of the next given tokens of a prompt or target."""
+
+    key: int
+    positions: tuple[PositionLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutOutput:
+    """A sequence has ended without a further token: its request may go on no longer."""
+
+    key: int
+    index: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedOutput:
+    """All sequences of a request have ended."""
+
+    key: int
+    timing: Timing
+    discarded_tokens: int = 0  # computed for hypotheses that are not returned
+    cached_tokens: int = 0  # of the input, not computed again
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOutput:
+    """A request has ended without a result."""
+
+    key: int
+    error: TokenweirError
+
+
+EngineOutput = (
+    AdmittedOutput
+    | TokenOutput
+    | CutOutput
+    | HypothesisOutput
+    | ScoresOutput
+    | FinishedOutput
+    | FailedOutput
+)

@@ -1,0 +1,125 @@
+"""A request inside the engine: a group of sequences that share a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.requests.request import SamplingParams, Timing
+from engine.sampling.beam_search import BeamSearch
+from engine.scheduling.batch import TokenMatcher
+from engine.text.tokenizer import IncrementalDetokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """A checked request as the scheduler takes it: token ids only."""
+
+    key: int  # unique in the engine; request ids are chosen by clients and may come twice
+    request_id: str
+    prompt_ids: tuple[int, ...]  # encoder-decoder: the source
+    params: SamplingParams
+    seed: int
+    arrival: float  # on the scheduler's clock, like the deadline
+    deadline: float | None = None
+    target_ids: tuple[int, ...] = ()  # encoder-decoder: the given beginning of the output
+    priority: int = 0  # lower runs earlier
+    tenant: str = ""
+    matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
+    score_from: int | None = None  # the first given token whose log-probability is wanted
+    text: IncrementalDetokenizer | None = None  # where a beam search finds its stop strings
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One output in the making. Only the scheduler's parts change it, the slot table its row."""
+
+    request: Request
+    index: int
+    tokens: list[int]  # the prompt, or the decoder's start token, and what was generated
+    num_prompt: int = 0  # of them, tokens that were given
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_generated: int = 0
+    row: int | None = None
+    is_finished: bool = False
+    matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute before the next one can be chosen, or the last one is scored."""
+        return len(self.tokens) - self.num_computed - self.request.is_score_only
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What the scheduler keeps of a request. Only the scheduler's parts change it."""
+
+    source: TokenRequest
+    never_before: tuple[int, ...]  # tokens that are banned below min_new_tokens
+    sequences: list[Sequence] = field(default_factory=list)
+    needs_encoding: bool = False
+    max_cost: int = 0  # the most tokens that it may come to compute
+    num_computed: int = 0  # tokens computed so far, of source, prompt and all sequences
+    num_cached: int = 0  # tokens of source or prompt that another request had computed
+    ends_normally: bool = False  # so that others may use what it computed
+    admitted: float = 0.0
+    first_token: float | None = None
+    last_token: float = 0.0
+    steps: int = 0
+    batch_size_total: int = 0  # sequences in those steps
+    last_step: int = -1
+    num_top: int = 1  # of the largest logits, as many as its draws look at
+    source_row: int = 0  # encoder-decoder: of the cache's sources
+    search: BeamSearch | None = None
+    beams: list[Sequence] = field(default_factory=list)  # the hypotheses that have rows, in order
+    # Attention to the source of each step's beams, if asked for.
+    beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
+
+    @property
+    def score_from(self) -> int | None:
+        """The first given token whose log-probability is wanted."""
+        return self.source.score_from
+
+    @property
+    def is_score_only(self) -> bool:
+        """Whether nothing is to be generated."""
+        return self.source.params.max_new_tokens == 0
+
+    @property
+    def key(self) -> int:
+        """The request's key in the engine."""
+        return self.source.key
+
+    @property
+    def leader(self) -> Sequence:
+        """The sequence that computes the prompt for all."""
+        return self.sequences[0]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no sequence runs any more."""
+        return all(sequence.is_finished for sequence in self.sequences)
+
+    def took_part(self, step: int, batch_size: int) -> None:
+        """Count a step, once however many of the sequences were in it."""
+        if self.last_step != step:
+            self.last_step = step
+            self.steps += 1
+            self.batch_size_total += batch_size
+
+    def timing(self) -> Timing:
+        """Return where the time went, after the last token."""
+        first = self.admitted if self.first_token is None else self.first_token
+        return Timing(
+            queue=self.admitted - self.source.arrival,
+            prefill=first - self.admitted,
+            decode=self.last_token - first,
+            time_to_first_token=first - self.source.arrival,
+            steps=self.steps,
+            mean_batch_size=self.batch_size_total / max(1, self.steps),
+        )
+
+
+def row_of(sequence: Sequence) -> int:
+    """Return the row of a sequence that has one."""
+    assert sequence.row is not None
+    return sequence.row

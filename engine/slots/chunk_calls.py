@@ -1,0 +1,89 @@
+"""Plans the calls that compute the next tokens of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from engine.scheduling.batch import PrefillChunk
+from engine.session import Binding
+from engine.slots.decoder_graph import DecoderGraph
+from engine.slots.graph_call import GraphCall, named_outputs
+from engine.slots.step_block import Bound, StepBlock
+
+_MAX_BINDINGS = 256
+
+
+class ChunkCalls:
+    """Appends the tokens of a chunk to its row: a call a chunk."""
+
+    def __init__(self, graph: DecoderGraph, block: StepBlock) -> None:
+        self._graph = graph
+        self._block = block
+        self._first_row = block.standing((1, 1), np.int64)  # of its one source: the chunk itself
+        self._nothing = block.standing((0,), np.int64)
+        self._bindings: dict[tuple[int, int, bool], Binding] = {}
+
+    def plan(
+        self, chunks: Sequence[PrefillChunk], num_top: int, first_row: int, aligned: Sequence[int]
+    ) -> Iterator[GraphCall]:
+        """Give the calls of a step, counting their tokens as computed.
+
+        The logits that chunks want are the step's from row `first_row` on. The attention of its
+        rows in `aligned` is wanted.
+        """
+        first = 0
+        for chunk in chunks:
+            last = first + chunk.num_logits
+            inside = [i for i, row in enumerate(aligned) if first <= row - first_row < last]
+            rows = [aligned[i] - first_row - first for i in inside]
+            yield self._call(chunk, first, num_top, rows, inside[0] if inside else 0)
+            first = last
+
+    def _call(
+        self,
+        chunk: PrefillChunk,
+        first: int,
+        num_top: int,
+        aligned: Sequence[int],
+        aligned_into: int,
+    ) -> GraphCall:
+        """Plan a chunk; `aligned` counts from its first wanted position."""
+        cache, block = self._graph.cache, self._block
+        S, start = len(chunk.token_ids), int(cache.lengths[chunk.row])
+        count = max(1, chunk.num_logits)  # the graph wants one
+        inputs: dict[str, Bound] = {
+            "input_ids": block.add(np.asarray([chunk.token_ids], np.int64)),  # (1, S)
+            "position_ids": block.add(np.arange(start, start + S, dtype=np.int64)[None]),
+            "logit_idx": block.add(np.arange(S - count, S, dtype=np.int64)),
+            "seqlens_k": block.add(np.asarray([start + S - 1], np.int32)),
+            "num_top": self._graph.num_top(num_top),
+        }
+        if cache.cross_layers:
+            length = cache.source_lengths[chunk.source_row : chunk.source_row + 1]
+            inputs["source_lengths"] = block.add(length)
+            inputs["row_queries"] = block.add(np.arange(S, dtype=np.int64)[None])
+        outputs = named_outputs(block.chunk_outputs(first, first + count))
+        if aligned:
+            positions = np.asarray(aligned, np.int64) + S - count
+            inputs["alignment_idx"] = block.add(positions)
+            inputs["alignment_sources"] = block.add(np.zeros_like(positions))
+            outputs["alignment"] = block.alignment(aligned_into, aligned_into + len(aligned))
+        cache.lengths[chunk.row] += S
+        binding = self._binding(chunk, is_aligned=len(aligned) > 0)
+        return GraphCall(binding, inputs, outputs, self._graph.total_of(start + S))
+
+    def _binding(self, chunk: PrefillChunk, *, is_aligned: bool) -> Binding:
+        key = (chunk.row, chunk.source_row, is_aligned)  # an output cannot be unbound
+        if key not in self._bindings:
+            if len(self._bindings) >= _MAX_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[key] = self._graph.bind(chunk.row, chunk.row + 1)
+            if self._graph.cache.cross_layers:
+                self._graph.bind_sources(binding, chunk.source_row, chunk.source_row + 1)
+                binding.input("beam_rows", self._first_row.bound)
+            if self._graph.contract.alignment and not is_aligned:
+                binding.input("alignment_idx", self._nothing.bound)
+                binding.input("alignment_sources", self._nothing.bound)
+        return self._bindings[key]

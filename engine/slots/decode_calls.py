@@ -1,0 +1,172 @@
+"""Plans the call that gives every decoding sequence its next logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.session import NOT_CAPTURED, Binding
+from engine.slots.decoder_graph import DecoderGraph
+from engine.slots.graph_call import GraphCall, named_outputs
+from engine.slots.source_index import SourceIndex, SourceShape
+from engine.slots.step_block import Bound, StepBlock
+
+CAPTURED_TOPS = (1, 128)  # of the largest logits; a call for others is never captured
+
+_MAX_BINDINGS = 256
+_NO_SOURCES = SourceShape(0, 1)
+
+
+class _Shape(NamedTuple):
+    """All that a binding of a decode call depends on."""
+
+    num_rows: int
+    sources: SourceShape
+    num_top: int
+    num_aligned: int
+
+
+class _Bound(NamedTuple):
+    binding: Binding
+    graph_id: int
+
+
+class DecodeCalls:
+    """Appends a token to each of the first rows, in one call.
+
+    With `buckets` the call has as many rows as the smallest of them that holds the decoding ones,
+    and as many sources. A row that only fills it up, be it empty, in the middle of its prompt or
+    kept for its beginning, gets a token too, and it is written behind what the row holds: there the
+    row's next token will be written before anything reads it. If the row is full, it is written
+    over its last position, which only the token there itself has ever read.
+    """
+
+    def __init__(self, graph: DecoderGraph, block: StepBlock, buckets: Sequence[int] = ()) -> None:
+        self._graph = graph
+        self._block = block
+        self._buckets = buckets
+        num_slots = len(graph.cache.lengths)
+        if buckets and max(buckets) < num_slots:
+            raise ConfigError(
+                f"the largest decode bucket ({max(buckets)}) must be the number of rows, "
+                f"{num_slots}"
+            )
+        self._input_ids = block.standing((num_slots, 1), np.int64)
+        self._position_ids = block.standing((num_slots, 1), np.int64)
+        self._seqlens_k = block.standing((num_slots,), np.int32)
+        self._logit_idx = block.standing((num_slots,), np.int64)
+        self._logit_idx.host[:] = np.arange(num_slots)
+        self._source_lengths = block.standing((num_slots,), np.int64)
+        self._row_queries = block.standing((num_slots, 1), np.int64)
+        self._beam_rows = block.standing((num_slots, 1), np.int64)  # where no source has more
+        self._alignment_idx = block.standing((num_slots,), np.int64)
+        self._alignment_sources = block.standing((num_slots,), np.int64)
+        self._index = SourceIndex(num_slots)
+        self._bindings: dict[_Shape, _Bound] = {}
+
+    def num_rows(self, num_decoding: int, sources: Sequence[int]) -> int:
+        """Return how many rows the call of a step has; 0: there is none."""
+        if not num_decoding or not self._buckets:
+            return num_decoding
+        wanted = max(num_decoding, max(sources, default=0) + 1)
+        return min(bucket for bucket in self._buckets if bucket >= wanted)
+
+    def plan(
+        self,
+        token_ids: Sequence[int],
+        sources: Sequence[int],
+        num_top: int,
+        aligned: Sequence[int],
+    ) -> tuple[GraphCall, int]:
+        """Return the call, counting its tokens as computed, and how many rows are for nobody.
+
+        Row i attends to the source in row sources[i]. The attention of the rows in `aligned` is
+        wanted. Chunks of the step are to be planned before.
+        """
+        B, M = len(token_ids), self.num_rows(len(token_ids), sources)
+        longest = self._place_tokens(token_ids, M)
+        inputs: dict[str, Bound] = {}
+        of_sources, num_queries = _NO_SOURCES, M
+        if self._graph.cache.cross_layers:
+            of_sources = self._place_sources(sources, M if self._buckets else 0, inputs)
+            num_queries = of_sources.num_queries
+        outputs: dict[str, Bound] = {}
+        if aligned:
+            self._alignment_idx.host[: len(aligned)] = aligned
+            self._alignment_sources.host[: len(aligned)] = [sources[row] for row in aligned]
+            outputs["alignment"] = self._block.alignment(0, len(aligned))
+        bound = self._bound(_Shape(M, of_sources, num_top, len(aligned)))
+        self._graph.cache.lengths[:B] += 1
+        total_seq = self._graph.total_of(longest)
+        return GraphCall(bound.binding, inputs, outputs, total_seq, bound.graph_id), num_queries - B
+
+    def _place_tokens(self, token_ids: Sequence[int], M: int) -> int:
+        """Write the tokens and where they go; return the length of the longest row after it."""
+        B, starts = len(token_ids), self._seqlens_k.host[:M]
+        # The kernel wants the length after the call minus 1: with one token, that before it.
+        starts[:] = self._graph.cache.lengths[:M]
+        self._input_ids.host[:B, 0] = token_ids
+        if M > B:
+            self._input_ids.host[B:M] = 0
+            np.minimum(starts[B:], self._graph.contract.cache.max_len - 1, out=starts[B:])
+        self._position_ids.host[:M, 0] = starts
+        return int(starts.max()) + 1
+
+    def _place_sources(
+        self, sources: Sequence[int], num_sources: int, inputs: dict[str, Bound]
+    ) -> SourceShape:
+        """Write which rows attend to which source; what is bound anew is put into `inputs`."""
+        index = self._index
+        if index.update(sources, num_sources):
+            self._row_queries.host[:] = index.row_queries
+            if index.shape.group == 1:
+                self._beam_rows.host[: index.shape.num_sources] = index.beam_rows
+        count = index.shape.num_sources
+        # The kernel wants a key in an empty row too.
+        lengths = self._graph.cache.source_lengths[:count]
+        np.maximum(lengths, 1, out=self._source_lengths.host[:count])
+        if index.shape.group > 1:
+            inputs["beam_rows"] = self._block.add(index.beam_rows)
+        return index.shape
+
+    def _bound(self, shape: _Shape) -> _Bound:
+        if shape not in self._bindings:
+            if len(self._bindings) >= _MAX_BINDINGS:  # what is captured stays: it takes long
+                kept = self._bindings.items()
+                self._bindings = {k: b for k, b in kept if b.graph_id != NOT_CAPTURED}
+            self._bindings[shape] = _Bound(self._bind(shape), self._graph_id(shape))
+        return self._bindings[shape]
+
+    def _graph_id(self, shape: _Shape) -> int:
+        vocab_size = self._graph.contract.vocab_size
+        is_captured = (
+            self._graph.is_on_device
+            and shape.num_top in {min(k, vocab_size) for k in CAPTURED_TOPS}
+            and shape.sources.group == 1
+            and not shape.num_aligned
+        )
+        return next(self._graph.graph_ids) if is_captured else NOT_CAPTURED
+
+    def _bind(self, shape: _Shape) -> Binding:
+        M, (num_sources, group) = shape.num_rows, shape.sources
+        binding = self._graph.bind(0, M)
+        binding.input("input_ids", self._input_ids.bound[:M])
+        binding.input("position_ids", self._position_ids.bound[:M])
+        binding.input("seqlens_k", self._seqlens_k.bound[:M])
+        binding.input("logit_idx", self._logit_idx.bound[:M])
+        binding.input("num_top", self._graph.num_top(shape.num_top))
+        if num_sources:
+            self._graph.bind_sources(binding, 0, num_sources)
+            binding.input("source_lengths", self._source_lengths.bound[:num_sources])
+            binding.input("row_queries", self._row_queries.bound[:M])
+            if group == 1:
+                binding.input("beam_rows", self._beam_rows.bound[:num_sources])
+        if self._graph.contract.alignment:
+            binding.input("alignment_idx", self._alignment_idx.bound[: shape.num_aligned])
+            binding.input("alignment_sources", self._alignment_sources.bound[: shape.num_aligned])
+        for name, array in named_outputs(self._block.decode_outputs(M, shape.num_top)).items():
+            binding.output(name, array)
+        return binding

@@ -1,0 +1,63 @@
+"""The decoder's graph on the rows of a cache: what every call of it is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.package.manifest import GenerationContract
+from engine.session import Binding, Session
+from engine.slots.graph_call import named_rows
+from engine.slots.rows import SlotCache
+
+
+class DecoderGraph:
+    """Makes bindings of the decoder to rows and sources."""
+
+    def __init__(
+        self,
+        contract: GenerationContract,
+        decoder: Session,
+        cache: SlotCache,
+        *,
+        is_on_device: bool,
+        graph_ids: Iterator[int],
+    ) -> None:
+        """`graph_ids` are those of captured calls."""
+        self.contract = contract
+        self.cache = cache
+        self.is_on_device = is_on_device
+        self.graph_ids = graph_ids
+        self.total_seq = np.zeros(1, np.int32)  # of the call that runs; kernels read it on the host
+        self._decoder = decoder
+        self._num_tops: dict[int, NDArray[np.int64]] = {}
+
+    def bind(self, first: int, last: int) -> Binding:
+        """Return a binding to rows `first` to `last` - 1 of the cache."""
+        binding = self._decoder.bind()
+        binding.input("total_seq", self.total_seq)
+        for name, array in named_rows(self.cache.layers, first, last):
+            binding.input(f"past_key_values.{name}", array)
+            binding.output(f"present.{name}", array)
+        return binding
+
+    def bind_sources(self, binding: Binding, first: int, last: int) -> None:
+        """Bind rows of the sources."""
+        for name, array in named_rows(self.cache.cross_layers, first, last):
+            binding.input(f"cross_key_values.{name}", array)
+
+    def total_of(self, longest: int) -> int:
+        """Return the `total_seq` of a call after which no row is longer than `longest`.
+
+        On a device it is always the whole row: how its kernels divide their work depends on it, and
+        so would a row's bits on its neighbours.
+        """
+        return self.contract.cache.max_len if self.is_on_device else longest
+
+    def num_top(self, k: int) -> NDArray[np.int64]:
+        """Return the input that asks for so many of the largest logits; it is on the host."""
+        if k not in self._num_tops:
+            self._num_tops[k] = np.asarray([k], np.int64)
+        return self._num_tops[k]

@@ -1,0 +1,220 @@
+"""Where the inputs of all calls of a step lie, and what they give: in memory of a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.device.memory import ITEM_BYTES, DeviceArray, DeviceMemory, aligned
+from engine.package.manifest import GenerationContract
+from engine.sampling.lazy_rows import LazyRows
+from engine.scheduling.batch import Floats, StepLogits
+from engine.slots.step_block import Bound, CallOutputs, Standing, StepSize
+
+_ROW_BYTES = 128  # of standing inputs, a row
+_TOKEN_BYTES = 64  # of the inputs of a source or chunk, a token
+_READ_BYTES = 4096  # of the inputs of a source or chunk beside its tokens
+_TOP_ITEMS = ("int64", "float32", "float32")  # ids, logits, log-probabilities
+
+
+class DeviceStepBlock:
+    """All inputs go to the device in one copy, all small outputs come from it in another one.
+
+    Inputs are written to pinned memory of the host, at the same distances as on the device. The
+    logits of all tokens stay on the device; rows of them are fetched when they are read. Where a
+    decode call reads and writes never changes; see StepBlock.
+    """
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        contract: GenerationContract,
+        num_slots: int,
+        *,
+        num_tokens: int,
+        size: StepSize | None = None,
+    ) -> None:
+        """A step reads about `num_tokens`, or is of this `size`; all of them may want logits."""
+        self._memory = memory
+        self._vocab_size = contract.vocab_size
+        self._longest = contract.cross_cache.max_len if contract.cross_cache else 0
+        self._num_slots = num_slots
+        num_reads = 2 * num_slots + num_tokens // 64
+        usual = StepSize(0, 0, 0, 0, num_tokens, num_tokens + self._longest, num_reads)
+        sizes = [usual] if size is None else [usual, size]
+        self._num_chunk_rows = max(each.num_chunk_logits for each in sizes) + 1
+        num_bytes = max(_input_bytes(each, num_slots) for each in sizes)
+        self._written = memory.pinned(num_bytes)
+        self._read = memory.zeros((num_bytes,), "int8")
+        self._end = self._end_of_standing = 0
+        self._logits = memory.zeros((num_slots, contract.vocab_size), "float32")
+        self._chunk_logits = memory.zeros((self._num_chunk_rows, contract.vocab_size), "float32")
+        self._outputs: dict[int, _SmallOutputs] = {}
+        self._fetched: NDArray[np.uint8] | None = None
+
+    def standing(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Standing:
+        """See StepBlock."""
+        standing = self._place(shape, np.dtype(dtype))
+        self._end_of_standing = self._end
+        return standing
+
+    def holds(self, size: StepSize) -> bool:
+        """See StepBlock."""
+        has_rows = size.num_chunk_logits < self._num_chunk_rows
+        return has_rows and _input_bytes(size, self._num_slots) <= len(self._written)
+
+    def begin(self, size: StepSize) -> None:
+        """See StepBlock."""
+        self._size = size
+        self._end = self._end_of_standing
+        self._outputs_of(size.num_top).begin(size)
+
+    def add(self, array: NDArray[Any]) -> Bound:
+        """See StepBlock."""
+        place = self._place(array.shape, array.dtype)
+        place.host[...] = array
+        return place.bound
+
+    def upload(self) -> None:
+        """See StepBlock."""
+        self._memory.upload(self._read[: self._end], self._written[: self._end])
+
+    def decode_outputs(self, num_rows: int, num_top: int) -> CallOutputs:
+        """See StepBlock."""
+        top = self._outputs_of(num_top).decode
+        return CallOutputs(self._logits[:num_rows], *(array[:num_rows] for array in top))
+
+    def chunk_outputs(self, first: int, last: int) -> CallOutputs:
+        """See StepBlock."""
+        top = self._outputs_of(self._size.num_top).chunks
+        return CallOutputs(self._chunk_logits[first:last], *(array[first:last] for array in top))
+
+    def alignment(self, first: int, last: int) -> Bound:
+        """See StepBlock."""
+        return self._outputs_of(self._size.num_top).alignment[first:last]
+
+    def result(self) -> StepLogits:
+        """See StepBlock; waits until all calls of the step have run."""
+        size = self._size
+        top_ids, top_logits, top_logprobs, alignment = self._outputs_of(size.num_top).download()
+        num_rows = size.num_decoding + size.num_chunk_logits
+        logits = LazyRows(num_rows, self._vocab_size, self._fetch)
+        self._num_fetched = 0
+        return StepLogits(logits, top_ids, top_logits, top_logprobs, alignment)
+
+    def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Standing:
+        """Return the next free bytes as an array on both sides."""
+        start, num_bytes = self._end, math.prod(shape) * dtype.itemsize
+        assert start + num_bytes <= len(self._written), "see _input_bytes"
+        self._end = start + aligned(num_bytes)
+        host = self._written[start : start + num_bytes].view(dtype).reshape(shape)
+        return Standing(host, self._read.view(start, dtype.name, shape))
+
+    def _outputs_of(self, k: int) -> _SmallOutputs:
+        if k not in self._outputs:
+            rows = self._num_slots, self._num_chunk_rows
+            self._outputs[k] = _SmallOutputs(self._memory, k, rows, self._longest)
+        return self._outputs[k]
+
+    def _fetch(self, rows: Sequence[int]) -> Iterable[Floats]:
+        """Copy logits of rows to the host: into pinned memory as far as there is some left."""
+        if self._fetched is None:
+            self._fetched = self._memory.pinned(self._num_slots * self._vocab_size * 4)
+        pinned = self._fetched.view(np.float32).reshape(self._num_slots, self._vocab_size)
+        first, self._num_fetched = self._num_fetched, self._num_fetched + len(rows)
+        inside = pinned[first : self._num_fetched]
+        beyond = np.empty((len(rows) - len(inside), self._vocab_size), np.float32)
+        self._download(inside, rows[: len(inside)])
+        self._download(beyond, rows[len(inside) :])
+        self._memory.runtime.synchronize()
+        return [*inside, *beyond]
+
+    def _download(self, target: Floats, rows: Sequence[int]) -> None:
+        """Queue copies of logits: one for rows that lie beside each other."""
+        start, num_decoding = 0, self._size.num_decoding
+        for stop in range(1, len(rows) + 1):
+            is_last = stop == len(rows)
+            if is_last or rows[stop] != rows[stop - 1] + 1 or rows[stop] == num_decoding:
+                row, count = rows[start], stop - start
+                source = self._logits[row : row + count]
+                if row >= num_decoding:
+                    behind = row - num_decoding
+                    source = self._chunk_logits[behind : behind + count]
+                self._memory.download(target[start:stop], source)
+                start = stop
+
+
+class _SmallOutputs:
+    """The k largest logits of all rows of a step, and the attention that is wanted.
+
+    What a decode call writes comes first, always at the same place. Behind it, packed, comes what
+    the step has beside it.
+    """
+
+    def __init__(
+        self, memory: DeviceMemory, k: int, num_rows: tuple[int, int], longest: int
+    ) -> None:
+        """`num_rows` are those of a decode call, and of the chunks of a step."""
+        self._memory, self._k, self._longest = memory, k, longest
+        row = sum(ITEM_BYTES[item] for item in _TOP_ITEMS) * k
+        num_bytes = sum(num_rows) * (row + 4 * longest) + 16 * aligned(1)
+        self._device = memory.zeros((num_bytes,), "int8")
+        self._host = memory.pinned(num_bytes)
+        self._end = 0
+        self.decode = self._top(num_rows[0])
+        self._behind = self._end
+
+    def begin(self, size: StepSize) -> None:
+        """Lay out what a step has beside a decode call."""
+        self._size = size
+        self._end = self._behind
+        # One row more, for a chunk whose logits nobody wants.
+        self.chunks = self._top(size.num_chunk_logits + 1)
+        self.alignment = self._array("float32", (size.num_aligned, self._longest))
+
+    def download(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], Floats | None]:
+        """Wait for the step; return the rows that decode, then those of chunks."""
+        size = self._size
+        start = 0 if size.num_rows else self._behind
+        stop = self._end if size.num_chunk_logits or size.num_aligned else self._behind
+        if start < stop:
+            piece = self._device.view(start, "int8", (stop - start,))
+            self._memory.download(self._host[start:stop], piece)
+        self._memory.runtime.synchronize()
+        ids, logits, logprobs = (
+            self._joined(*arrays) for arrays in zip(self.decode, self.chunks, strict=True)
+        )
+        return ids, logits, logprobs, self._on_host(self.alignment) if size.num_aligned else None
+
+    def _joined(self, decode: DeviceArray, chunks: DeviceArray) -> NDArray[Any]:
+        of_decode = self._on_host(decode)[: self._size.num_decoding]
+        of_chunks = self._on_host(chunks)[: self._size.num_chunk_logits]
+        if not len(of_chunks):
+            return of_decode
+        return np.concatenate((of_decode, of_chunks)) if len(of_decode) else of_chunks
+
+    def _on_host(self, array: DeviceArray) -> NDArray[Any]:
+        start = array.address - self._device.address
+        piece = self._host[start : start + array.num_bytes]
+        return piece.view(array.dtype).reshape(array.shape)
+
+    def _top(self, num_rows: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        ids, logits, logprobs = (self._array(item, (num_rows, self._k)) for item in _TOP_ITEMS)
+        return ids, logits, logprobs
+
+    def _array(self, dtype: str, shape: tuple[int, ...]) -> DeviceArray:
+        array = self._device.view(self._end, dtype, shape)
+        self._end += aligned(array.num_bytes)
+        return array
+
+
+def _input_bytes(size: StepSize, num_slots: int) -> int:
+    """Return room enough for the inputs of a step, of which all rows may share one source."""
+    beam_rows = 2 * 8 * num_slots**2
+    standing = _ROW_BYTES * num_slots + 2 * _READ_BYTES
+    added = _TOKEN_BYTES * size.num_tokens + _READ_BYTES * (size.num_reads + 1)
+    return aligned(standing + beam_rows + added)

@@ -1,0 +1,51 @@
+"""Loads the graphs of a generating model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.package.manifest import GenerationContract
+from engine.session import Session, create_session
+from engine.threads import decoder_threads, num_cores
+
+if TYPE_CHECKING:
+    from engine.device.device import CudaDevice
+
+_log = logging.getLogger(__name__)
+
+
+class GenerationSessions(NamedTuple):
+    """Graphs that are ready to run."""
+
+    decoder: Session
+    encoder: Session | None
+
+
+def load_sessions(
+    contract: GenerationContract,
+    decoder_path: str | os.PathLike[str],
+    encoder_path: str | os.PathLike[str] | None,
+    *,
+    num_threads: int = 0,
+    device: CudaDevice | None = None,
+) -> GenerationSessions:
+    """Load graphs for a device, or the CPU; PackageError if onnxruntime does not take them.
+
+    On a CPU the decoder runs on no more threads than `decoder_threads` says.
+    """
+    usable = decoder_threads(contract, num_threads)
+    if device is None and usable < (offered := num_threads or num_cores()):
+        _log.warning(
+            "%s runs on %d of %d threads: more than it has heads would make answers depend "
+            "on the batch; more replicas use the others",
+            decoder_path,
+            usable,
+            offered,
+        )
+    decoder = create_session(decoder_path, num_threads=usable, device=device)
+    encoder = None
+    if encoder_path is not None:
+        encoder = create_session(encoder_path, num_threads=num_threads, device=device)
+    return GenerationSessions(decoder, encoder)

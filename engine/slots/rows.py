@@ -1,0 +1,120 @@
+"""Keys and values of the running sequences: a row, or slot, for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.package.manifest import CacheShape
+from engine.scheduling.batch import RowOp
+from engine.slots.memory import Allocate, HostCacheMemory
+
+
+class SlotCache:
+    """Rows of the decoder's self-attention and, of an encoder-decoder, rows of the sources.
+
+    A sequence has a row, a source has another: the beams of a sentence share its source's. Rows of
+    a layer lie one after the other, so that the first B of them are one piece of memory: a decode
+    step binds it as it is. On the host, memory that no sequence reaches is never touched and costs
+    nothing, and a row that becomes shorter gives its pages back, if what it loses is a page of a
+    head at least: in use is what running or kept rows hold as far as their length, and a page for
+    each of their heads at most. Beyond its length a row is finite: what is masked counts for
+    nothing, but a NaN left there would reach the row's next sequence. Lengths lie on the host.
+
+    `overhang` positions behind its length a row may hold what a call wrote there for nobody: they
+    count as its own when the row becomes shorter or another's.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        cache: CacheShape,
+        cross_cache: CacheShape | None = None,
+        allocate: Allocate = HostCacheMemory,
+        *,
+        overhang: int = 0,
+    ) -> None:
+        self.rows = allocate(num_slots, cache)
+        self.sources = allocate(num_slots, cross_cache) if cross_cache else None
+        self._max_len, self._overhang = cache.max_len, overhang
+        self.layers = self.rows.layers
+        self.cross_layers = () if self.sources is None else self.sources.layers
+        self.lengths = np.zeros(num_slots, np.int32)  # positions written, a row
+        self.source_lengths = np.zeros(num_slots, np.int64)
+
+    def apply(self, ops: Iterable[RowOp]) -> None:
+        """Change rows, one operation after the other."""
+        for op in ops:
+            if op.kind == "cut":
+                self._cut(op.target, op.start)
+            elif op.kind == "clear":
+                self._clear(op.target, op.start)
+            elif op.kind == "cut_source":
+                self._cut_source(op.target)
+            elif op.kind == "clear_source":
+                self._clear_source(op.target)
+            elif op.kind == "copy_source":
+                self._copy_source(op.source, op.target)
+            elif op.kind == "swap":
+                self._swap(op.source, op.target)
+            else:
+                self._copy(op.source, op.target, op.start, op.stop)
+                if op.kind == "move":
+                    self._clear(op.source)
+
+    def fill(self, value: float, num_rows: int) -> None:
+        """Leave a number everywhere in the first rows, as other sequences might have left some."""
+        self.rows.fill(value, num_rows)
+        if self.sources is not None:
+            self.sources.fill(value, num_rows)
+
+    def forget(self) -> None:
+        """Make every row empty and put zeros there, whatever was in it."""
+        self.rows.forget()
+        if self.sources is not None:
+            self.sources.forget()
+        self.lengths[:] = 0
+        self.source_lengths[:] = 0
+
+    def _end(self, row: int) -> int:
+        """Return the position behind the last one that may have been written."""
+        return min(int(self.lengths[row]) + self._overhang, self._max_len)
+
+    def _cut(self, row: int, start: int) -> None:
+        length = int(self.lengths[row])
+        self.rows.clear(row, length, self._end(row))
+        self.rows.cut(row, start, length)
+        self.lengths[row] = min(start, length)
+
+    def _clear(self, row: int, start: int = 0) -> None:
+        self.rows.clear(row, start, self._end(row))
+        self.lengths[row] = min(start, int(self.lengths[row]))
+
+    def _cut_source(self, row: int) -> None:
+        assert self.sources is not None
+        self.sources.cut(row, 0, int(self.source_lengths[row]))
+        self.source_lengths[row] = 0
+
+    def _clear_source(self, row: int) -> None:
+        assert self.sources is not None
+        self.sources.clear(row, 0, int(self.source_lengths[row]))
+        self.source_lengths[row] = 0
+
+    def _copy_source(self, source: int, target: int) -> None:
+        assert self.sources is not None
+        length = int(self.source_lengths[source])
+        self.sources.copy(source, target, 0, length)
+        self.source_lengths[target] = length
+
+    def _copy(self, source: int, target: int, start: int, stop: int | None) -> None:
+        length = int(self.lengths[source])
+        if stop is not None:
+            length = min(length, stop)
+        self.rows.copy(source, target, start, length)
+        self.rows.clear(target, length, self._end(target))
+        self.lengths[target] = length
+
+    def _swap(self, one: int, other: int) -> None:
+        self.rows.swap(one, other, self._end(one), self._end(other))
+        self.lengths[[one, other]] = self.lengths[[other, one]]

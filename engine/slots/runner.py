@@ -1,0 +1,252 @@
+"""Runs the graphs of a generating model on the rows of a cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+from engine.errors import PackageError
+from engine.package.graph_io import check_graphs, decoder_shape, encoder_shape
+from engine.package.manifest import GenerationContract
+from engine.scheduling.batch import Encode, Floats, PrefillChunk, ScheduledBatch, StepLogits
+from engine.session import Session
+from engine.slots.chunk_calls import ChunkCalls
+from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
+from engine.slots.decoder_graph import DecoderGraph
+from engine.slots.device_step_block import DeviceStepBlock
+from engine.slots.encode_calls import EncodeCalls
+from engine.slots.generation_sessions import load_sessions
+from engine.slots.graph_call import GraphCall
+from engine.slots.memory import Allocate, DeviceCacheMemory, HostCacheMemory
+from engine.slots.rows import SlotCache
+from engine.slots.step_block import HostStepBlock, StepBlock, StepSize
+
+if TYPE_CHECKING:
+    from engine.device.device import CudaDevice
+
+_NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
+_NOTHING = ScheduledBatch((), (), (), (), ())
+
+
+class ModelRunner(Protocol):
+    """What an engine needs of a model."""
+
+    num_padding: int  # query rows computed for nobody, in all
+
+    def run(self, batch: ScheduledBatch) -> StepLogits:
+        """Run one step; return logits in the order of ScheduledBatch.
+
+        The arrays are overwritten by the next step.
+        """
+
+    def reset(self) -> None:
+        """Forget all sequences, after a step that failed in the middle."""
+
+
+class SlotModelRunner:
+    """Runs a step on a SlotCache: a call per length of source, one per chunk, one for all decoding.
+
+    The kernel takes several rows with one token each, or one row with several tokens. All calls of
+    a step are planned before the first one runs, so that their inputs are brought together. What is
+    returned as logits is overwritten by later calls.
+    """
+
+    def __init__(
+        self,
+        contract: GenerationContract,
+        decoder: Session,
+        encoder: Session | None,
+        *,
+        num_slots: int,
+        buckets: Sequence[int] = (),
+        device: CudaDevice | None = None,
+        num_tokens: int = _NUM_TOKENS,
+        graph_ids: Iterator[int] | None = None,
+    ) -> None:
+        """`buckets` are the numbers of rows that a decode call may have; (): any number.
+
+        On a `device` that means one, of `num_slots` rows, and memory is taken for steps of
+        `num_tokens` tokens: OutOfDeviceMemory if it is not there. A larger step takes more, and
+        what was captured is captured again. `graph_ids` are shared by all runners on a session.
+        """
+        self._contract = contract
+        self._decoder = decoder
+        self._encoder = encoder
+        self._device = device
+        self._num_tokens = num_tokens
+        self._graph_ids = count() if graph_ids is None else graph_ids
+        self.num_slots = num_slots
+        self.buckets = tuple(buckets) or (() if device is None else (num_slots,))
+        self.num_padding = 0
+        _check_graphs(contract, decoder, encoder)
+        allocate: Allocate = HostCacheMemory
+        if device is not None:
+            allocate = partial(DeviceCacheMemory, device.memory)
+        overhang = 1 if self.buckets else 0
+        self.cache = SlotCache(
+            num_slots, contract.cache, contract.cross_cache, allocate, overhang=overhang
+        )
+        self._make_room()
+
+    @classmethod
+    def load(
+        cls,
+        contract: GenerationContract,
+        decoder_path: str | os.PathLike[str],
+        encoder_path: str | os.PathLike[str] | None,
+        *,
+        num_slots: int,
+        num_threads: int = 0,
+        buckets: Sequence[int] = (),
+        device: CudaDevice | None = None,
+    ) -> SlotModelRunner:
+        """Load the graphs of a package; PackageError if they are not as the contract says."""
+        sessions = load_sessions(
+            contract, decoder_path, encoder_path, num_threads=num_threads, device=device
+        )
+        return cls(contract, *sessions, num_slots=num_slots, buckets=buckets, device=device)
+
+    def beside(self, *, num_slots: int) -> SlotModelRunner:
+        """Return a runner on the same graphs with a cache of its own."""
+        return SlotModelRunner(
+            self._contract,
+            self._decoder,
+            self._encoder,
+            num_slots=num_slots,
+            device=self._device,
+            num_tokens=self._num_tokens,
+            graph_ids=self._graph_ids,
+        )
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the steps that have room on a device; 0 without one."""
+        return self._num_tokens if self._device is not None else 0
+
+    @property
+    def captured(self) -> tuple[tuple[int, int], ...]:
+        """The decode calls that are captured, each when it runs first: rows, likeliest tokens."""
+        if self._device is None:
+            return ()
+        tops = dict.fromkeys(min(k, self._contract.vocab_size) for k in CAPTURED_TOPS)
+        return tuple((rows, k) for rows in self.buckets for k in tops)
+
+    def reset(self) -> None:
+        """Empty the cache; what it held is gone."""
+        self.cache.forget()
+        if self._device is not None:  # a step that failed may have left copies in the queue
+            self._device.runtime.synchronize()
+
+    def run(self, batch: ScheduledBatch) -> StepLogits:
+        """Run one step, see ModelRunner."""
+        self.cache.apply(batch.row_ops)
+        size = self._size_of(batch)
+        if not self._block.holds(size):
+            self._make_room(size)
+        self._block.begin(size)
+        calls = list(self._plan(batch, size))
+        self._block.upload()
+        for call in calls:
+            self._graph.total_seq[0] = call.total_seq
+            call.run()
+        return self._block.result()
+
+    def encode(self, row: int, *sources: Sequence[int]) -> None:
+        """Encode sources: fill the cross keys and values of rows from `row` on."""
+        encodes = tuple(Encode(row + i, tuple(source)) for i, source in enumerate(sources))
+        self.run(replace(_NOTHING, encodes=encodes))
+
+    def decode(self, token_ids: Sequence[int], sources: Sequence[int] = ()) -> Floats:
+        """Append a token to each of the first B rows; return the logits behind it, [B, V].
+
+        Row i attends to the source in row sources[i], without `sources` in row i.
+        """
+        step = replace(_NOTHING, decode_ids=tuple(token_ids), decode_sources=tuple(sources))
+        return self.run(step).all_logits
+
+    def prefill(self, row: int, token_ids: Sequence[int]) -> Floats:
+        """Append tokens to one row; return the logits behind the last one, [1, V].
+
+        The row attends to the source in its own row.
+        """
+        chunk = PrefillChunk(row, tuple(token_ids), num_logits=1, source_row=row)
+        return self.run(replace(_NOTHING, chunks=(chunk,))).all_logits
+
+    def _plan(self, batch: ScheduledBatch, size: StepSize) -> Iterator[GraphCall]:
+        """Give the calls of a step in order."""
+        if batch.encodes:
+            assert self._encodes is not None
+            yield from self._encodes.plan(batch.encodes)
+        B, k = size.num_decoding, size.num_top
+        yield from self._chunks.plan(batch.chunks, k, B, batch.aligned)
+        if B:
+            aligned = [row for row in batch.aligned if row < B]
+            sources = batch.decode_sources or range(B)
+            call, num_padding = self._decodes.plan(batch.decode_ids, sources, k, aligned)
+            self.num_padding += num_padding
+            yield call
+
+    def _size_of(self, batch: ScheduledBatch) -> StepSize:
+        num_decoding = len(batch.decode_ids)
+        num_rows = self._decodes.num_rows(num_decoding, batch.decode_sources)
+        num_top = min(self._num_top(batch.num_top), self._contract.vocab_size)
+        size = StepSize(num_decoding, num_rows, num_top, len(batch.aligned))
+        if not batch.encodes and not batch.chunks:
+            return size
+        num_read = sum(len(encode.source_ids) for encode in batch.encodes)
+        num_read += sum(len(chunk.token_ids) for chunk in batch.chunks)
+        return size._replace(
+            num_chunk_logits=sum(chunk.num_logits for chunk in batch.chunks),
+            num_tokens=num_read,
+            num_reads=len(batch.encodes) + len(batch.chunks),
+        )
+
+    def _num_top(self, wanted: int) -> int:
+        """Return how many of the largest logits a step asks for.
+
+        Few numbers can be captured, and every number has memory of its own on a device.
+        """
+        if self._device is None:
+            return wanted
+        return next((k for k in CAPTURED_TOPS if k >= wanted), 1 << (wanted - 1).bit_length())
+
+    def _make_room(self, size: StepSize | None = None) -> None:
+        """Allocate what steps read and write; whatever was bound was bound to the old one."""
+        self._block = block = self._make_block(size)
+        self._graph = DecoderGraph(
+            self._contract,
+            self._decoder,
+            self.cache,
+            is_on_device=self._device is not None,
+            graph_ids=self._graph_ids,
+        )
+        self._decodes = DecodeCalls(self._graph, block, self.buckets)
+        self._chunks = ChunkCalls(self._graph, block)
+        most = 1 if len(self.buckets) == 1 else None  # every call has one shape, so that bits agree
+        self._encodes = (
+            EncodeCalls(self._encoder, self.cache, block, most_sources=most)
+            if self._encoder
+            else None
+        )
+
+    def _make_block(self, size: StepSize | None) -> StepBlock:
+        contract, num_slots = self._contract, self.num_slots
+        if self._device is None:
+            return HostStepBlock(contract, num_slots, size)
+        memory, num_tokens = self._device.memory, self._num_tokens
+        return DeviceStepBlock(memory, contract, num_slots, num_tokens=num_tokens, size=size)
+
+
+def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Session | None) -> None:
+    graphs = [(decoder, decoder_shape(contract))]
+    if contract.cross_cache:
+        if encoder is None:
+            raise PackageError(
+                f"{decoder.path.parent}: cross_cache is set, but there is no encoder"
+            )
+        graphs.append((encoder, encoder_shape(contract.cross_cache)))
+    check_graphs(*graphs)

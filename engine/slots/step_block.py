@@ -1,0 +1,166 @@
+"""Where the inputs of all calls of a step lie, and what they give: here, in memory of the host."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.device.memory import DeviceArray
+from engine.package.manifest import GenerationContract
+from engine.scheduling.batch import StepLogits
+from engine.slots.host_pages import zeros
+
+Bound = NDArray[Any] | DeviceArray  # what a graph is bound to
+
+_Top = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # ids, logits, log-probabilities
+
+
+class StepSize(NamedTuple):
+    """How large a step is."""
+
+    num_decoding: int  # rows that decode
+    num_rows: int  # of the decode call: with those that are padded; 0: there is no call
+    num_top: int
+    num_aligned: int
+    num_chunk_logits: int = 0  # rows of logits that chunks want
+    num_tokens: int = 0  # of sources and chunks
+    num_reads: int = 0  # sources and chunks
+
+
+class Standing(NamedTuple):
+    """An input that lies at one place in all steps."""
+
+    host: NDArray[Any]  # where it is written
+    bound: Bound  # where graphs read it
+
+
+class CallOutputs(NamedTuple):
+    """Where a call writes."""
+
+    logits: Bound  # [n, vocab_size]
+    top_ids: Bound  # [n, k]
+    top_logits: Bound
+    top_logprobs: Bound
+
+
+class StepBlock(Protocol):
+    """What the calls of a step read and write.
+
+    Rows of a decode call come first, those of chunks behind them. What `result` gives is
+    overwritten by the next step.
+    """
+
+    def standing(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Standing:
+        """Return room for an input of all steps; to be asked for before the first step."""
+
+    def holds(self, size: StepSize) -> bool:
+        """Say whether a step fits; else one of its size is to be made."""
+
+    def begin(self, size: StepSize) -> None:
+        """Begin a step."""
+
+    def add(self, array: NDArray[Any]) -> Bound:
+        """Take in an input of one call of the step, to be bound to what is returned."""
+
+    def upload(self) -> None:
+        """Bring all inputs to where the graphs read them."""
+
+    def decode_outputs(self, num_rows: int, num_top: int) -> CallOutputs:
+        """Return where a decode call writes: the same in all steps."""
+
+    def chunk_outputs(self, first: int, last: int) -> CallOutputs:
+        """Return where a chunk writes, whose logits are these of all chunks' ones."""
+
+    def alignment(self, first: int, last: int) -> Bound:
+        """Return where these rows of the step's attention to sources are written."""
+
+    def result(self) -> StepLogits:
+        """Return what the calls of the step have written: decoding rows, then those of chunks."""
+
+
+class HostStepBlock:
+    """Graphs read and write the arrays themselves, and nothing is copied; see StepBlock."""
+
+    def __init__(
+        self, contract: GenerationContract, num_slots: int, size: StepSize | None = None
+    ) -> None:
+        """`size` is that of a step with more logits than there are slots."""
+        self._vocab_size = contract.vocab_size
+        self._least = num_slots + 1  # one more, for a chunk whose logits nobody wants
+        self._num_rows = max(self._least, _num_rows(size) if size else 0)
+        self._logits = zeros((self._num_rows, contract.vocab_size), np.float32)
+        longest = contract.cross_cache.max_len if contract.cross_cache else 0
+        self._alignment = np.zeros((self._num_rows, longest), np.float32)
+        self._tops: dict[int, _Top] = {}
+
+    def standing(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Standing:
+        """See StepBlock."""
+        array = np.zeros(shape, dtype)
+        return Standing(array, array)
+
+    def holds(self, size: StepSize) -> bool:
+        """See StepBlock; room for a step that wanted much is given back by the next one."""
+        wanted = max(self._least, _num_rows(size))
+        return wanted <= self._num_rows and not wanted == self._least < self._num_rows
+
+    def begin(self, size: StepSize) -> None:
+        """See StepBlock."""
+        self._size = size
+
+    def add(self, array: NDArray[Any]) -> Bound:
+        """See StepBlock."""
+        return array
+
+    def upload(self) -> None:
+        """See StepBlock."""
+
+    def decode_outputs(self, num_rows: int, num_top: int) -> CallOutputs:
+        """See StepBlock."""
+        return self._outputs(0, num_rows, num_top)
+
+    def chunk_outputs(self, first: int, last: int) -> CallOutputs:
+        """See StepBlock."""
+        behind = self._size.num_rows
+        return self._outputs(behind + first, behind + last, self._size.num_top)
+
+    def alignment(self, first: int, last: int) -> Bound:
+        """See StepBlock."""
+        return self._alignment[first:last]
+
+    def result(self) -> StepLogits:
+        """See StepBlock."""
+        size = self._size
+        top_ids, top_logits, top_logprobs = self._top_of(size.num_top)
+        return StepLogits(
+            self._found(self._logits),
+            self._found(top_ids),
+            self._found(top_logits),
+            self._found(top_logprobs),
+            self._alignment[: size.num_aligned] if size.num_aligned else None,
+        )
+
+    def _found(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows of a step, without those that are padded."""
+        size = self._size
+        if size.num_rows == size.num_decoding or not size.num_chunk_logits:
+            return array[: size.num_decoding + size.num_chunk_logits]
+        last = size.num_rows + size.num_chunk_logits
+        return np.concatenate((array[: size.num_decoding], array[size.num_rows : last]))
+
+    def _outputs(self, first: int, last: int, num_top: int) -> CallOutputs:
+        top = (array[first:last] for array in self._top_of(num_top))
+        return CallOutputs(self._logits[first:last], *top)
+
+    def _top_of(self, k: int) -> _Top:
+        """Return the arrays of the k best."""
+        if k not in self._tops:
+            shape = (self._num_rows, k)
+            scores = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+            self._tops[k] = (np.zeros(shape, np.int64), *scores)
+        return self._tops[k]
+
+
+def _num_rows(size: StepSize) -> int:
+    return size.num_rows + size.num_chunk_logits + 1

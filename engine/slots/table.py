@@ -1,0 +1,159 @@
+"""Which sequence has which row of the cache, and what ended ones have left there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from engine.scheduling.batch import RowOp
+from engine.scheduling.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class KeptPrefix:
+    """The beginning of an ended sequence, whose keys and values are still in a row."""
+
+    tenant: str  # whose it was, and who alone may use it
+    tokens: list[int]
+    row: int
+
+
+class SlotTable:
+    """Gives rows to sequences so that the decoding ones are always rows 0 to D-1.
+
+    A row that no sequence needs may keep the beginning of an ended one; the least recently used is
+    given away when there is no empty row. The table knows no memory: every change is an operation
+    for the cache, to be done in order before the next step.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._owners: list[Sequence | KeptPrefix | None] = [None] * num_slots
+        self._kept: OrderedDict[KeptPrefix, None] = OrderedDict()  # by use, the latest last
+        self._ops: list[RowOp] = []
+        self.num_decoding = 0
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """The sequences of rows 0 to D-1."""
+        rows = self._owners[: self.num_decoding]
+        return [owner for owner in rows if isinstance(owner, Sequence)]
+
+    @property
+    def kept(self) -> list[KeptPrefix]:
+        """What ended sequences have left, the least recently used first."""
+        return list(self._kept)
+
+    @property
+    def has_ops(self) -> bool:
+        """Whether there are operations to be done."""
+        return bool(self._ops)
+
+    def take_ops(self) -> tuple[RowOp, ...]:
+        """Hand over the operations since the last call."""
+        ops, self._ops = tuple(self._ops), []
+        return ops
+
+    def take(self, sequence: Sequence) -> None:
+        """Give a sequence an empty row."""
+        if None not in self._owners[self.num_decoding :]:
+            self._drop(next(iter(self._kept)))
+        row = self._owners.index(None, self.num_decoding)
+        self._put(sequence, row)
+
+    def copy(self, source: Sequence, target: Sequence) -> None:
+        """Give a sequence a row with the content of another's."""
+        assert source.row is not None
+        self.take(target)
+        assert target.row is not None
+        self._ops.append(RowOp("copy", source.row, target.row))
+
+    def take_prefix(self, sequence: Sequence, holder: Sequence | KeptPrefix, length: int) -> None:
+        """Give a sequence a row that begins with the first positions of another."""
+        if isinstance(holder, KeptPrefix):
+            self._kept.move_to_end(holder)
+            is_last_resort = None not in self._owners[self.num_decoding :] and len(self._kept) == 1
+            if is_last_resort:
+                del self._kept[holder]
+                self._put(sequence, holder.row)
+                self._ops.append(RowOp("cut", holder.row, holder.row, length))
+                return
+        self.take(sequence)
+        assert sequence.row is not None and holder.row is not None
+        self._ops.append(RowOp("copy", holder.row, sequence.row, 0, length))
+
+    def overwrite(self, source: Sequence, target: Sequence, start: int) -> None:
+        """Copy a row over the row of another sequence; before `start` both are equal already."""
+        assert source.row is not None and target.row is not None
+        self._ops.append(RowOp("copy", source.row, target.row, start))
+
+    def promote(self, sequence: Sequence) -> None:
+        """Make a sequence one of the decoding ones."""
+        row, first_other = sequence.row, self.num_decoding
+        assert row is not None and row >= first_other
+        self.num_decoding += 1
+        if row == first_other:
+            return
+        other = self._owners[first_other]
+        if other is None:
+            self._owners[row] = None
+            self._ops.append(RowOp("move", row, first_other))
+        else:
+            self._put(other, row)
+            self._ops.append(RowOp("swap", row, first_other))
+        self._put(sequence, first_other)
+
+    def release(self, sequence: Sequence, *, is_finite: bool = False) -> None:
+        """Empty a sequence's row; the last decoding row fills a hole among the decoding ones.
+
+        The row is cleared unless it is known to be finite.
+        """
+        self._vacate(sequence, 0, is_finite)
+
+    def keep(self, sequence: Sequence, length: int, tenant: str) -> None:
+        """Release a finite row, but let its first positions stay while no one needs the row."""
+        tokens = sequence.tokens[:length]
+        own = [kept for kept in self._kept if kept.tenant == tenant]
+        if length == 0 or self._is_kept(tokens, own):
+            self.release(sequence, is_finite=True)
+            return
+        for shorter in [k for k in own if tokens[: len(k.tokens)] == k.tokens]:
+            self._drop(shorter)
+        row = self._vacate(sequence, length, is_finite=True)
+        self._owners[row] = kept = KeptPrefix(tenant, tokens, row)
+        self._kept[kept] = None
+
+    def _vacate(self, sequence: Sequence, length: int, is_finite: bool) -> int:
+        """Take a sequence's row; return which one has its first positions now, and no owner."""
+        row = sequence.row
+        assert row is not None
+        sequence.row = None
+        self._owners[row] = None
+        self._ops.append(RowOp("cut" if is_finite else "clear", row, row, length))
+        if row >= self.num_decoding:
+            return row
+        self.num_decoding -= 1
+        last = self.num_decoding
+        if row != last:
+            mover = self._owners[last]
+            assert mover is not None
+            self._owners[last] = None
+            self._put(mover, row)
+            # A row of which nothing stays is empty, so the last one need only move there.
+            self._ops.append(RowOp("swap" if length else "move", last, row))
+        return last
+
+    def _is_kept(self, tokens: list[int], own: list[KeptPrefix]) -> bool:
+        """Whether one of these begins with the tokens; it has been used then."""
+        known = next((k for k in own if k.tokens[: len(tokens)] == tokens), None)
+        if known is not None:
+            self._kept.move_to_end(known)
+        return known is not None
+
+    def _drop(self, kept: KeptPrefix) -> None:
+        del self._kept[kept]
+        self._owners[kept.row] = None
+        self._ops.append(RowOp("cut", kept.row, kept.row))
+
+    def _put(self, owner: Sequence | KeptPrefix, row: int) -> None:
+        self._owners[row] = owner
+        owner.row = row

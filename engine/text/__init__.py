@@ -1,0 +1,1 @@
+"""Text: tokenizers, stop strings, constraints."""

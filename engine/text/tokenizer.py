@@ -1,0 +1,285 @@
+"""Text to token ids and back, whole or as a stream."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from engine.errors import PackageError
+from engine.text.stop_strings import StopMatcher
+from engine.text.tokenizer_file import read_tokenizer_file
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as token ids; one entry a token in each field."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]  # first byte and one past the last, in the UTF-8 text
+    special: tuple[bool, ...]  # added by the tokenizer, such as [CLS]
+    token_types: tuple[int, ...]  # 0; the second text of a pair may have 1
+
+
+class Tokenizer:
+    """The tokenizer of a package: `tokenizer.json` of the `tokenizers` library.
+
+    Texts are never cut short or padded, whatever the file says: a request that is too long is to
+    be refused, not changed. Raises PackageError if the file cannot be read, or has ids that are not
+    below `vocab_size`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], vocab_size: int | None = None) -> None:
+        try:
+            found = read_tokenizer_file(path, vocab_size)
+        except (ValueError, OSError) as error:
+            raise PackageError(
+                f"{path} is no tokenizer of this model: {error}; give the tokenizer.json that it "
+                "was trained with, or export the model again"
+            ) from error
+        self._tokenizer = found.tokenizer
+        self.vocab_size = found.vocab_size
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+        decoder = found.decoder
+        kind = decoder.type if decoder else None
+        self.is_byte_level = kind == "ByteLevel"
+        self._has_byte_fallback = "ByteFallback" in {
+            kind,
+            *(part.type for part in (decoder.decoders if decoder else ())),
+        }
+        self._ends_words = kind == "BPEDecoder"  # with a space, behind the word
+        self._bytes_of: dict[int, bytes] = {}  # of the tokens that were asked for
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with the special tokens that the model wants around it."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text that is a part of another: no special tokens around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_with_offsets(self, text: str, text_pair: str | None = None) -> Encoding:
+        """Return ids and where each token stands in its text; special tokens stand at (0, 0)."""
+        found = self._tokenizer.encode(text, text_pair)
+        starts = [_byte_starts(text), _byte_starts(text_pair or "")]
+        return Encoding(
+            ids=tuple(found.ids),
+            offsets=tuple(
+                (starts[sequence or 0][first], starts[sequence or 0][last])
+                for sequence, (first, last) in zip(found.sequence_ids, found.offsets, strict=True)
+            ),
+            special=tuple(map(bool, found.special_tokens_mask)),
+            token_types=tuple(found.type_ids),
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; special tokens and ids that have no token are left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds in the middle of a text; a special token, its name.
+
+        Bytes, for a token need not hold whole characters. Empty for an id that has no token.
+        """
+        found = self._bytes_of.get(token_id)
+        if found is None:
+            found = self._bytes_of[token_id] = self._read_bytes(token_id)
+        return found
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._special_ids:
+            return token.encode()
+        if self.is_byte_level:
+            return _token_bytes(token)
+        if self.is_fallback_byte(token):
+            return bytes([int(token[3:5], 16)])
+        # A first (or last) token may lose its space; the difference that a second one makes is all.
+        once, twice = self.decode([token_id]), self.decode([token_id, token_id])
+        added = twice[: -len(once)] if self._ends_words and once else twice[len(once) :]
+        return added.encode()
+
+    def stream(self) -> TextStream:
+        """Return a decoder that takes one token after the other."""
+        return _ByteLevelStream(self) if self.is_byte_level else _WindowStream(self)
+
+    def visible_token(self, token_id: int) -> str | None:
+        """Return the token as the vocabulary has it; None if a decoded text leaves it out."""
+        if token_id in self._special_ids:
+            return None
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def is_fallback_byte(self, token: str) -> bool:
+        """Say whether a token such as <0xE3> stands for one byte."""
+        return (
+            self._has_byte_fallback
+            and len(token) == len("<0xE3>")
+            and token.startswith("<0x")
+            and token.endswith(">")
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one push brought."""
+
+    text: str  # may be sent now; never retracted
+    stop: str | None  # the stop string that ended the text, if one did
+    num_tokens: int  # of the pushed ones, up to the one that completed the stop string
+
+
+class IncrementalDetokenizer:
+    """The text of one sequence while its tokens arrive.
+
+    All pieces together are exactly the decoded text of all tokens, cut at the first stop string
+    (see StopMatcher): before it, or behind it with `include_stop`. Whatever a token has behind the
+    stop string is dropped. A piece holds whole characters only: bytes of an unfinished one wait,
+    and become U+FFFD if the sequence ends first. The time per token does not grow with the text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        include_stop: bool = False,
+        min_new_tokens: int = 0,  # a stop string completed by an earlier token is plain text
+    ) -> None:
+        self._stream = tokenizer.stream()
+        self._matcher = StopMatcher(stop_strings, include_stop=include_stop)
+        self._min_new_tokens = min_new_tokens
+        self._num_tokens = 0
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        """Take the next tokens in; after a match nothing is taken any more."""
+        sendable: list[str] = []
+        before = self._num_tokens
+        for token_id in token_ids:
+            if self._matcher.matched is not None:
+                break
+            self._num_tokens += 1
+            sendable.append(self._match(self._stream.push(token_id)))
+        return Piece("".join(sendable), self._matcher.matched, self._num_tokens - before)
+
+    def finish(self) -> Piece:
+        """Return what was held back, now that the sequence has ended; it may hold a match, too."""
+        text = ""
+        if self._matcher.matched is None:
+            text = self._match(self._stream.finish()) + self._matcher.finish()
+        return Piece(text, self._matcher.matched, 0)
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matcher.matched
+
+    def fork(self) -> IncrementalDetokenizer:
+        """Return a copy that goes its own way."""
+        twin = copy(self)
+        twin._stream, twin._matcher = self._stream.fork(), self._matcher.fork()
+        return twin
+
+    def _match(self, text: str) -> str:
+        return self._matcher.push(text, may_match=self._num_tokens >= self._min_new_tokens)
+
+
+class TextStream(Protocol):
+    """Decodes tokens one by one into text that is final."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that is certain now."""
+
+    def finish(self) -> str:
+        """Return the rest."""
+
+    def fork(self) -> TextStream:
+        """Return a copy that goes its own way."""
+
+
+class _ByteLevelStream:
+    """Of a byte-level tokenizer: every token is a string of bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        token = self._tokenizer.visible_token(token_id)
+        return "" if token is None else self._decoder.decode(_token_bytes(token))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> _ByteLevelStream:
+        twin = _ByteLevelStream(self._tokenizer)
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
+
+
+class _WindowStream:
+    """Of any other tokenizer: decodes again from the last token whose text is final.
+
+    A token's text depends on the one before it (a space between them, say), no further back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # the last token that is done with
+        self._waiting: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        token = self._tokenizer.visible_token(token_id)
+        if token is None:
+            return ""
+        self._waiting.append(token_id)
+        if self._tokenizer.is_fallback_byte(token):  # the run of bytes is decoded as a whole
+            return ""
+        return self._take()
+
+    def finish(self) -> str:
+        return self._take() if self._waiting else ""
+
+    def fork(self) -> _WindowStream:
+        twin = _WindowStream(self._tokenizer)
+        twin._context, twin._waiting = self._context.copy(), self._waiting.copy()
+        return twin
+
+    def _take(self) -> str:
+        done = self._tokenizer.decode(self._context)
+        text = self._tokenizer.decode(self._context + self._waiting)[len(done) :]
+        self._context, self._waiting = self._waiting[-1:], []
+        return text
+
+
+def _byte_starts(text: str) -> list[int]:
+    """Return for every character, and for the end, the byte of the UTF-8 text it starts at."""
+    return [0, *accumulate(len(char.encode()) for char in text)]
+
+
+def _token_bytes(token: str) -> bytes:
+    """Return the bytes a byte-level token stands for; an added token stands for itself."""
+    if all(char in _BYTE_OF_CHAR for char in token):
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    return token.encode()
+
+
+def _byte_of_char() -> dict[str, int]:
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
+
+
+# The byte-level alphabet of GPT-2: printable bytes stand for themselves, others from U+0100 on.
+_BYTE_OF_CHAR = _byte_of_char()

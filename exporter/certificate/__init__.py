@@ -1,0 +1,1 @@
+"""Shows that a package gives what its eager model gives."""

@@ -1,0 +1,72 @@
+"""What the eager model gives for the tokens of a case, in one plain forward pass.
+
+No code of it knows of a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from exporter.certificate.cases import Tokens
+from exporter.certificate.comparison import Floats
+from exporter.certificate.generation_cases import Case
+from exporter.models import GPT, EncoderDecoder
+from exporter.models.attention import record_probabilities
+
+
+def eager_logits(
+    model: nn.Module, cases: Sequence[Case], tokens: Sequence[Tokens], pad_token_id: int = 0
+) -> list[Floats]:
+    """Return what the eager model gives for the same tokens: [num_logits, vocab_size] a case.
+
+    One plain forward pass over prompt and tokens gives what the output head reads at every step.
+    The head, the largest product of most models, computes only the positions that are compared.
+    """
+    assert isinstance(model, GPT | EncoderDecoder)
+    targets = [(*case.prompt, *chosen[:-1]) for case, chosen in zip(cases, tokens, strict=True)]
+    target_ids, _ = _padded(targets, pad_token_id)
+    with torch.inference_mode():
+        memory, mask = None, None
+        if isinstance(model, EncoderDecoder):
+            source_ids, mask = _padded([case.source for case in cases], pad_token_id)
+            memory = model.encode(source_ids, mask)
+        hidden = model.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
+        firsts = [len(case.prompt) - case.num_prompt_logits for case in cases]
+        return [
+            _array(model.decoder.output(hidden[row, first:][: case.num_logits]))
+            for row, (case, first) in enumerate(zip(cases, firsts, strict=True))
+        ]
+
+
+def eager_alignment(model: EncoderDecoder, case: Case, tokens: Tokens) -> Floats:
+    """Return what the eager model attends to behind each position, [num_logits, source].
+
+    The cross-attention of the last layer, mean over the heads.
+    """
+    target = (*case.prompt, *tokens[:-1])
+    with torch.inference_mode(), record_probabilities(model.decoder) as recorded:
+        memory = model.encode(torch.tensor([case.source]))
+        model.decoder.hidden_states(torch.tensor([target]), memory)
+    last = recorded[f"layers.{len(model.decoder.layers) - 1}.cross_attention"]  # [1, h, T, S]
+    first = len(case.prompt) - case.num_prompt_logits
+    attention: Floats = last.mean(dim=1)[0, first:].numpy()
+    return attention
+
+
+def _array(logits: Tensor) -> Floats:
+    """Return an array; NumPy has no bfloat16."""
+    array: Floats = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
+    return array
+
+
+def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """Return ids [B, S], padded on the right, and the mask that tells the real ones."""
+    ids = torch.full((len(rows), max(map(len, rows))), pad_token_id)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = True
+    return ids, mask

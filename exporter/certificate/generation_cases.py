@@ -1,0 +1,87 @@
+"""The cases of a model that generates: prompts, with or without a source, and what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+
+from engine.package.manifest import GenerationContract
+from exporter.certificate.cases import MAX_STEPS, SEED, Tokens, random_tokens, spread_lengths
+
+_SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, behind a source or not, and how many tokens are to follow it."""
+
+    source: Tokens  # empty: a model without encoder
+    prompt: Tokens
+    num_tokens: int
+    num_prompt_logits: int = 1  # the last positions of the prompt whose logits are wanted
+
+    @property
+    def num_logits(self) -> int:
+        """How many positions have logits to compare: of the prompt, and of all tokens but one."""
+        return self.num_prompt_logits - 1 + self.num_tokens
+
+    def pieces(self, chunk: int) -> tuple[list[Tokens], Tokens]:
+        """Cut the prompt as the engine does: chunks, and apart a last token that stands alone."""
+        step = chunk or len(self.prompt)
+        pieces = [self.prompt[i : i + step] for i in range(0, len(self.prompt), step)]
+        if len(pieces[-1]) > 1:
+            return pieces, ()
+        return pieces[:-1], pieces[-1]
+
+    def num_computed(self, chunk: int) -> int:
+        """Return how many tokens of the prompt are computed before the first decode call."""
+        return sum(map(len, self.pieces(chunk)[0]))
+
+    def num_reusable(self, chunk: int) -> int:
+        """Return how many first tokens another prompt could use: whole chunks, but not all."""
+        return (len(self.prompt) - 1) // chunk * chunk
+
+    def __str__(self) -> str:
+        source = f"source of {len(self.source)} tokens, " if self.source else ""
+        return f"{source}prompt of {len(self.prompt)}"
+
+
+def make_cases(
+    contract: GenerationContract,
+    samples: Sequence[Tokens],
+    per_length: int,
+    num_steps: int = MAX_STEPS,
+) -> list[Case]:
+    """Return `per_length` random cases of every length that is tried, and the samples.
+
+    Of every second one the logits behind all of the prompt are wanted, as far as memory allows.
+    """
+    rng = np.random.default_rng(SEED)
+    limit, start = contract.cache.max_len, contract.decoder_start_token_id
+    most = max(1, _SCORED_LOGITS // contract.vocab_size)
+
+    def case(source: Tokens, prompt: Tokens, i: int = 0) -> Case:
+        num_tokens = min(num_steps, limit - len(prompt) + 1)
+        return Case(source, prompt, num_tokens, min(len(prompt), most) if i % 2 else 1)
+
+    def draw(length: int) -> Tokens:
+        return random_tokens(rng, contract.vocab_size, length)
+
+    if contract.cross_cache is None or start is None:
+        random = [
+            case((), draw(length), i) for length in spread_lengths(limit) for i in range(per_length)
+        ]
+        return random + [case((), sample) for sample in samples]
+    cases = [case(source, (start,)) for source in samples]
+    given = cycle(spread_lengths(limit))
+    for length in spread_lengths(contract.cross_cache.max_len):
+        for i in range(per_length):
+            # Every fourth target, and the last one, begins with given tokens, so that the decoder
+            # has a prompt too.
+            has_prompt = i % 4 == 3 or i == per_length - 1
+            forced = draw(next(given) - 1) if has_prompt else ()
+            cases.append(case(draw(length), (start, *forced), i))
+    return cases

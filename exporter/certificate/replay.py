@@ -1,0 +1,214 @@
+"""Plays cases through the engine's runner, one ScheduledBatch after the other, as it serves them.
+
+A case has a row of the cache and, of an encoder-decoder, a row of the sources. Its prompt comes in
+chunks, beside those of the other cases; then all cases decode together, one token a step. Tokens
+are taken from the k likeliest that the graph gives, as the engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.scheduling.batch import Encode, Floats, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.slots.runner import SlotModelRunner
+from exporter.certificate.cases import Tokens
+from exporter.certificate.generation_cases import Case
+
+WHOLE = 0  # in place of a chunk size: the prompt in one piece
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every step."""
+
+    chunk: int = WHOLE
+    num_top: int = 1
+    align_every: int = 0  # the attention of every first, second, ... row of logits; 0: of none
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case is kept: its row, and that of its source."""
+
+    row: int
+    source_row: int
+
+
+class Replay:
+    """Cases in rows of a runner, and what its steps gave for each of them."""
+
+    def __init__(
+        self,
+        runner: SlotModelRunner,
+        cases: Sequence[Case],
+        asked: Asked,
+        tokens: Sequence[Tokens] | None = None,
+    ) -> None:
+        """`tokens` are those that follow; without them, the likeliest ones do."""
+        self._runner = runner
+        self._cases = cases
+        self._asked = asked
+        self._tokens = tokens
+        self._cut = [case.pieces(asked.chunk) for case in cases]
+        self._num_decodes = [
+            case.num_tokens - (not last) for case, (_, last) in zip(cases, self._cut, strict=True)
+        ]
+        self._steps: list[list[StepLogits]] = [[] for _ in cases]
+
+    @property
+    def order(self) -> list[int]:
+        """The cases in the order of their decoding rows: those that end first come last."""
+        return sorted(range(len(self._cases)), key=lambda i: -self._num_decodes[i])
+
+    @property
+    def places(self) -> list[Place]:
+        """Where each case decodes, if nothing else is said: in the first rows."""
+        rows = {i: row for row, i in enumerate(self.order)}
+        return [Place(rows[i], rows[i]) for i in range(len(self._cases))]
+
+    def encode(self, places: Sequence[Place], row_ops: Sequence[RowOp] = ()) -> None:
+        """Encode all sources in one step, after `row_ops`."""
+        found = {
+            place.source_row: Encode(place.source_row, case.source)
+            for place, case in zip(places, self._cases, strict=True)
+            if case.source
+        }
+        self._run(ScheduledBatch(tuple(row_ops), tuple(found.values()), (), (), ()), 0)
+
+    def prefill(
+        self,
+        places: Sequence[Place],
+        starts: Sequence[int] | None = None,
+        *,
+        beside: Sequence[int] = (),
+    ) -> None:
+        """Compute the prompts, from `starts` on: in every step one chunk of each.
+
+        Rows that no case has decode the tokens `beside` in these steps, the first rows.
+        """
+        starts = starts or [0] * len(self._cases)
+        sources = (places[0].source_row,) * len(beside) if self._cases[0].source else ()
+        left = [self._chunks(i, places[i], start) for i, start in enumerate(starts)]
+        while any(left):
+            members = [i for i, chunks in enumerate(left) if chunks]
+            chunks = tuple(left[i].pop(0) for i in members)
+            num_logits = len(beside) + sum(chunk.num_logits for chunk in chunks)
+            batch = ScheduledBatch((), (), chunks, tuple(beside), (), sources)
+            step = self._run(batch, num_logits)
+            first = len(beside)
+            for i, chunk in zip(members, chunks, strict=True):
+                self._take(i, step, first, first + chunk.num_logits)
+                first += chunk.num_logits
+
+    def decode(self, source_rows: Sequence[int] | None = None) -> None:
+        """Decode the tokens of all cases; case i attends to source_rows[i], else to its own row."""
+        order = self.order
+        sources = source_rows or [place.source_row for place in self.places]
+        for number in range(max(self._num_decodes)):
+            active = [i for i in order if self._num_decodes[i] > number]
+            batch = ScheduledBatch(
+                row_ops=(),
+                encodes=(),
+                chunks=(),
+                decode_ids=tuple(self._next_token(i, number) for i in active),
+                draws=(),
+                decode_sources=tuple(sources[i] for i in active) if self._cases[0].source else (),
+            )
+            step = self._run(batch, len(active))
+            for row, i in enumerate(active):
+                self._take(i, step, row, row + 1)
+
+    def seen(self, i: int) -> StepLogits:
+        """Return all that was taken of case i, in order, the positions joined; at least one."""
+        return joined(self._steps[i])
+
+    def num_seen(self, i: int) -> int:
+        """Return how many positions of case i have logits."""
+        return sum(len(step.logits) for step in self._steps[i])
+
+    def _chunks(self, i: int, place: Place, start: int) -> list[PrefillChunk]:
+        first_wanted = len(self._cases[i].prompt) - self._cases[i].num_prompt_logits
+        chunks, end = [], 0
+        for piece in self._cut[i][0]:
+            begin, end = end, end + len(piece)
+            if begin >= start:
+                num_logits = max(0, end - max(begin, first_wanted))
+                chunks.append(PrefillChunk(place.row, piece, num_logits, place.source_row))
+        return chunks
+
+    def _next_token(self, i: int, number: int) -> int:
+        """Return what decode call `number` takes: the prompt's last token, or a chosen one."""
+        _, last = self._cut[i]
+        if last and number == 0:
+            return last[0]
+        if self._tokens is not None:
+            return self._tokens[i][number - bool(last)]
+        return int(self._steps[i][-1].top_ids[-1, 0])
+
+    def _run(self, batch: ScheduledBatch, num_logits: int) -> StepLogits:
+        every = self._asked.align_every
+        aligned = tuple(range(0, num_logits, every)) if every else ()
+        step = self._runner.run(replace(batch, num_top=self._asked.num_top, aligned=aligned))
+        return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
+
+    def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
+        if last > first:
+            self._steps[i].append(_copied(part_of(step, slice(first, last))))
+
+
+def generate(
+    runner: SlotModelRunner,
+    cases: Sequence[Case],
+    asked: Asked,
+    tokens: Sequence[Tokens] | None = None,
+) -> list[StepLogits]:
+    """Run cases as one batch in the first rows, which are to be empty; return what each one gave.
+
+    `num_logits` positions a case; the tokens are the likeliest ones, or those given.
+    """
+    replay = Replay(runner, cases, asked, tokens)
+    if cases[0].source:
+        replay.encode(replay.places)
+    replay.prefill(replay.places)
+    replay.decode()
+    return [replay.seen(i) for i in range(len(cases))]
+
+
+def joined(steps: Sequence[StepLogits]) -> StepLogits:
+    """Return the positions of several steps as one."""
+    attended = [step.alignment for step in steps if step.alignment is not None]
+    return StepLogits(
+        np.concatenate([step.logits for step in steps]),
+        np.concatenate([step.top_ids for step in steps]),
+        np.concatenate([step.top_logits for step in steps]),
+        np.concatenate([step.top_logprobs for step in steps]),
+        np.concatenate(attended) if attended else None,
+    )
+
+
+def part_of(seen: StepLogits, positions: slice) -> StepLogits:
+    """Return some of the positions."""
+    return StepLogits(
+        seen.logits[positions],
+        seen.top_ids[positions],
+        seen.top_logits[positions],
+        seen.top_logprobs[positions],
+        None if seen.alignment is None else seen.alignment[positions],
+    )
+
+
+def _copied(step: StepLogits) -> StepLogits:
+    """Return arrays that the next step does not overwrite."""
+    return joined([step])
+
+
+def _spread(alignment: Floats | None, rows: Sequence[int], num_logits: int) -> Floats | None:
+    """Return the attention behind every row of logits, NaN for those that were not asked."""
+    if alignment is None:
+        return None
+    spread = np.full((num_logits, alignment.shape[1]), np.nan, np.float32)
+    spread[list(rows)] = alignment
+    return spread

@@ -1,0 +1,91 @@
+"""The beginning of a text that models give a perplexity, as tokens.
+
+A text for an encoder-decoder has lines of source, tab, target.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from engine.package.manifest import GenerationContract
+from exporter.certificate.cases import Tokens
+from exporter.certificate.generation_cases import Case
+from exporter.checkpoint import Checkpoint
+from exporter.graphs.contracts import generation_contract
+
+PIECE = 128  # tokens; nothing before a piece is seen
+MAX_TOKENS = 2048
+_MAX_BYTES = 2**20  # of the file
+
+ScoredText = Sequence[tuple[Case, Tokens]]  # cases with the tokens that follow
+
+
+def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
+    """Return the first MAX_TOKENS tokens of a text, in pieces.
+
+    Raises ConfigError if they are none or no UTF-8, or the model has no perplexity; OSError if the
+    file cannot be read.
+    """
+    contract = generation_contract(checkpoint.config.model)
+    if contract is None or checkpoint.tokenizer is None:
+        raise ConfigError(f"{path}: only a model that generates has a perplexity; leave out --text")
+    pieces, num_tokens = [], 0
+    for source, tokens in _parts(contract, checkpoint.tokenizer, _read(path)):
+        if len(tokens) > 1 and num_tokens < MAX_TOKENS:
+            pieces.append((Case(source, tokens[:1], len(tokens) - 1), tokens[1:]))
+            num_tokens += len(tokens) - 1
+    if not pieces:
+        wanted = "lines of source, tab, target" if contract.cross_cache else "two tokens or more"
+        raise ConfigError(f"{path} has no text to measure; give a file with {wanted}")
+    return pieces
+
+
+def _read(path: Path) -> str:
+    """Return the beginning of a file, up to a whole letter."""
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES)
+        is_whole = not file.read(1)
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(content, final=is_whole)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 at its byte {error.start}; write it in that code"
+        ) from error
+
+
+def _parts(
+    contract: GenerationContract, tokenizer: Tokenizer, content: str
+) -> Iterator[tuple[Tokens, Tokens]]:
+    return (_pairs if contract.cross_cache else _plain)(contract, tokenizer, content)
+
+
+def _plain(
+    contract: GenerationContract, tokenizer: Tokenizer, content: str
+) -> Iterator[tuple[Tokens, Tokens]]:
+    ids = tokenizer.encode(content).ids
+    size = min(PIECE, contract.cache.max_len)
+    for first in range(0, len(ids), size):
+        yield (), tuple(ids[first : first + size])
+
+
+def _pairs(
+    contract: GenerationContract, tokenizer: Tokenizer, content: str
+) -> Iterator[tuple[Tokens, Tokens]]:
+    start, cross = contract.decoder_start_token_id, contract.cross_cache
+    assert start is not None and cross is not None, "an encoder-decoder has both"
+    for line in content.splitlines():
+        source, tab, target = line.partition("\t")
+        source_ids = tuple(tokenizer.encode(source).ids[: cross.max_len])
+        if tab and source_ids:
+            target_ids = [
+                i for i in tokenizer.encode(target).ids if i not in contract.eos_token_ids
+            ]
+            yield (
+                source_ids,
+                (start, *target_ids, *contract.eos_token_ids[:1])[: contract.cache.max_len],
+            )

@@ -1,0 +1,152 @@
+"""The two sides of a certificate of a generating model: the eager model, and its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
+
+from engine.errors import CertificateError
+from engine.package.manifest import GenerationContract
+from engine.scheduling.batch import RowOp, StepLogits
+from engine.slots.runner import SlotModelRunner
+from exporter.certificate.cases import NUM_TOPS, Tokens, prefill_chunk
+from exporter.certificate.comparison import Comparison, Floats, exported_graphs
+from exporter.certificate.eager import eager_logits
+from exporter.certificate.execution import Execution, OnCpu, load_for_cpu
+from exporter.certificate.generation_cases import Case
+from exporter.certificate.half_comparison import Half
+from exporter.certificate.replay import WHOLE, Asked, generate, part_of
+
+MOST_TOP = max(NUM_TOPS)
+
+_LEFT_BEHIND = 1e4  # in the first rows of a batch, before their first sequence
+_NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
+_EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
+_ON_CPU = OnCpu()
+
+
+class Eager(NamedTuple):
+    """What the eager model gives for a case: in float64 and, to measure by, in half precision."""
+
+    exact: Floats  # [num_logits, vocab_size]
+    rounded: Floats | None = None
+
+    def part(self, positions: slice) -> Eager:
+        """Return some of the positions."""
+        rounded = None if self.rounded is None else self.rounded[positions]
+        return Eager(self.exact[positions], rounded)
+
+
+class Sides:
+    """The eager model, a runner for a case alone, a runner for batches, and what was found so far.
+
+    With `half` logits are held to its bound besides; `model` is in float64 then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        contract: GenerationContract,
+        directory: Path,
+        comparison: Comparison,
+        *,
+        execution: Execution = _ON_CPU,
+        half: Half | None = None,
+    ) -> None:
+        self.model = model
+        self.contract = contract
+        self.comparison = comparison
+        self.chunk = prefill_chunk(contract.cache.max_len)
+        self._directory = directory
+        self._half = half
+        self._tops = cycle(NUM_TOPS)
+        with exported_graphs():
+            self.batch, self.alone = execution.load_runners(contract, directory)
+        self.num_rows = self.batch.num_slots
+        self.batch.cache.fill(_LEFT_BEHIND, min(_NUM_LEFT, self.batch.num_slots))
+
+    def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
+        """Load the graphs for a CPU, for so many threads."""
+        return load_for_cpu(self.contract, self._directory, num_threads, num_slots)
+
+    def asked(self, *, align_every: int = 0) -> Asked:
+        """Return what to ask of a batch: the next number of likeliest tokens, in turn."""
+        every = align_every if self.contract.alignment else 0
+        return Asked(self.chunk, next(self._tops), every)
+
+    def run_alone(
+        self, case: Case, tokens: Tokens | None = None, *, chunk: int | None = None
+    ) -> StepLogits:
+        """Run a case in a row that holds zeros; `chunk` is else that of all."""
+        ops = [RowOp("clear", 0, 0), *([RowOp("clear_source", 0, 0)] if case.source else [])]
+        asked = Asked(
+            self.chunk if chunk is None else chunk, MOST_TOP, int(self.contract.alignment)
+        )
+        self.alone.cache.apply(ops)
+        with exported_graphs():
+            (seen,) = generate(self.alone, [case], asked, [tokens] if tokens else None)
+        self._check_ids(seen, case)
+        return seen
+
+    def _check_ids(self, seen: StepLogits, case: Case) -> None:
+        """Raise CertificateError for a token that the eager model does not know."""
+        least, most = int(seen.top_ids.min()), int(seen.top_ids.max())
+        if least < 0 or most >= self.contract.vocab_size:
+            raise CertificateError(
+                f"{case}: the exported model's likeliest tokens are {least} to {most}, outside the "
+                f"vocabulary, 0 to {self.contract.vocab_size - 1}"
+            )
+
+    def eager(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Eager]:
+        """Return what the eager model gives for all cases."""
+        longest = max(len(case.prompt) + case.num_tokens for case in cases)
+        size = max(1, _EAGER_LOGITS // (longest * self.contract.vocab_size))
+        found: list[Eager] = []
+        for i in range(0, len(cases), size):
+            part = cases[i : i + size], tokens[i : i + size]
+            exact = eager_logits(self.model, *part)
+            rounded = eager_logits(self._half.model, *part) if self._half else [None] * len(exact)
+            found += map(Eager, exact, rounded)
+        return found
+
+    def compare(self, seen: StepLogits, eager: Eager, case: Case, how: str) -> None:
+        """Hold what a case gave alone against the eager model."""
+        self._compare(seen, eager, step_of(case, how))
+
+    def compare_bits(
+        self, seen: StepLogits, alone: StepLogits, eager: Eager, first: int, case: Case, how: str
+    ) -> None:
+        """Hold what a case gave in a batch, from its position `first` on, against it alone.
+
+        Where a format may depend on the batch and does, it is held against the eager model too.
+        """
+        place = step_of(case, how, first)
+        positions = slice(first, first + len(seen.logits))
+        if not self.comparison.step_bits(seen, part_of(alone, positions), place):
+            self._compare(seen, eager.part(positions), place)
+
+    def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
+        self.comparison.step(seen, eager.exact, place)
+        if self._half and eager.rounded is not None:
+            self._half.found.case(seen.all_logits, eager.exact, eager.rounded, place)
+
+
+def step_of(case: Case, how: str, first: int = 0) -> Callable[[int], str]:
+    """Return what tells where the logits of a case come from; its first position is `first`."""
+    before = case.num_prompt_logits - 1
+
+    def place(i: int) -> str:
+        step = first + i - before
+        where = f"step {step}" if step >= 0 else f"{-step} before the prompt's end"
+        return f"{case}, {how}, {where}"
+
+    return place
+
+
+def chunks_of(chunk: int) -> str:
+    """Return how a prompt was computed, in words."""
+    return "whole prefill" if chunk == WHOLE else f"prefill in chunks of {chunk}"

@@ -1,0 +1,190 @@
+"""Shows what the attention heads of a checkpoint look at, for one input, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from engine.errors import FieldViolation, InvalidRequest
+from engine.one_pass.image import load_image
+from engine.package.manifest import ImageContract
+from exporter.checkpoint import Checkpoint, replace_file, writing_to
+from exporter.explain.picture import ImageBlock, TextBlock, draw
+from exporter.models import EncoderDecoder, TransformerConfig
+from exporter.models.attention import record_probabilities
+
+_WHITESPACE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+def explain(checkpoint: Checkpoint, text: str, out: Path, *, target: str | None = None) -> None:
+    """Write a PNG of every attention head of the eager model, layers down, heads across.
+
+    Encoders: self-attention over the tokens of `text`. GPT: causal self-attention over them.
+    Encoder-decoder: cross-attention of the output, then self-attention of encoder and decoder;
+    the output is the model's own greedy one, or `target`. ViT: `text` is the path of an image,
+    and the picture shows how the class token attends to its patches.
+    Raises InvalidRequest for an input that the model cannot take, CheckpointError if `out` cannot
+    be written.
+    """
+    config = checkpoint.config.model
+    if target is not None and config.family != "encoder-decoder":
+        raise _invalid("target", f"a {config.family} has no target; leave it out")
+    with torch.no_grad():
+        if config.family == "vit":
+            caption, blocks = Path(text).name, _explain_image(checkpoint.model, config, Path(text))
+        else:
+            caption, blocks = _explain_text(checkpoint, text, target)
+    picture = draw(f"{checkpoint.config.task} ({config.family}): {caption}", blocks)
+    with writing_to(out):
+        replace_file(out, picture)
+
+
+def _explain_text(
+    checkpoint: Checkpoint, text: str, target: str | None
+) -> tuple[str, list[TextBlock | ImageBlock]]:
+    config, tokenizer = checkpoint.config.model, checkpoint.tokenizer
+    assert tokenizer is not None, "load_checkpoint demands it of a text model"
+    ids = tokenizer.encode(text).ids
+    _check_length("text", ids, config.max_source_len or config.max_target_len)
+    tokens = _labels(tokenizer, ids)
+    if isinstance(checkpoint.model, EncoderDecoder):
+        output = _output_ids(checkpoint.model, tokenizer, ids, target)
+        blocks = _explain_translation(checkpoint.model, ids, output, tokenizer)
+        return f"{text} → {tokenizer.decode(output, skip_special_tokens=True)}", blocks
+    with record_probabilities(checkpoint.model) as recorded:
+        checkpoint.model(torch.tensor([ids]))
+    kind = "causal self-attention" if config.family == "gpt" else "self-attention"
+    title = f"{kind}: from each token (row) to each token (column)"
+    return text, [TextBlock(title, tokens, tokens, _heads(recorded, "self_attention"))]
+
+
+def _explain_translation(
+    model: EncoderDecoder, source: list[int], output: list[int], tokenizer: Tokenizer
+) -> list[TextBlock | ImageBlock]:
+    """Show the three attentions of an encoder-decoder while it writes `output`."""
+    inputs = [_start_id(model.config), *output[:-1]]
+    with record_probabilities(model) as recorded:
+        model(torch.tensor([source]), torch.tensor([inputs]))
+    read, written = _labels(tokenizer, source), _labels(tokenizer, output)
+    before = _labels(tokenizer, inputs)
+    return [
+        TextBlock(
+            "cross-attention: from each token being written (row) to the source (column)",
+            written,
+            read,
+            _heads(recorded, "cross_attention"),
+        ),
+        TextBlock(
+            "encoder self-attention: from each source token (row) to each source token (column)",
+            read,
+            read,
+            _heads(recorded, "encoder."),
+        ),
+        TextBlock(
+            "decoder self-attention: from each token being written (row) to those before (column)",
+            written,
+            before,
+            _heads(recorded, "self_attention", within="decoder."),
+        ),
+    ]
+
+
+def _output_ids(
+    model: EncoderDecoder, tokenizer: Tokenizer, source: list[int], target: str | None
+) -> list[int]:
+    config = model.config
+    if target is None:
+        return _greedy(model, source)
+    ids = tokenizer.encode(target, add_special_tokens=False).ids
+    end = [] if config.eos_token_id is None else [config.eos_token_id]
+    _check_length("target", ids + end, config.max_target_len)
+    return [*ids, *end]
+
+
+def _greedy(model: EncoderDecoder, source: list[int]) -> list[int]:
+    memory = model.encode(torch.tensor([source]))
+    ids = [_start_id(model.config)]
+    while len(ids) <= model.config.max_target_len:
+        ids.append(int(model.decode(torch.tensor([ids]), memory)[0, -1].argmax()))
+        if ids[-1] == model.config.eos_token_id:
+            break
+    return ids[1:]
+
+
+def _start_id(config: TransformerConfig) -> int:
+    assert config.bos_token_id is not None, "TransformerConfig demands it of an encoder-decoder"
+    return config.bos_token_id
+
+
+def _explain_image(
+    model: nn.Module, config: TransformerConfig, path: Path
+) -> list[TextBlock | ImageBlock]:
+    image = config.image
+    assert image is not None, "TransformerConfig demands it of a vit"
+    contract = ImageContract(
+        size=image.size,
+        channels=image.channels,
+        mean=image.mean,
+        std=image.std,
+        embedding_dim=config.d_model,
+    )
+    pixels = load_image(_read_image(path), contract, path="text")  # (channels, size, size)
+    with record_probabilities(model) as recorded:
+        logits = model(torch.from_numpy(pixels)[None]).logits[0]
+    weights = _heads(recorded, "self_attention")[:, :, 0, 1:]  # class token to patches
+    side = image.size // image.patch_size
+    shown = pixels * np.reshape(image.std, (-1, 1, 1)) + np.reshape(image.mean, (-1, 1, 1))
+    label = config.labels[int(logits.argmax())]
+    return [
+        ImageBlock(
+            f"self-attention: from the class token to each patch; classified as {label!r}",
+            shown.mean(axis=0).clip(0, 1).astype(np.float32),  # gray, so that attention has colour
+            weights.reshape(*weights.shape[:2], side, side),
+        )
+    ]
+
+
+def _read_image(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _invalid(
+            "text",
+            f"this model looks at images, and {str(path)!r} cannot be read ({error.strerror}); "
+            "give the path of a PNG or JPEG file instead of a text",
+        ) from error
+
+
+def _heads(recorded: dict[str, Tensor], part: str, within: str = "") -> NDArray[np.float32]:
+    """Return (num_layers, num_heads, T, S) of the attentions with `part` in their name."""
+    chosen = [p[0] for name, p in recorded.items() if part in name and name.startswith(within)]
+    return torch.stack(chosen).numpy()
+
+
+def _labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(_label(tokenizer, token_id) for token_id in ids)
+
+
+def _label(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return the text of a token, or its name where it is only a part of a character."""
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    if not text or "\ufffd" in text:
+        text = tokenizer.id_to_token(token_id) or f"#{token_id}"
+    return text.translate(_WHITESPACE)
+
+
+def _check_length(field: str, ids: list[int], limit: int) -> None:
+    if not ids:
+        raise _invalid(field, "it has no tokens; give at least one word")
+    if len(ids) > limit:
+        raise _invalid(field, f"{len(ids)} tokens are more than the {limit} that the model takes")
+
+
+def _invalid(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(field, description)])

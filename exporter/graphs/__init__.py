@@ -1,0 +1,1 @@
+"""From eager models to the ONNX graphs of a package."""

@@ -1,0 +1,90 @@
+"""What the engine must know of a model to run its graphs: the contracts of the manifest."""
+
+from __future__ import annotations
+
+from engine.package.manifest import (
+    Architecture,
+    CacheDtype,
+    CacheShape,
+    EncodingContract,
+    GenerationContract,
+    ImageContract,
+    PackageFormat,
+    Task,
+)
+from exporter.models.cache import cache_head_dim
+from exporter.models.config import Family, TransformerConfig
+
+_PLAIN = PackageFormat()
+
+ARCHITECTURES: dict[Family, Architecture] = {
+    "encoder-decoder": "encoder-decoder",
+    "gpt": "decoder",
+    "bert": "encoder",
+    "labeller": "encoder",
+    "vit": "vision-encoder",
+}
+TASKS: dict[Family, Task] = {
+    "encoder-decoder": "generate",
+    "gpt": "generate",
+    "bert": "classify",
+    "labeller": "label",
+    "vit": "classify",
+}
+
+
+def generation_contract(
+    config: TransformerConfig, form: PackageFormat = _PLAIN
+) -> GenerationContract | None:
+    """Return the contract of a model that generates, None for others."""
+    if not config.num_decoder_layers:
+        return None
+    has_source = config.num_encoder_layers > 0
+    eos = config.eos_token_id
+    cross_cache = None
+    if has_source:
+        cross_cache = _cache_shape(config, config.max_source_len, form.precision)
+    return GenerationContract(
+        vocab_size=config.vocab_size,
+        num_heads=config.num_heads,
+        cache=_cache_shape(config, config.max_target_len, form.kv_cache),
+        cross_cache=cross_cache,
+        decoder_start_token_id=config.bos_token_id if has_source else None,
+        eos_token_ids=() if eos is None else (eos,),
+        alignment=has_source,
+    )
+
+
+def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
+    """Return the contract of a one-pass text model, None for others."""
+    if config.num_decoder_layers or config.family == "vit":
+        return None
+    return EncodingContract(
+        vocab_size=config.vocab_size,
+        max_len=config.max_source_len,
+        pad_token_id=config.pad_token_id,
+        embedding_dim=config.d_model,
+    )
+
+
+def image_contract(config: TransformerConfig) -> ImageContract | None:
+    """Return the contract of a vision model, None for others."""
+    if config.image is None:
+        return None
+    return ImageContract(
+        size=config.image.size,
+        channels=config.image.channels,
+        mean=config.image.mean,
+        std=config.image.std,
+        embedding_dim=config.d_model,
+    )
+
+
+def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype) -> CacheShape:
+    return CacheShape(
+        num_layers=config.num_decoder_layers,
+        num_kv_heads=config.kv_heads,
+        max_len=max_len,
+        head_dim=cache_head_dim(config),
+        dtype=dtype,
+    )

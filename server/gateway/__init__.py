@@ -1,0 +1,1 @@
+"""The public port, and how calls find a worker."""

@@ -1,0 +1,193 @@
+"""Which calls the gateway hands to its workers at once, which wait for it, which it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from engine.errors import CannotMeet, ExpiredInQueue, TokenweirError
+from engine.metrics import DrainMeter
+from server.gateway.fair_queue import FairQueue, Waiting
+from server.gateway.share import Share
+
+_LEAST_RETRY = 0.1  # seconds
+_LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
+_NUM_OWN_TIMES = 64  # calls of late, of which half were as fast as one is given credit for
+_REMEMBERED = 10.0  # seconds after its last call that a tenant is still there
+_CAUTION = 1.15  # the wait that is foretold is about right, and who is late costs others their time
+_MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
+
+
+class Admission:
+    """Hands out so many places at once, in fair order; a call without one waits here.
+
+    Workers and the gateway itself serve in order of arrival: a call that stands behind hundreds
+    there cannot overtake them. So only as many as keep the workers busy are handed over, and the
+    others wait where the order is fair. A call that would come too late is refused at once, for
+    work on it would be lost, and the time of others with it.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._places: int | None = None  # None: as many as there are calls
+        self._crowded: int | None = None  # of them, for tenants that have calls waiting
+        self._satisfied: OrderedDict[str, float] = OrderedDict()  # tenants without, when last seen
+        self._num_under_way = 0
+        self._queue = FairQueue()
+        self._drain = DrainMeter(_LEAST_DRAINED)
+        self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
+        self._own_time = 0.0  # seconds that a call may be hoped to take from its turn
+        self._refusal: TokenweirError | None = None
+
+    def set_places(self, places: int | None, crowded: int | None = None) -> None:
+        """Let so many calls be under way at once; None: all of them.
+
+        Only `crowded` of them are of tenants that have others waiting, while there is a tenant
+        that has none. That one sends less than its share, and whoever floods must not slow it down.
+        Those who all wait want whole batches instead.
+        """
+        self._places = places
+        self._crowded = places if crowded is None else crowded
+        self._hand_out()
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for their turn."""
+        return len(self._queue)
+
+    def refuse_waiting(self, error: TokenweirError) -> None:
+        """End every call that waits, or will."""
+        self._refusal = error
+        self.set_places(None)
+
+    @asynccontextmanager
+    async def turn(self, share: Share, time_left: float | None) -> AsyncIterator[None]:
+        """Wait until it is a call's turn, and keep its place to the end.
+
+        Raises CannotMeet if it would end after its deadline, ExpiredInQueue if that passes here,
+        and what `refuse_waiting` was given.
+        """
+        deadline = None if time_left is None else self._clock() + time_left
+        await self._wait(share, deadline)
+        started = self._clock()
+        try:
+            yield
+            self._note_own_time(self._clock() - started)
+        finally:
+            self._leave(share.tenant)
+
+    async def _wait(self, share: Share, deadline: float | None) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._needs_no_turn(share):
+            self._num_under_way += 1
+            self._queue.begin(share.tenant)
+            self._note(share.tenant)
+            return
+        self._judge(share, deadline)
+        waiting = Waiting(share.tenant, share.priority)
+        self._queue.add(waiting)
+        self._note(waiting.tenant)
+        self._hand_out()
+        try:
+            await self._turn_of(waiting, deadline)
+        except BaseException:
+            if waiting.turn.is_set():
+                self._leave(waiting.tenant)
+            else:
+                self._queue.remove(waiting)
+                self._note(waiting.tenant)
+                self._hand_out()
+            raise
+
+    async def _turn_of(self, waiting: Waiting, deadline: float | None) -> None:
+        seconds = None if deadline is None else max(0.0, deadline - self._clock() - _MARGIN)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting.turn.wait()
+        except TimeoutError:
+            what = f"its deadline passed at the gateway, where {len(self._queue)} calls wait"
+            raise ExpiredInQueue(what) from None
+        if self._refusal is not None:
+            raise self._refusal
+        if deadline is not None and self._clock() + self._own_time > deadline:
+            raise self._cannot_meet(0.0, deadline - self._clock())
+
+    def refuse_if_too_late(self, share: Share, time_left: float | None) -> None:
+        """Raise CannotMeet if a call would end after its deadline: it need not ask for a turn."""
+        if time_left is not None and not self._needs_no_turn(share):
+            self._judge(share, self._clock() + time_left)
+
+    def _judge(self, share: Share, deadline: float | None) -> None:
+        rate = self._drain.rate
+        if deadline is None or rate is None:
+            return
+        wait = (self._queue.num_before(share.tenant, share.priority) + 1) / rate
+        time_left = deadline - self._clock()
+        if _CAUTION * wait + self._own_time > time_left:
+            raise self._cannot_meet(wait, time_left)
+
+    def _cannot_meet(self, wait: float, time_left: float) -> CannotMeet:
+        retry_after = max(_LEAST_RETRY, wait + self._own_time - time_left)
+        return CannotMeet(
+            f"{len(self._queue)} calls wait at the gateway: this one would wait about "
+            f"{wait:.3f} s and take {self._own_time:.3f} s, but its deadline is in "
+            f"{time_left:.3f} s; retry in {retry_after:.1f} s, or allow more time",
+            retry_after,
+        )
+
+    def _note_own_time(self, seconds: float) -> None:
+        """Take in what a call took: of late, as how much the next one asks is not known."""
+        self._own_times.append(seconds)
+        self._own_time = sorted(self._own_times)[len(self._own_times) // 2]
+
+    def _needs_no_turn(self, share: Share) -> bool:
+        if self._places is None:
+            return True
+        is_free = self._num_under_way < self._places
+        return is_free and self._queue.may_overtake(share.tenant, share.priority, self._places)
+
+    def _note(self, tenant: str) -> None:
+        """Note that a tenant is there; keep those that have no calls waiting, last seen last."""
+        self._satisfied.pop(tenant, None)
+        if not self._queue.has_waiting(tenant):
+            self._satisfied[tenant] = self._clock()
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one of the calls that wait can go on."""
+        if self._places is None or self._crowded is None:
+            return True
+        if self._num_under_way >= self._places:
+            return False
+        return self._queue.num_crowding < self._crowded or not self._is_anyone_satisfied()
+
+    def _is_anyone_satisfied(self) -> bool:
+        """Return whether a tenant is there that has no calls waiting; forget who has left."""
+        gone = self._clock() - _REMEMBERED
+        while self._satisfied:
+            tenant, seen = next(iter(self._satisfied.items()))
+            if seen > gone:
+                return True
+            del self._satisfied[tenant]
+            if self._queue.has_under_way(tenant):
+                self._note(tenant)
+        return False
+
+    def _hand_out(self) -> None:
+        num_given = 0
+        while self._has_room and (waiting := self._queue.take()) is not None:
+            self._num_under_way += 1
+            num_given += 1
+            self._note(waiting.tenant)
+            waiting.turn.set()
+        self._drain.advance(self._clock(), num_given, bool(self._queue))
+
+    def _leave(self, tenant: str) -> None:
+        self._num_under_way -= 1
+        self._queue.done(tenant)
+        self._note(tenant)
+        self._hand_out()

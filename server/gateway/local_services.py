@@ -1,0 +1,72 @@
+"""Services that a CallServer answers itself: handlers of grpcio's kind, behind interceptors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from server.gateway.call_server import Pairs, ServerCall
+
+Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
+
+
+@dataclass(frozen=True)
+class _Details:
+    """What a handler is found by."""
+
+    method: str
+    invocation_metadata: Pairs
+
+
+class LocalServices:
+    """Takes handlers as a grpc.aio server does, and answers calls with them."""
+
+    def __init__(self, interceptors: Sequence[aio.ServerInterceptor]) -> None:
+        self._interceptors = interceptors
+        self._handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Know more methods."""
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Do nothing: generated code adds the same methods as generic ones too."""
+
+    async def answer(self, call: ServerCall) -> None:
+        """Answer a call; UNIMPLEMENTED if its method is not known."""
+        handler = await self._find(_Details(call.method, call.invocation_metadata()), 0)
+        if handler is None:
+            await call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        call.response_serializer = handler.response_serializer
+        if handler.request_streaming:
+            await handler.stream_stream(_messages(call), call)
+            await call.finish()
+            return
+        request = await call.read()
+        if request is aio.EOF:
+            return  # cancelled before it has begun
+        if handler.response_streaming:
+            await handler.unary_stream(request, call)
+            await call.finish()
+        else:
+            await call.finish(await handler.unary_unary(request, call))
+
+    async def _find(self, details: Any, index: int) -> Handler:
+        """Return the handler of a method, as the interceptors from `index` on make it."""
+        if index < len(self._interceptors):
+
+            async def inner(details: Any) -> Handler:
+                return await self._find(details, index + 1)
+
+            return await self._interceptors[index].intercept_service(inner, details)
+        found = (handler.service(details) for handler in self._handlers)
+        return next((handler for handler in found if handler is not None), None)
+
+
+async def _messages(call: ServerCall) -> AsyncIterator[bytes]:
+    while (message := await call.read()) is not aio.EOF:
+        yield message

@@ -1,0 +1,1 @@
+"""Workers as Ray Serve replicas."""

@@ -1,0 +1,113 @@
+"""Listens for the workers of a service: which are alive, and what they have to say.
+
+Every worker keeps one connection to the command that serves, and writes a line of JSON a message:
+
+    {"token": "...", "pid": 4711}       the first: only who knows the token is heard
+    {"alive": {"address": ..., "pid": ..., "replica_id": ...}}      once a second while it serves
+    {"leaving": true}                   it takes no more calls; the answer is a line, true if all
+                                        is over, so that it need not wait for anybody
+    {"level": 40, "text": "..."}        a record of its log, a traceback whole
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from server.ray.registry import Registry, WorkerInfo
+
+MAX_LINE = 1 << 20  # bytes of a message
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RosterAddress:
+    """Where a roster listens, and the word that it asks for."""
+
+    host: str
+    port: int
+    token: str
+
+
+class Roster:
+    """The server side of the connections."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._token = secrets.token_hex(16)
+        self._hearing: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that are connected, serving or not yet."""
+        return len(self._hearing)
+
+    def end(self) -> None:
+        """Tell workers that leave that all is over: every call has had the time to end."""
+        self._is_over = True
+
+    async def start(self, host: str) -> RosterAddress:
+        """Listen on any free port of the interface."""
+        self._server = await asyncio.start_server(self._hear, host, 0, limit=MAX_LINE)
+        return RosterAddress(host, self._server.sockets[0].getsockname()[1], self._token)
+
+    async def close(self) -> None:
+        """Hear nobody any more."""
+        self._server.close()
+        for task in tuple(self._hearing):
+            task.cancel()
+        await asyncio.gather(*self._hearing, return_exceptions=True)
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._hearing.add(task)
+        speaker = _Speaker(self._registry)
+        try:
+            # Broken lines, and connections that break: nothing that the worker did not cause.
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                first = json.loads(await reader.readline())
+                if hmac.compare_digest(str(first["token"]), self._token):
+                    speaker.name = f"worker process {int(first['pid'])}"
+                    while line := await reader.readline():
+                        if speaker.leaves(json.loads(line)):
+                            writer.write(json.dumps(self._is_over).encode() + b"\n")
+        except asyncio.CancelledError:
+            pass  # by `close`; asyncio would report a task of its own that is cancelled
+        finally:
+            speaker.leave()
+            writer.close()
+            self._hearing.discard(task)
+
+
+class _Speaker:
+    """One worker at the other end of a connection."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.name = ""
+        self._registry = registry
+        self._worker: WorkerInfo | None = None
+
+    def leaves(self, message: dict[str, Any]) -> bool:
+        """Take a message; return whether it says that the worker leaves."""
+        if "alive" in message:
+            self._worker = WorkerInfo(**message["alive"])
+            self.name = f"worker {self._worker.address}"
+            self._registry.put(self._worker)
+        elif "leaving" in message:
+            self.leave()
+        else:
+            logger.log(int(message["level"]), "%s: %s", self.name, message["text"])
+        return "leaving" in message
+
+    def leave(self) -> None:
+        """Take the worker out of the registry."""
+        if self._worker is not None:
+            self._registry.drop(self._worker)

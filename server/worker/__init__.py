@@ -1,0 +1,1 @@
+"""The gRPC server on the engines of one process."""

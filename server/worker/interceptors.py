@@ -1,0 +1,258 @@
+"""What every call to a worker passes through: status of errors, admission, parsing of its bytes.
+
+Outermost first: StatusInterceptor, AdmissionInterceptor, ParsingInterceptor, then the service. What
+has a stream of requests passes through StreamParsingInterceptor only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from engine.errors import (
+    Draining,
+    EngineFailure,
+    FieldViolation,
+    InvalidRequest,
+    MalformedMessage,
+    TokenweirError,
+)
+from server.call_wall import CallWall
+from server.gateway.share import WAITING_KEY
+from server.last_moment import abort, in_time
+from server.request_ids import client_request_id, made_request_id
+from server.status import call_status
+
+logger = logging.getLogger(__name__)
+
+Context = aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # no generic class at run time
+Behavior = Callable[[Any, Context], Awaitable[Any]]  # a stream writes to the context instead
+Around = Callable[[Behavior, Any, Context], Awaitable[Any]]
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+# Set by ParsingInterceptor for everything further in, and for the log lines further out.
+_request_id: ContextVar[str] = ContextVar("request_id")
+
+_DEADLINE_MARGIN = 0.02  # seconds; less than that of the engines, whose words say more
+DRAINING_RETRY_AFTER = 0.5  # seconds; another replica is chosen sooner than that
+
+
+def current_request_id() -> str:
+    """Return the id of the call that is being answered: the client's, or one made here."""
+    return _request_id.get()
+
+
+class _WrappingInterceptor(aio.ServerInterceptor):
+    """Wraps the behavior of every call that has one request message; `around` says how."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails],
+            Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None],
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        return self.wrap(handler_call_details.method, handler)
+
+    @abstractmethod
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return a handler that does something around the one given."""
+
+
+class StatusInterceptor(_WrappingInterceptor):
+    """Answers every error with its status and details; never with a stack trace."""
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
+            _request_id.set(made_request_id())
+            try:
+                async with in_time(context, _DEADLINE_MARGIN):
+                    return await behavior(request, context)
+            except TokenweirError as error:
+                await _abort(context, method, error)
+            except aio.BaseError:  # aborted further in
+                raise
+            except Exception:
+                request_id = current_request_id()
+                logger.exception("%s, request %s failed", method, request_id)
+                await _abort(context, method, _failure(request_id))
+
+        return _with_behavior(handler, around)
+
+
+class AdmissionInterceptor(_WrappingInterceptor):
+    """Counts the calls that run a model; refuses new ones at the wall, or once the worker drains.
+
+    Other calls, of health and what operators ask, are never refused for want of room.
+    """
+
+    def __init__(self, services: frozenset[str], wall: CallWall) -> None:
+        self._prefixes = tuple(f"/{service}/" for service in services)
+        self._wall = wall
+        self.live = 0
+        self._num_waiting = 0  # at the gateway, a worker
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def load(self) -> int:
+        """The calls that are live here, and those that wait at the gateway for this worker."""
+        return self.live + self._num_waiting if self.live else 0
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no call is live."""
+        await self._idle.wait()
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        if not method.startswith(self._prefixes):
+            return handler
+
+        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
+            if self.draining:
+                raise Draining("this worker is stopping; ask again", DRAINING_RETRY_AFTER)
+            with self._wall.counted(), self._wall.holding(len(request)):
+                self._begin()
+                # After the status was sent, not before. The stubs want a class that nobody makes.
+                context.add_done_callback(cast(Any, self._end))
+                self._note_waiting(context)
+                return await behavior(request, context)
+
+        return _with_behavior(handler, around)
+
+    def _note_waiting(self, context: Context) -> None:
+        for key, value in context.invocation_metadata() or ():
+            if key == WAITING_KEY and str(value).isdecimal():
+                self._num_waiting = int(value)
+
+    def _begin(self) -> None:
+        self.live += 1
+        self._idle.clear()
+
+    def _end(self, ctx: Context) -> None:
+        self.live -= 1
+        if not self.live:
+            self._idle.set()
+
+
+class ParsingInterceptor(_WrappingInterceptor):
+    """Parses requests itself: gRPC would answer malformed bytes with UNKNOWN, no details."""
+
+    def __init__(self, max_request_bytes: int) -> None:
+        self._max_bytes = max_request_bytes
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        parse = handler.request_deserializer
+        if parse is None:
+            return handler
+
+        async def around(behavior: Behavior, data: bytes, context: Context) -> Any:
+            if len(data) > self._max_bytes:
+                limit = f"more than {self._max_bytes:,}, the most that a request may have"
+                what = f"{len(data):,} bytes are {limit}; send less in a call"
+                raise InvalidRequest([FieldViolation("request", what)])
+            request = _parsed(parse, data, method)
+            if (request_id := client_request_id(request)) is not None:
+                _request_id.set(request_id)
+            return await behavior(request, context)
+
+        return _with_behavior(handler, around, takes_bytes=True)
+
+
+class StreamParsingInterceptor(aio.ServerInterceptor):
+    """Does the same for calls with a stream of requests, and answers their errors."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails],
+            Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None],
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.stream_stream is None or not handler.request_deserializer:
+            return handler
+        method, parse = handler_call_details.method, handler.request_deserializer
+        answer = cast(Callable[[Any, Context], AsyncIterator[Any]], handler.stream_stream)
+
+        async def behavior(messages: AsyncIterator[bytes], context: Context) -> None:
+            _request_id.set(made_request_id())
+            requests = (_parsed(parse, message, method) async for message in messages)
+            try:
+                async with in_time(context, _DEADLINE_MARGIN):
+                    async for response in answer(requests, context):
+                        await context.write(response)
+            except TokenweirError as error:
+                await _abort(context, method, error)
+
+        return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
+
+
+def _parsed(parse: Callable[[bytes], Any], data: bytes, method: str) -> Any:
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise MalformedMessage(
+            [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
+        ) from error
+
+
+def _failure(request_id: str) -> EngineFailure:
+    return EngineFailure(f"request {request_id} failed inside the server; its log says why")
+
+
+async def _abort(context: Context, method: str, error: TokenweirError) -> None:
+    request_id = current_request_id()
+    status = call_status(error, request_id)
+    logger.info("%s, request %s: %s: %s", method, request_id, status.code.name, status.message)
+    await abort(context, status)
+
+
+def _with_behavior(handler: Handler, around: Around, *, takes_bytes: bool = False) -> Handler:
+    inner = _behavior(handler)
+
+    async def behavior(request: Any, context: Context) -> Any:
+        return await around(inner, request, context)
+
+    make = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    return make(
+        behavior,
+        None if takes_bytes else handler.request_deserializer,
+        handler.response_serializer,
+    )
+
+
+def _behavior(handler: Handler) -> Behavior:
+    """Return what answers a call; a generator is turned into a writer of its messages."""
+    behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    if not inspect.isasyncgenfunction(behavior):
+        return cast(Behavior, behavior)
+    generate = cast(Callable[[Any, Context], AsyncIterator[Any]], behavior)
+
+    async def write_all(request: Any, context: Context) -> None:
+        async with aclosing(generate(request, context)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                await context.write(message)
+
+    return write_all

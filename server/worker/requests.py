@@ -1,0 +1,342 @@
+"""Turns the protocol's requests into the engine's, naming every wrong field."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.message import Message
+from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
+
+from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
+from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import GenerationContract, Manifest
+from engine.requests.checks import check_logprobs, check_sampling_params
+from engine.requests.request import (
+    Constraint,
+    GenerationRequest,
+    LogitControls,
+    RequestLimits,
+    SamplingParams,
+    ScoreRequest,
+    raise_if_any,
+)
+from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
+from server.worker.capabilities import check_generation, raise_if_unsupported
+
+MAX_TENANT_CHARS = 128
+MAX_TOKENS_PER_MESSAGE = 1024
+
+
+def generation_requests(
+    request: generation_service_pb2.GenerateRequest,
+    *,
+    manifest: Manifest,
+    capabilities: Collection[str],
+    limits: RequestLimits,
+    request_ids: Iterator[str],
+    deadline: float | None,
+) -> list[GenerationRequest]:
+    """Return one engine request per input, in order.
+
+    `request_ids` gives the engine's names of them. Raises CapabilityNotSupported for options that
+    are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
+    """
+    assert manifest.generation is not None
+    # Counted before any of them is looked at: a mebibyte has room for half a million.
+    _check_sizes(request, limits)
+    _check_num_ids(request.inputs, manifest.generation)
+    check_generation(request, capabilities)
+    params = sampling_params(request)
+    raise_if_any(_wrong_fields(request, params, manifest.generation, limits))
+    if params.strategy == "sampling" and params.seed is None:
+        params = replace(params, seed=secrets.randbits(64))  # one for all inputs, see Provenance
+    return [
+        GenerationRequest(
+            request_id=next(request_ids),
+            prompt=_prompt(one),
+            params=params,
+            deadline=deadline,
+            input_path=f"inputs[{i}]",
+            target_prefix=_target_prefix(one),
+            priority=request.scheduling.priority,
+            tenant=request.scheduling.tenant,
+        )
+        for i, one in enumerate(request.inputs)
+    ]
+
+
+def score_requests(
+    request: generation_service_pb2.ScoreRequest,
+    *,
+    manifest: Manifest,
+    limits: RequestLimits,
+    request_ids: Iterator[str],
+    deadline: float | None,
+) -> list[ScoreRequest]:
+    """Return one engine request per input, in order; raise InvalidRequest for what is wrong."""
+    assert manifest.generation is not None
+    _check_count("inputs", len(request.inputs), limits)
+    _check_num_ids(request.inputs, manifest.generation)
+    top = request.top_logprobs if request.HasField("top_logprobs") else 0
+    violations = check_logprobs(top, "top_logprobs", limits)
+    violations += _check_request_id(request.request_id)
+    violations += _check_inputs(request.inputs)
+    violations += [
+        FieldViolation(
+            f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
+        )
+        for i, one in enumerate(request.inputs)
+        if one.WhichOneof("target_prefix") is None
+    ]
+    raise_if_any(violations)
+    return [
+        ScoreRequest(
+            request_id=next(request_ids),
+            source=_prompt(one),
+            target=_target_prefix(one),
+            top_logprobs=top,
+            deadline=deadline,
+            input_path=f"inputs[{i}]",
+        )
+        for i, one in enumerate(request.inputs)
+    ]
+
+
+def sampling_params(request: generation_service_pb2.GenerateRequest) -> SamplingParams:
+    """Return how to decode and when to stop; absent fields take the engine's defaults."""
+    decoding, stopping, output = request.decoding, request.stopping, request.output
+    sampling, beam = decoding.sampling, decoding.beam
+    asked = {
+        **_present(sampling, "temperature", "top_k", "top_p", "min_p", "typical_p"),
+        **_present(sampling, "seed", "best_of"),
+        **_present(beam, "length_penalty", "early_stop"),
+        **_present(decoding, "num_outputs"),
+        **_present(stopping, "max_new_tokens", "min_new_tokens"),
+        **_present(output, "logprobs", "prompt_logprobs"),
+    }
+    strategy = decoding.WhichOneof("strategy") or "greedy"
+    if strategy == "beam":
+        asked["beam_width"] = beam.width
+    return SamplingParams(
+        strategy=strategy,
+        controls=_controls(decoding.controls),
+        constraint=_constraint(decoding),
+        alignment=output.alignment,
+        allow_partial=output.allow_partial,
+        stop_strings=tuple(stopping.strings),
+        stop_token_ids=tuple(stopping.token_ids),
+        include_stop=stopping.include_stop,
+        ignore_eos=stopping.ignore_eos,
+        **asked,
+    )
+
+
+def check_stream_request(request: generation_service_pb2.GenerateStreamRequest) -> int:
+    """Return the tokens per message; raise for what is wrong outside of `request.request`."""
+    if request.HasField("resume_after"):
+        raise_if_unsupported(["resume_after"])
+    violations = []
+    tokens = request.tokens_per_message if request.HasField("tokens_per_message") else 1
+    if not 1 <= tokens <= MAX_TOKENS_PER_MESSAGE:
+        violations.append(
+            FieldViolation(
+                "tokens_per_message", f"{tokens} is outside 1 to {MAX_TOKENS_PER_MESSAGE}"
+            )
+        )
+    if len(request.request.inputs) != 1:
+        violations.append(
+            FieldViolation(
+                "request.inputs",
+                f"{len(request.request.inputs)} inputs; a stream takes exactly one, "
+                "Generate takes several",
+            )
+        )
+    raise_if_any(violations)
+    return tokens
+
+
+def nested(
+    path: str, error: InvalidRequest | CapabilityNotSupported
+) -> InvalidRequest | CapabilityNotSupported:
+    """Return the error of a GenerateRequest with its fields named from one level further out."""
+    if isinstance(error, InvalidRequest):
+        return InvalidRequest(
+            [FieldViolation(f"{path}.{v.field}", v.description) for v in error.violations]
+        )
+    fields = generation_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+    features = [
+        f"{path}.{name}" if re.split(r"[.[]", name)[0] in fields else name
+        for name in error.features  # not all are paths
+    ]
+    message = str(error).replace(", ".join(error.features), ", ".join(features), 1)
+    return CapabilityNotSupported(message, features)
+
+
+def prediction_items(
+    items: Sequence[prediction_service_pb2.Item], request_id: str, limits: RequestLimits
+) -> list[PredictionItem]:
+    """Return the items; the engine checks their contents, this only what it could not see."""
+    _check_count("items", len(items), limits)
+    violations = _check_request_id(request_id)
+    violations += [
+        FieldViolation(f"items[{i}]", "it is empty; set text, tokens or image")
+        for i, item in enumerate(items)
+        if item.WhichOneof("kind") is None
+    ]
+    raise_if_any(violations)
+    return [_prediction_item(item) for item in items]
+
+
+def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
+    content: str | bytes | tuple[int, ...]
+    match item.WhichOneof("kind"):
+        case "text":
+            content = item.text
+        case "image":
+            content = item.image
+        case _:
+            content = tuple(item.tokens.ids)
+    return PredictionItem(content, item.text_pair if item.HasField("text_pair") else None)
+
+
+def _check_count(path: str, count: int, limits: RequestLimits) -> None:
+    if not 1 <= count <= limits.max_inputs:
+        what = f"{count} of them are outside 1 to {limits.max_inputs}"
+        raise_if_any([FieldViolation(path, what)])
+
+
+def _wrong_fields(
+    request: generation_service_pb2.GenerateRequest,
+    params: SamplingParams,
+    contract: GenerationContract,
+    limits: RequestLimits,
+) -> list[FieldViolation]:
+    return [
+        *check_sampling_params(
+            params,
+            limits=limits,
+            vocab_size=contract.vocab_size,
+            has_encoder=contract.cross_cache is not None,
+        ),
+        *_check_request_id(request.request_id),
+        *_check_inputs(request.inputs),
+        *_check_constraint(request.decoding),
+        *_check_tenant(request.scheduling.tenant),
+    ]
+
+
+def _check_sizes(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
+    _check_count("inputs", len(request.inputs), limits)
+    controls, stopping = request.decoding.controls, request.stopping
+    choices = request.decoding.constraint.choice.values
+    sizes = (
+        ("decoding.controls.logit_bias", controls.logit_bias, limits.max_logit_biases),
+        ("decoding.controls.banned_tokens", controls.banned_tokens, limits.max_banned_tokens),
+        ("decoding.constraint.choice", choices, limits.max_choices),
+        ("stopping.strings", stopping.strings, limits.max_stop_strings),
+        ("stopping.token_ids", stopping.token_ids, limits.max_stop_token_ids),
+    )
+    raise_if_any(
+        [
+            FieldViolation(path, f"{len(values)} of them are more than {most}; send fewer")
+            for path, values, most in sizes
+            if len(values) > most
+        ]
+    )
+
+
+def _check_num_ids(
+    inputs: Sequence[generation_service_pb2.Input], contract: GenerationContract
+) -> None:
+    """Raise InvalidRequest for token ids that no row has room for; the engine counts exactly."""
+    most = max(shape.max_len for shape in (contract.cache, contract.cross_cache) if shape)
+    raise_if_any(
+        [
+            FieldViolation(
+                f"inputs[{i}].{name}",
+                f"{len(ids)} tokens are more than {most}, the longest of this model; shorten it",
+            )
+            for i, one in enumerate(inputs)
+            for name, ids in (("tokens", one.tokens.ids), ("prefix_tokens", one.prefix_tokens.ids))
+            if len(ids) > most
+        ]
+    )
+
+
+def _check_request_id(request_id: str) -> list[FieldViolation]:
+    if is_request_id(request_id):
+        return []
+    return [
+        FieldViolation(
+            "request_id",
+            f"it must be at most {MAX_REQUEST_ID_CHARS} printable characters; send a UUID",
+        )
+    ]
+
+
+def _check_inputs(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldViolation]:
+    return [
+        FieldViolation(f"inputs[{i}]", "it is empty; set text or tokens")
+        for i, one in enumerate(inputs)
+        if one.WhichOneof("kind") is None
+    ]
+
+
+def _check_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldViolation]:
+    if decoding.HasField("constraint") and decoding.constraint.WhichOneof("kind") is None:
+        return [FieldViolation("decoding.constraint", "it is empty; set one kind, or leave it out")]
+    return []
+
+
+def _check_tenant(tenant: str) -> list[FieldViolation]:
+    if len(tenant) <= MAX_TENANT_CHARS and tenant.isprintable():
+        return []
+    what = f"it must be at most {MAX_TENANT_CHARS} printable characters"
+    return [FieldViolation("scheduling.tenant", what)]
+
+
+def _prompt(one: generation_service_pb2.Input) -> str | tuple[int, ...]:
+    return one.text if one.HasField("text") else tuple(one.tokens.ids)
+
+
+def _target_prefix(one: generation_service_pb2.Input) -> str | tuple[int, ...]:
+    return one.prefix_text if one.HasField("prefix_text") else tuple(one.prefix_tokens.ids)
+
+
+def _present(message: Message, *names: str) -> dict[str, Any]:
+    """Return the fields that are set; the others are to keep their defaults."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _controls(controls: generation_service_pb2.LogitControls) -> LogitControls:
+    penalties = _present(
+        controls,
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "no_repeat_ngram",
+    )
+    return LogitControls(
+        logit_bias=tuple(sorted(controls.logit_bias.items())),
+        banned_tokens=tuple(controls.banned_tokens),
+        **penalties,
+    )
+
+
+def _constraint(decoding: generation_service_pb2.Decoding) -> Constraint | None:
+    constraint = decoding.constraint
+    match constraint.WhichOneof("kind"):
+        case "json_schema":
+            return Constraint("json_schema", (constraint.json_schema,))
+        case "regex":
+            return Constraint("regex", (constraint.regex,))
+        case "grammar":
+            return Constraint("grammar", (constraint.grammar,))
+        case "choice":
+            return Constraint("choice", tuple(constraint.choice.values))
+        case _:
+            return None
