@@ -133,6 +133,22 @@ def setups(*others: Any) -> list[Any]:
     ]
 
 
+def twins(*quick: str) -> list[Any]:
+    """Return names of models of Hugging Face, each with the setups that `generate` is held against.
+
+    Of graphs for CUDA on a CPU only those of the models `quick` are tried in every run.
+    """
+    found = []
+    for name in ("gpt2", "marian"):
+        marks = () if name in quick else pytest.mark.long
+        found += [
+            pytest.param(name, CPU, id=f"{name}-cpu"),
+            pytest.param(name, CUDA_FP32, id=f"{name}-cuda-fp32", marks=marks),
+            pytest.param(name, GPU_FP32, id=f"{name}-gpu-fp32", marks=pytest.mark.gpu),
+        ]
+    return found
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
     """Export the model of a name in a format, once."""

@@ -10,18 +10,15 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.factory import load_engine
-from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import load_package
 from engine.requests.request import (
     GenerationRequest,
     LogitControls,
     SamplingParams,
     SequenceFinished,
 )
-from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian
+from tests.parity.conftest import Setup, export_unproven, twins
 
 # The controls of a request, what is asked of `generate` instead.
 CONTROLS: list[tuple[LogitControls, dict[str, Any]]] = [
@@ -46,22 +43,21 @@ CONTROLS: list[tuple[LogitControls, dict[str, Any]]] = [
 MIN_NEW, MAX_NEW = 4, 10
 
 
-@pytest.mark.parametrize("name", ["gpt2", "marian"])
-async def test_tokens_under_controls_are_those_of_generate(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "setup"), twins("gpt2"))
+async def test_tokens_under_controls_are_those_of_generate(
+    name: str, setup: Setup, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     twin = {"gpt2": save_gpt2, "marian": save_marian}[name](source)
     import_checkpoint(source, tmp_path / "checkpoint")
-    export_package(tmp_path / "checkpoint", tmp_path / "package")
     generator = torch.Generator().manual_seed(3)
     prompts = [
         torch.randint(0, VOCAB_SIZE - 1, (5,), generator=generator).tolist()
         + ([EOS] if name == "marian" else [])
         for _ in range(3)
     ]
-    engine = load_engine(
-        load_package(tmp_path / "package"), EngineConfig(max_num_seqs=5, num_threads=1)
-    )
-    assert isinstance(engine, AsyncEngine)
+    package = export_unproven(tmp_path / "checkpoint", setup.form).package
+    engine = setup.load(package, EngineConfig(max_num_seqs=5, num_threads=1))
     await engine.start()
 
     async def ask(prompt: list[int], controls: LogitControls) -> list[int]:
