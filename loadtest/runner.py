@@ -12,11 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from tokenweir.v1 import common_pb2
-
-from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, distribution, summarize
-from loadtest.workload import LoadConfig, LoadTestError, NoServerError, arrival_times
-from server.client import (
+from tokenweir import (
     AsyncClient,
     DeadlineExceeded,
     ModelInfo,
@@ -25,6 +21,10 @@ from server.client import (
     TokenweirClientError,
     Unavailable,
 )
+from tokenweir.v1 import common_pb2
+
+from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, distribution, summarize
+from loadtest.workload import LoadConfig, LoadTestError, NoServerError, arrival_times
 
 Progress = Callable[[int, int], None]  # requests finished, requests in all
 Item = str | bytes

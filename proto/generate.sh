@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes gen/tokenweir/v1 from tokenweir/v1/*.proto with pinned tools, in a throw-away environment.
+# Writes python/tokenweir/v1 from tokenweir/v1/*.proto with pinned tools, in a throw-away environment.
 #
 # grpcio-tools sets the oldest protobuf and grpcio that users may have (see the lower bounds in
 # pyproject.toml): 1.82.1 is the first whose generated code is of protobuf's major version 7.
@@ -10,11 +10,11 @@ trap 'rm -rf "$tools"' EXIT
 "${PYTHON:-python3}" -m venv "$tools"
 "$tools/bin/pip" install --quiet --disable-pip-version-check \
     grpcio-tools==1.82.1 protobuf==7.35.1 mypy-protobuf==5.1.0
-rm -rf gen/tokenweir/v1
-mkdir -p gen/tokenweir/v1
+rm -rf python/tokenweir/v1
+mkdir -p python/tokenweir/v1
 "$tools/bin/python" -m grpc_tools.protoc --proto_path=. \
     --plugin="$tools/bin/protoc-gen-mypy" --plugin="$tools/bin/protoc-gen-mypy_grpc" \
-    --python_out=gen --grpc_python_out=gen --mypy_out=gen --mypy_grpc_out=gen \
+    --python_out=python --grpc_python_out=python --mypy_out=python --mypy_grpc_out=python \
     tokenweir/v1/*.proto
 printf '"""Version 1 of the protocol, generated from proto/tokenweir/v1 by proto/generate.sh."""\n' \
-    > gen/tokenweir/v1/__init__.py
+    > python/tokenweir/v1/__init__.py

@@ -26,13 +26,13 @@ import torch
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
 
 from engine.config import EngineConfig
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
-from server.client import AsyncClient, Generation, Unavailable
 from server.config import ServeConfig
 from server.ray.deployment import serving
 from server.worker.service import REPLICA_KEY

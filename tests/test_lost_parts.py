@@ -197,7 +197,7 @@ def test_killed_server_leaves_nothing_to_the_next(start: Callable[..., Server]) 
 def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
     start: Callable[..., Server],
 ) -> None:
-    from server.client import Client, TokenweirClientError
+    from tokenweir import Client, TokenweirClientError
 
     server = start()
     address = server.wait_until(r"^serving .* on (\S+);")[1]

@@ -41,14 +41,14 @@ def test_generated_code_describes_what_the_proto_file_says(
 
 
 def test_there_is_generated_code_for_every_proto_file_and_no_other() -> None:
-    generated = {path.name for path in (PROTO / "gen/tokenweir/v1").glob("*_pb2.py")}
+    generated = {path.name for path in (PROTO / "python/tokenweir/v1").glob("*_pb2.py")}
 
     assert generated == {f"{Path(name).stem}_pb2.py" for name in FILES}
 
 
 def test_lower_bounds_of_the_project_are_those_of_the_generated_code() -> None:
     project = tomllib.loads((PROTO.parent / "pyproject.toml").read_text())["project"]
-    source = (PROTO / "gen/tokenweir/v1/generation_service_pb2_grpc.py").read_text()
+    source = (PROTO / "python/tokenweir/v1/generation_service_pb2_grpc.py").read_text()
     (grpcio,) = re.findall(r"GRPC_GENERATED_VERSION = '(.*)'", source)
 
     lower = [dependency.partition(",")[0] for dependency in project["dependencies"]]

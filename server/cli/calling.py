@@ -20,7 +20,7 @@ from server.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from server.client import PredictOptions
+    from tokenweir import PredictOptions
 
 
 @click.command(
@@ -160,7 +160,7 @@ def models(as_json: bool, server: str) -> None:
 @server_option
 def health(service: str, as_json: bool, server: str) -> int:
     """Print the health of the server, or of one SERVICE or model; exit with 1 if not SERVING."""
-    from server.client import NotFound
+    from tokenweir import NotFound
 
     with open_client(server) as client:
         try:

@@ -12,7 +12,7 @@ import click
 from server.cli.exit_codes import DONE, FAILED, UNAVAILABLE, USAGE, CommandError
 
 if TYPE_CHECKING:
-    from server.client import Client
+    from tokenweir import Client
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def open_client(server: str) -> Iterator[Client]:
     """Open a client; what keeps it from calling ends the command with one line."""
-    from server.client import Client, Unavailable
+    from tokenweir import Client, Unavailable
 
     try:
         with Client(server) as client:
@@ -45,7 +45,7 @@ def answer_each(
     One that the server refuses does not keep the others from their answers: it is named on the
     standard error, and something stands in its place. Return the exit code.
     """
-    from server.client import InvalidArgument
+    from tokenweir import InvalidArgument
 
     is_single = len(inputs) == 1 and inputs[0] != "-"
     code = DONE

@@ -162,7 +162,7 @@ def _use(address: str, out: Path) -> list[str]:
 
 
 def _ask(address: str) -> list[str]:
-    from server.client import Client
+    from tokenweir import Client
 
     wrong = []
     with Client(address) as client:

@@ -20,7 +20,7 @@ from server.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from server.client import (
+    from tokenweir import (
         Client,
         GeneratedSequence,
         GenerateOptions,

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from server.client import GeneratedSequence, PositionLogprobs
+    from tokenweir import GeneratedSequence, PositionLogprobs
 
 
 def alignment_table(sequence: GeneratedSequence, source_pieces: Sequence[bytes]) -> Table:

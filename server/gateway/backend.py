@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from engine.background import in_background
-from server.keepalive import keepalive_options
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
@@ -26,7 +27,6 @@ from engine.errors import ConfigError
 from server.call_wall import CallWall
 from server.config import WorkerConfig
 from server.health import Health
-from server.keepalive import keepalive_options
 from server.reflection import REFLECTION, enable_reflection
 from server.worker.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
 from server.worker.interceptors import (

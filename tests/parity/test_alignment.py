@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenweir import AsyncClient
 from torch import nn
 
 from engine import session
@@ -28,7 +29,6 @@ from exporter.certificate.half_comparison import MAX_POSITION_RATIO
 from exporter.checkpoint import Checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import record_probabilities
-from server.client import AsyncClient
 from server.config import WorkerConfig
 from server.worker.worker import Worker
 from tests.parity.conftest import CPU, Exported, Setup, export_unproven, setups

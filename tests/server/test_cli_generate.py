@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
+from tokenweir import PositionLogprobs, StreamOptions, TokenLogprob
 
 from server.cli.app import cli, run
 from server.cli.tables import print_table
 from server.cli.token_tables import prompt_table
-from server.client import PositionLogprobs, StreamOptions, TokenLogprob
 from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
 
 

@@ -13,25 +13,17 @@ from pathlib import Path
 
 import grpc
 import pytest
+import tokenweir
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
-from tokenweir.v1 import (
-    admin_service_pb2,
-    common_pb2,
-    generation_service_pb2,
-    prediction_service_pb2,
-)
-
-from engine.errors import FieldViolation
-from server import client as client_module
-from server._client_requests import generate_request
-from server.client import (
+from tokenweir import (
     Aborted,
     AsyncClient,
     BrokenStream,
     Cancelled,
     Client,
     DeadlineExceeded,
+    FieldViolation,
     Internal,
     InvalidArgument,
     NotFound,
@@ -41,6 +33,14 @@ from server.client import (
     Unavailable,
     WastedWork,
 )
+from tokenweir._requests import generate_request
+from tokenweir.v1 import (
+    admin_service_pb2,
+    common_pb2,
+    generation_service_pb2,
+    prediction_service_pb2,
+)
+
 from tests.server.scripted_server import (
     ScriptedServer,
     fail,
@@ -319,13 +319,13 @@ def test_every_status_has_its_exception(server, code, expected):
 def test_tree_in_the_docstring_has_every_exception():
     named = {
         name
-        for name in client_module.__all__
-        if isinstance(getattr(client_module, name), type)
-        and issubclass(getattr(client_module, name), Exception)
+        for name in tokenweir.__all__
+        if isinstance(getattr(tokenweir, name), type)
+        and issubclass(getattr(tokenweir, name), Exception)
     }
 
     assert len(named) == 11
-    assert all(name in client_module.__doc__ for name in named)
+    assert all(name in tokenweir.__doc__ for name in named)
 
 
 def test_violations_are_readable(server, client):
@@ -664,7 +664,7 @@ async def test_async_client_may_be_made_before_its_event_loop(server):
 
 def test_importing_the_client_imports_nothing_heavy():
     code = (
-        "import server.client, sys;"
+        "import tokenweir, sys;"
         "heavy = {'ray', 'onnxruntime', 'torch', 'numpy', 'transformers', 'tokenizers'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )

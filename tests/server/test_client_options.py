@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from tokenweir import AsyncClient, Client
+from tokenweir._requests import generate_request, score_request
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
-
-from server._client_requests import generate_request, score_request
-from server.client import AsyncClient, Client
 
 SCHEMA = {"type": "object", "properties": {"day": {"type": "integer"}}}
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
-from engine.errors import QueueFull
-from loadtest.runner import run
-from loadtest.workload import LoadConfig
-from server.client import (
+from tokenweir import (
     AsyncClient,
     Client,
     DeadlineExceeded,
@@ -20,6 +16,10 @@ from server.client import (
     ResourceExhausted,
     TokenweirClientError,
 )
+
+from engine.errors import QueueFull
+from loadtest.runner import run
+from loadtest.workload import LoadConfig
 from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tokenweir import _errors
 
 from engine import errors
 from loadtest.workload import LoadTestError, NoServerError
-from server import _client_errors
 from server.cli.app import run
 from server.cli.exit_codes import MEANINGS, code_of
 
@@ -19,9 +19,9 @@ def _tree(base: type[Exception]) -> list[type[Exception]]:
     "error_class",
     [
         error
-        for base in (errors.TokenweirError, _client_errors.TokenweirClientError, LoadTestError)
+        for base in (errors.TokenweirError, _errors.TokenweirClientError, LoadTestError)
         for error in _tree(base)
-        if error.__module__.partition(".")[0] in ("engine", "server", "loadtest")
+        if error.__module__.partition(".")[0] in ("engine", "tokenweir", "loadtest")
     ],
     ids=lambda error: f"{error.__module__}.{error.__name__}",
 )

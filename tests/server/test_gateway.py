@@ -17,11 +17,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection_pb2
+from tokenweir import AsyncClient, Internal
 from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
-from server.client import AsyncClient, Internal
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.status import call_status

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenweir import AsyncClient, DeadlineExceeded, InvalidArgument
 
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.manifest import Package
 from engine.text.tokenizer import Tokenizer
-from server.client import AsyncClient, DeadlineExceeded, InvalidArgument
 from server.config import WorkerConfig
 from server.worker.worker import Worker
 

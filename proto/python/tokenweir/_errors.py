@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import grpc
@@ -29,7 +30,13 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from engine.errors import FieldViolation
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """What is wrong with one field of a request."""
+
+    field: str  # its path in the message, as "decoding.sampling.top_p"
+    description: str
 
 
 class TokenweirClientError(Exception):

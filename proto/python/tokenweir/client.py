@@ -1,32 +1,4 @@
-"""The Python client of a Tokenweir server, for threads (Client) and for asyncio (AsyncClient).
-
-    with Client("127.0.0.1:50051") as client:
-        print(client.generate("dates", "3rd of Feb, 1998").text)
-        with client.stream("dates", "3rd of Feb, 1998") as pieces:
-            for piece in pieces:
-                print(piece, end="", flush=True)
-        print(pieces.result.finish_reason)
-        best = client.generate("dates", "3rd of Feb, 1998", beam=4, num_outputs=2).sequences
-        print(client.score("dates", "3rd of Feb, 1998", best[1].text).sum_logprob)
-
-Every call has a deadline (60 s unless told otherwise) and is retried, while nothing of an answer
-has come, if the server is unavailable or full; the server's push-back says how long to wait.
-What a call raises:
-
-    TokenweirClientError      any other status
-    ├── InvalidArgument       `violations` names every wrong field
-    ├── NotFound
-    ├── ResourceExhausted     `retry_after` seconds
-    ├── DeadlineExceeded
-    ├── Unavailable           `retry_after` seconds, or None if nobody answers
-    ├── NotSupported
-    ├── Aborted
-    ├── Cancelled
-    └── Internal
-        └── BrokenStream
-
-and TypeError or ValueError for arguments that cannot be sent at all.
-"""
+"""The calls of a server, for threads (Client) and for asyncio (AsyncClient)."""
 
 from __future__ import annotations
 
@@ -36,33 +8,15 @@ from typing import Self, TypeVar, Unpack
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenweir.v1 import (
-    admin_service_pb2,
-    admin_service_pb2_grpc,
-    generation_service_pb2,
-    generation_service_pb2_grpc,
-    prediction_service_pb2_grpc,
-)
 
-from server import _client_answers as answers
-from server import _client_requests as requests
-from server._client_channel import channel_options
-from server._client_errors import (
-    Aborted,
-    BrokenStream,
-    Cancelled,
-    DeadlineExceeded,
-    Internal,
-    InvalidArgument,
-    NotFound,
-    NotSupported,
-    ResourceExhausted,
-    TokenweirClientError,
-    Unavailable,
+from tokenweir import _answers as answers
+from tokenweir import _requests as requests
+from tokenweir._channel import channel_options
+from tokenweir._errors import (
     deadline_after,
     error_from_call,
 )
-from server._client_options import (
+from tokenweir._options import (
     CallOptions,
     GenerateOptions,
     Item,
@@ -71,68 +25,24 @@ from server._client_options import (
     ScoreOptions,
     StreamOptions,
 )
-from server._client_streams import AsyncTextStream, TextStream
-from server._client_types import (
+from tokenweir._streams import AsyncTextStream, TextStream
+from tokenweir._types import (
     Classification,
     Embedding,
-    GeneratedSequence,
     Generation,
-    LabelledSpan,
     Labelling,
     ModelInfo,
-    ModelLimits,
-    ParityCertificate,
-    PositionLogprobs,
-    Provenance,
     ReplicaLoad,
     Score,
-    ScoredLabel,
     ServerInfo,
-    TokenLogprob,
-    WastedWork,
 )
-
-__all__ = [
-    "Aborted",
-    "AsyncClient",
-    "AsyncTextStream",
-    "BrokenStream",
-    "CallOptions",
-    "Cancelled",
-    "Classification",
-    "Client",
-    "DeadlineExceeded",
-    "Embedding",
-    "GenerateOptions",
-    "GeneratedSequence",
-    "Generation",
-    "Internal",
-    "InvalidArgument",
-    "Item",
-    "LabelledSpan",
-    "Labelling",
-    "ModelInfo",
-    "ModelLimits",
-    "NotFound",
-    "NotSupported",
-    "ParityCertificate",
-    "PositionLogprobs",
-    "PredictOptions",
-    "Prompt",
-    "Provenance",
-    "ReplicaLoad",
-    "ResourceExhausted",
-    "Score",
-    "ScoreOptions",
-    "ScoredLabel",
-    "ServerInfo",
-    "StreamOptions",
-    "TextStream",
-    "TokenLogprob",
-    "TokenweirClientError",
-    "Unavailable",
-    "WastedWork",
-]
+from tokenweir.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    prediction_service_pb2_grpc,
+)
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")

@@ -6,11 +6,9 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
-
-from server._client_decoding import decoding, output, scheduling, stopping
-from server._client_fields import set_field, set_fields, token_ids
-from server._client_options import (
+from tokenweir._decoding import decoding, output, scheduling, stopping
+from tokenweir._fields import set_field, set_fields, token_ids
+from tokenweir._options import (
     GenerateOptions,
     Item,
     PredictOptions,
@@ -18,6 +16,7 @@ from server._client_options import (
     ScoreOptions,
     StreamOptions,
 )
+from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
 PredictionRequest = (
     prediction_service_pb2.ClassifyRequest

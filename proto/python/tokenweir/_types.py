@@ -6,7 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from engine.requests.request import Timing, Usage
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens consumed."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_input_tokens: int = 0
+    discarded_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time went, in seconds on the server's monotonic clock."""
+
+    queue: float  # arrival to admission
+    prefill: float  # admission to the first token
+    decode: float  # first to last token
+    time_to_first_token: float  # arrival to first token
+    steps: int  # steps of the engine in which the request took part
+    mean_batch_size: float  # sequences that shared those steps, mean
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
-from server.keepalive import keepalive_options
+from tokenweir.keepalive import keepalive_options
 
 _MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
 _MAX_ANSWER_BYTES = 16 * 2**20

@@ -8,16 +8,9 @@ from typing import TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor
 from grpc_health.v1 import health_pb2
-from tokenweir.v1 import (
-    admin_service_pb2,
-    common_pb2,
-    generation_service_pb2,
-    prediction_service_pb2,
-)
 
-from engine.requests.request import Timing, Usage
-from server._client_errors import BrokenStream
-from server._client_types import (
+from tokenweir._errors import BrokenStream
+from tokenweir._types import (
     Classification,
     Embedding,
     GeneratedSequence,
@@ -33,8 +26,16 @@ from server._client_types import (
     Score,
     ScoredLabel,
     ServerInfo,
+    Timing,
     TokenLogprob,
+    Usage,
     WastedWork,
+)
+from tokenweir.v1 import (
+    admin_service_pb2,
+    common_pb2,
+    generation_service_pb2,
+    prediction_service_pb2,
 )
 
 T = TypeVar("T")

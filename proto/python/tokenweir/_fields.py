@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
+
 from tokenweir.v1 import common_pb2
 
 K = TypeVar("K")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tokenweir._fields import extend_field, set_field, set_fields, update_field
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
-
-from server._client_fields import extend_field, set_field, set_fields, update_field
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
 _BEAM = ("beam", "length_penalty", "early_stop")

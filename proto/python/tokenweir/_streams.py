@@ -8,11 +8,11 @@ from typing import Protocol, Self, cast
 
 import grpc
 import grpc.aio
-from tokenweir.v1 import generation_service_pb2
 
-from server._client_answers import StreamAssembler
-from server._client_errors import BrokenStream, error_from_call
-from server._client_types import Generation
+from tokenweir._answers import StreamAssembler
+from tokenweir._errors import BrokenStream, error_from_call
+from tokenweir._types import Generation
+from tokenweir.v1 import generation_service_pb2
 
 _CANCEL_GRACE = 0.05  # seconds that a read in flight gets to end before its call is cancelled
 _NO_RESULT = "the stream has not ended well; read it to its end to get the result"

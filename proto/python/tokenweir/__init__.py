@@ -1,0 +1,129 @@
+"""The Python client of a Tokenweir server, for threads (Client) and for asyncio (AsyncClient).
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("dates", "3rd of Feb, 1998").text)
+        with client.stream("dates", "3rd of Feb, 1998") as pieces:
+            for piece in pieces:
+                print(piece, end="", flush=True)
+        print(pieces.result.finish_reason)
+        best = client.generate("dates", "3rd of Feb, 1998", beam=4, num_outputs=2).sequences
+        print(client.score("dates", "3rd of Feb, 1998", best[1].text).sum_logprob)
+
+Every call has a deadline (60 s unless told otherwise) and is retried, while nothing of an answer
+has come, if the server is unavailable or full; the server's push-back says how long to wait.
+What a call raises:
+
+    TokenweirClientError      any other status
+    ├── InvalidArgument       `violations` names every wrong field
+    ├── NotFound
+    ├── ResourceExhausted     `retry_after` seconds
+    ├── DeadlineExceeded
+    ├── Unavailable           `retry_after` seconds, or None if nobody answers
+    ├── NotSupported
+    ├── Aborted
+    ├── Cancelled
+    └── Internal
+        └── BrokenStream
+
+and TypeError or ValueError for arguments that cannot be sent at all.
+"""
+
+from __future__ import annotations
+
+from tokenweir._errors import (
+    Aborted,
+    BrokenStream,
+    Cancelled,
+    DeadlineExceeded,
+    FieldViolation,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    ResourceExhausted,
+    TokenweirClientError,
+    Unavailable,
+)
+from tokenweir._options import (
+    CallOptions,
+    GenerateOptions,
+    Item,
+    PredictOptions,
+    Prompt,
+    ScoreOptions,
+    StreamOptions,
+)
+from tokenweir._streams import (
+    AsyncTextStream,
+    TextStream,
+)
+from tokenweir._types import (
+    Classification,
+    Embedding,
+    GeneratedSequence,
+    Generation,
+    LabelledSpan,
+    Labelling,
+    ModelInfo,
+    ModelLimits,
+    ParityCertificate,
+    PositionLogprobs,
+    Provenance,
+    ReplicaLoad,
+    Score,
+    ScoredLabel,
+    ServerInfo,
+    Timing,
+    TokenLogprob,
+    Usage,
+    WastedWork,
+)
+from tokenweir.client import (
+    AsyncClient,
+    Client,
+)
+
+__all__ = [
+    "Aborted",
+    "AsyncClient",
+    "AsyncTextStream",
+    "BrokenStream",
+    "CallOptions",
+    "Cancelled",
+    "Classification",
+    "Client",
+    "DeadlineExceeded",
+    "Embedding",
+    "FieldViolation",
+    "GenerateOptions",
+    "GeneratedSequence",
+    "Generation",
+    "Internal",
+    "InvalidArgument",
+    "Item",
+    "LabelledSpan",
+    "Labelling",
+    "ModelInfo",
+    "ModelLimits",
+    "NotFound",
+    "NotSupported",
+    "ParityCertificate",
+    "PositionLogprobs",
+    "PredictOptions",
+    "Prompt",
+    "Provenance",
+    "ReplicaLoad",
+    "ResourceExhausted",
+    "Score",
+    "ScoreOptions",
+    "ScoredLabel",
+    "ServerInfo",
+    "StreamOptions",
+    "TextStream",
+    "Timing",
+    "TokenLogprob",
+    "TokenweirClientError",
+    "Unavailable",
+    "Usage",
+    "WastedWork",
+]
