@@ -23,12 +23,8 @@ from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import StepTimes
 from engine.package.manifest import CacheShape, GenerationContract, Package, load_package
-from engine.requests.request import (
-    GenerationRequest,
-    RequestFinished,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import RequestFinished, SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams
 from engine.threads import decoder_threads, num_cores
 
 Choice = Literal["greedy", "topk", "beam"]

@@ -6,12 +6,34 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.errors import ConfigError
-from engine.requests.request import RequestLimits
 
 Device = Literal["cpu", "cuda"]
 
 DEFAULT_NUM_SEQS = 32
 MOST_CHOSEN_SEQS = 256  # more are to be asked for: an empty row of a device costs what others do
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The largest values a request may ask for."""
+
+    max_num_outputs: int = 8
+    max_best_of: int = 16
+    max_beam_width: int = 16
+    max_logprobs: int = 20
+    max_logit_biases: int = 1024
+    max_banned_tokens: int = 1024
+    max_constraint_chars: int = 65536  # of all its texts together
+    max_choices: int = 256
+    max_stop_strings: int = 16
+    max_stop_string_chars: int = 256
+    max_stop_token_ids: int = 64
+    max_inputs: int = 64
+
+    @property
+    def most_sequences(self) -> int:
+        """The most sequences that may run for one prompt."""
+        return max(self.max_num_outputs, self.max_best_of, self.max_beam_width)
 
 
 @dataclass(frozen=True)

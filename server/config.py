@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
+from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
-from engine.requests.request import RequestLimits
 
 MEBIBYTE = 1 << 20
 

@@ -29,17 +29,9 @@ from engine.generation.core import EngineCore, StepTimes
 from engine.generation.prompt import PromptReader
 from engine.generation.request_stream import RequestStream, searched_text
 from engine.package.manifest import Package
-from engine.requests.request import (
-    Constraint,
-    GenerationEvent,
-    GenerationRequest,
-    LoadSnapshot,
-    RequestFinished,
-    SamplingParams,
-    Score,
-    ScoreRequest,
-    WastedWork,
-)
+from engine.requests.events import GenerationEvent, RequestFinished, Score
+from engine.requests.load import LoadSnapshot, WastedWork
+from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
 from engine.scheduling.batch import TokenMatcher
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest

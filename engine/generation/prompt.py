@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.errors import FieldViolation
 from engine.package.manifest import GenerationContract
-from engine.requests.checks import check_sampling_params
-from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest, raise_if_any
+from engine.requests.checks import check_sampling_params, raise_if_any
+from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
 from engine.text.tokenizer import Tokenizer
 
 _MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop

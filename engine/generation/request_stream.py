@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable
 
 from engine.errors import TokenweirError
-from engine.requests.request import (
+from engine.requests.events import (
     Admitted,
     FinishReason,
     GenerationEvent,
     PositionLogprobs,
     RequestFinished,
-    SamplingParams,
     SequenceFinished,
     TextDelta,
     Timing,
     Usage,
 )
+from engine.requests.request import SamplingParams
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,

@@ -28,7 +28,8 @@ from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
 from engine.one_pass.queue import PredictionJob, Row, RowQueue
 from engine.package.manifest import Package
-from engine.requests.request import LoadSnapshot, Timing
+from engine.requests.events import Timing
+from engine.requests.load import LoadSnapshot
 from engine.step_watch import StepWatch
 from engine.text.tokenizer import Tokenizer
 from engine.trial import Trial

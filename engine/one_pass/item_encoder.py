@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest
-from engine.requests.request import RequestLimits, raise_if_any
+from engine.requests.checks import raise_if_any
 from engine.text.tokenizer import Tokenizer
 
 _MAX_NAMED_IDS = 8  # wrong ids of one item that are named; one says enough, a million too much

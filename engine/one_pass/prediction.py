@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.requests.request import Timing
+from engine.requests.events import Timing
 
 Floats = NDArray[np.float32]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from engine.errors import FieldViolation
-from engine.requests.request import Constraint, LogitControls, RequestLimits, SamplingParams
+from engine.config import RequestLimits
+from engine.errors import FieldViolation, InvalidRequest
+from engine.requests.request import Constraint, LogitControls, SamplingParams
 
 _MAX_LENGTH_PENALTY = 10.0  # beyond it only the length counts, and powers of it overflow
 _MAX_LOGIT_BIAS = 1e4
@@ -43,6 +44,12 @@ def check_logprobs(count: int | None, path: str, limits: RequestLimits) -> list[
         return []
     what = f"{count} is outside 0 to {limits.max_logprobs} alternatives; 0 gives the chosen token's"
     return [FieldViolation(path, what)]
+
+
+def raise_if_any(violations: list[FieldViolation]) -> None:
+    """Raise InvalidRequest if there is a violation."""
+    if violations:
+        raise InvalidRequest(violations)
 
 
 def _check_sampling(p: SamplingParams, vocab_size: int) -> Iterator[_Check]:

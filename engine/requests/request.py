@@ -1,26 +1,12 @@
-"""What a caller asks of a generating engine, and what comes back: the dataclasses at its border."""
+"""What a caller asks of a generating engine: the dataclasses at its border."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
-
-from engine.errors import FieldViolation, InvalidRequest
 
 Strategy = Literal["greedy", "sampling", "beam"]
 ConstraintKind = Literal["json_schema", "regex", "grammar", "choice"]
-
-
-class FinishReason(Enum):
-    """Why a sequence ended; the names are the protocol's."""
-
-    EOS = "eos"
-    STOP = "stop"
-    LENGTH = "length"
-    CONTEXT_FULL = "context_full"
-    DRAINED = "drained"  # only with allow_partial, as is the next
-    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True)
@@ -81,35 +67,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
-class RequestLimits:
-    """The largest values a request may ask for."""
-
-    max_num_outputs: int = 8
-    max_best_of: int = 16
-    max_beam_width: int = 16
-    max_logprobs: int = 20
-    max_logit_biases: int = 1024
-    max_banned_tokens: int = 1024
-    max_constraint_chars: int = 65536  # of all its texts together
-    max_choices: int = 256
-    max_stop_strings: int = 16
-    max_stop_string_chars: int = 256
-    max_stop_token_ids: int = 64
-    max_inputs: int = 64
-
-    @property
-    def most_sequences(self) -> int:
-        """The most sequences that may run for one prompt."""
-        return max(self.max_num_outputs, self.max_best_of, self.max_beam_width)
-
-
-def raise_if_any(violations: list[FieldViolation]) -> None:
-    """Raise InvalidRequest if there is a violation."""
-    if violations:
-        raise InvalidRequest(violations)
-
-
-@dataclass(frozen=True)
 class GenerationRequest:
     """One prompt to be continued (decoder) or transduced (encoder-decoder)."""
 
@@ -135,133 +92,3 @@ class ScoreRequest:
     tenant: str = ""
     deadline: float | None = None
     input_path: str = "inputs[0]"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token with its log-probability in the model's own distribution."""
-
-    token_id: int
-    logprob: float
-    rank: int  # 1: the most likely
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """Log-probabilities at one position."""
-
-    chosen: TokenLogprob
-    top: tuple[TokenLogprob, ...] = ()  # best first
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens consumed."""
-
-    input_tokens: int
-    output_tokens: int
-    cached_input_tokens: int = 0
-    discarded_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Where the time went, in seconds on the monotonic clock."""
-
-    queue: float  # arrival to admission
-    prefill: float  # admission to the first token
-    decode: float  # first to last token
-    time_to_first_token: float  # arrival to first token
-    steps: int  # engine steps in which the request took part
-    mean_batch_size: float  # sequences that shared those steps, mean
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """The request has its place in the batch; sent first, once."""
-
-    request_id: str
-
-
-@dataclass(frozen=True)
-class TextDelta:
-    """More of one sequence: whole UTF-8 characters, never retracted."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[PositionLogprobs, ...] = ()  # of the generated ones, if asked for
-
-
-@dataclass(frozen=True)
-class SequenceFinished:
-    """The end of one sequence; `text` and `token_ids` are all of it, a given prefix included."""
-
-    index: int
-    reason: FinishReason
-    text: str
-    token_ids: tuple[int, ...]
-    matched_stop: str | int | None
-    sum_logprob: float  # of the generated tokens
-    score: float = 0.0  # sequences are ordered by it: beam search and best_of
-    logprobs: tuple[PositionLogprobs, ...] = ()  # of the generated tokens, if asked for
-    alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source] attention, if asked for
-    was_streamed: bool = True  # False: no TextDelta came before (beam search, best_of)
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a ScoreRequest gives."""
-
-    sum_logprob: float
-    positions: tuple[PositionLogprobs, ...]  # one for each target token that has one before it
-    usage: Usage
-    timing: Timing
-
-
-@dataclass(frozen=True)
-class RequestFinished:
-    """The end of a request; sent last, once."""
-
-    request_id: str
-    usage: Usage
-    timing: Timing
-    seed: int  # that was in fact used; 0 where nothing was drawn
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_ids: tuple[int, ...] = ()  # the columns of alignment, if asked for
-
-
-GenerationEvent = Admitted | TextDelta | SequenceFinished | RequestFinished
-
-
-@dataclass(frozen=True)
-class WastedWork:
-    """Tokens computed that are in no answer, since the engine was started."""
-
-    padding_tokens: int = 0  # rows that belong to nobody
-    cancelled_tokens: int = 0  # of requests whose client went away
-    expired_tokens: int = 0  # of requests that failed at their deadline
-    failed_tokens: int = 0  # of requests that failed otherwise
-    discarded_tokens: int = 0  # of beams, of samples not returned, behind stop strings
-
-    def __add__(self, other: WastedWork) -> WastedWork:
-        """Return both together."""
-        return WastedWork(
-            self.padding_tokens + other.padding_tokens,
-            self.cancelled_tokens + other.cancelled_tokens,
-            self.expired_tokens + other.expired_tokens,
-            self.failed_tokens + other.failed_tokens,
-            self.discarded_tokens + other.discarded_tokens,
-        )
-
-
-@dataclass(frozen=True)
-class LoadSnapshot:
-    """How busy an engine is now, for routers and autoscalers."""
-
-    running: int  # sequences in the running batch
-    waiting: int  # requests
-    waiting_tokens: int  # the most that the waiting requests may come to cost
-    cache_used: float  # share of the slots, 0 to 1
-    tokens_per_second: float
-    wasted: WastedWork = WastedWork()

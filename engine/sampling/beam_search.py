@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.requests.request import FinishReason, LogitControls, PositionLogprobs, SamplingParams
+from engine.requests.events import FinishReason, PositionLogprobs
+from engine.requests.request import LogitControls, SamplingParams
 from engine.scheduling.batch import Candidate
 from engine.text.tokenizer import IncrementalDetokenizer
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.requests.request import PositionLogprobs, TokenLogprob
+from engine.requests.events import PositionLogprobs, TokenLogprob
 from engine.scheduling.batch import Draw, Sampled, StepLogits
 
 Doubles = NDArray[np.float64]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.requests.request import PositionLogprobs, SamplingParams
+from engine.requests.events import PositionLogprobs
+from engine.requests.request import SamplingParams
 from engine.sampling.beam_candidates import best_candidates, num_columns
 from engine.sampling.logit_controls import adjusted, is_controlled
 from engine.sampling.logprobs import ModelLogprobs

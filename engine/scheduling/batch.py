@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.requests.request import PositionLogprobs, SamplingParams
+from engine.requests.events import PositionLogprobs
+from engine.requests.request import SamplingParams
 from engine.sampling.lazy_rows import LazyRows
 
 Floats = NDArray[np.float32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.errors import TokenweirError
-from engine.requests.request import FinishReason, PositionLogprobs, Timing
+from engine.requests.events import FinishReason, PositionLogprobs, Timing
 from engine.sampling.beam_search import Hypothesis
 
 

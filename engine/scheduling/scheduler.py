@@ -16,7 +16,8 @@ from engine.errors import (
 )
 from engine.metrics import DecayingRate
 from engine.package.manifest import GenerationContract
-from engine.requests.request import FinishReason, LoadSnapshot, PositionLogprobs, WastedWork
+from engine.requests.events import FinishReason, PositionLogprobs
+from engine.requests.load import LoadSnapshot, WastedWork
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.sampler import num_top
 from engine.scheduling.attention import StepAttention, alignment_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.requests.request import SamplingParams, Timing
+from engine.requests.events import Timing
+from engine.requests.request import SamplingParams
 from engine.sampling.beam_search import BeamSearch
 from engine.scheduling.batch import TokenMatcher
 from engine.text.tokenizer import IncrementalDetokenizer

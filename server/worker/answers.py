@@ -10,9 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 from tokenweir.v1 import admin_service_pb2, common_pb2, prediction_service_pb2
 
+from engine.config import RequestLimits
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.manifest import Certificate, Package
-from engine.requests.request import LoadSnapshot, RequestLimits, Timing, Usage
+from engine.requests.events import Timing, Usage
+from engine.requests.load import LoadSnapshot
 
 
 @dataclass(frozen=True)

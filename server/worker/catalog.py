@@ -14,13 +14,9 @@ from engine.errors import (
 )
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import Package
-from engine.requests.request import (
-    GenerationEvent,
-    GenerationRequest,
-    LoadSnapshot,
-    Score,
-    ScoreRequest,
-)
+from engine.requests.events import GenerationEvent, Score
+from engine.requests.load import LoadSnapshot
+from engine.requests.request import GenerationRequest, ScoreRequest
 from server.worker.answers import ServedModel
 
 _MAX_ECHO = 64  # characters of a name that an error repeats

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
 
-from engine.requests.request import (
+from engine.requests.events import (
     Admitted,
     GenerationEvent,
     PositionLogprobs,

@@ -11,18 +11,17 @@ from typing import Any
 from google.protobuf.message import Message
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
+from engine.config import RequestLimits
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import GenerationContract, Manifest
-from engine.requests.checks import check_logprobs, check_sampling_params
+from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
 from engine.requests.request import (
     Constraint,
     GenerationRequest,
     LogitControls,
-    RequestLimits,
     SamplingParams,
     ScoreRequest,
-    raise_if_any,
 )
 from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 from server.worker.capabilities import check_generation, raise_if_unsupported

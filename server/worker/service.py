@@ -22,18 +22,18 @@ from tokenweir.v1 import (
     prediction_service_pb2_grpc,
 )
 
+from engine.config import RequestLimits
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.one_pass.prediction import Prediction
-from engine.requests.request import (
+from engine.requests.checks import raise_if_any
+from engine.requests.events import (
     Admitted,
     GenerationEvent,
-    GenerationRequest,
     RequestFinished,
-    RequestLimits,
     SequenceFinished,
     TextDelta,
-    raise_if_any,
 )
+from engine.requests.request import GenerationRequest
 from server.worker import answers
 from server.worker import requests as convert
 from server.worker.catalog import Catalog, GeneratingEngine

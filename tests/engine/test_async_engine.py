@@ -26,16 +26,15 @@ from engine.errors import (
 )
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.requests.request import (
+from engine.requests.events import (
     Admitted,
     FinishReason,
     GenerationEvent,
-    GenerationRequest,
     RequestFinished,
-    SamplingParams,
     SequenceFinished,
     TextDelta,
 )
+from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest

@@ -14,13 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from engine.requests.request import (
-    FinishReason,
-    LogitControls,
-    PositionLogprobs,
-    SamplingParams,
-    TokenLogprob,
-)
+from engine.requests.events import FinishReason, PositionLogprobs, TokenLogprob
+from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.beam_search import BeamSearch, Hypothesis, assign_rows
 from engine.scheduling.batch import Candidate
 

@@ -15,13 +15,8 @@ from tokenizers import decoders, models
 
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.request_stream import searched_text
-from engine.requests.request import (
-    FinishReason,
-    GenerationRequest,
-    RequestFinished,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import FinishReason, RequestFinished, SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.beam_search import BeamSearch
 from engine.scheduling.batch import Candidate
 from engine.text.tokenizer import Tokenizer

@@ -12,14 +12,8 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.generation.async_engine import AsyncEngine
-from engine.requests.request import (
-    Constraint,
-    FinishReason,
-    GenerationRequest,
-    LogitControls,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import FinishReason, SequenceFinished
+from engine.requests.request import Constraint, GenerationRequest, LogitControls, SamplingParams
 
 VOCAB, EOS = 258, 257
 MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]

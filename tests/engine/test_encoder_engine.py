@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RequestLimits
 from engine.errors import (
     Draining,
     EngineFailure,
@@ -34,7 +34,6 @@ from engine.errors import (
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest, Package
-from engine.requests.request import RequestLimits
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from tests.engine.watching import fail_once

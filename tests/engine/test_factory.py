@@ -28,12 +28,8 @@ from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass
 from engine.package.files import hash_file
 from engine.package.manifest import FORMAT_VERSION, load_package, seal
-from engine.requests.request import (
-    GenerationRequest,
-    RequestFinished,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import RequestFinished, SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from engine.trial import Trial

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.requests.request import LogitControls, PositionLogprobs, SamplingParams
+from engine.requests.events import PositionLogprobs
+from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import largest, likeliest, step_logits
 from engine.scheduling.batch import Draw, ScoreDraw

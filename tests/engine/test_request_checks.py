@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from engine.config import RequestLimits
 from engine.requests.checks import check_sampling_params
-from engine.requests.request import Constraint, LogitControls, RequestLimits, SamplingParams
+from engine.requests.request import Constraint, LogitControls, SamplingParams
 
 VOCAB_SIZE = 100
 NAN = float("nan")

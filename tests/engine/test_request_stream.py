@@ -8,15 +8,15 @@ import pytest
 
 from engine.errors import EngineFailure
 from engine.generation.request_stream import RequestStream
-from engine.requests.request import (
+from engine.requests.events import (
     Admitted,
     FinishReason,
     RequestFinished,
-    SamplingParams,
     SequenceFinished,
     TextDelta,
     Timing,
 )
+from engine.requests.request import SamplingParams
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,

@@ -15,7 +15,9 @@ from engine.errors import (
     QueueFull,
     TokenBudgetFull,
 )
-from engine.requests.request import FinishReason, SamplingParams, WastedWork
+from engine.requests.events import FinishReason
+from engine.requests.load import WastedWork
+from engine.requests.request import SamplingParams
 from engine.scheduling.batch import Sampled, ScheduledBatch
 from engine.scheduling.output import (
     AdmittedOutput,

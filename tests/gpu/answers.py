@@ -13,7 +13,8 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import Package, load_package
-from engine.requests.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.requests.events import SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams
 
 NUM_PROMPTS = 24
 

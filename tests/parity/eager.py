@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.package.manifest import Precision
-from engine.requests.request import FinishReason, SamplingParams
+from engine.requests.events import FinishReason
+from engine.requests.request import SamplingParams
 from exporter.certificate.half_comparison import DECIDED, MAX_POSITION_RATIO
 from exporter.models import TransformerConfig
 

@@ -12,16 +12,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RequestLimits
 from engine.generation.async_engine import AsyncEngine
-from engine.requests.request import (
-    FinishReason,
-    GenerationRequest,
-    LogitControls,
-    RequestLimits,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import FinishReason, SequenceFinished
+from engine.requests.request import GenerationRequest, LogitControls, SamplingParams
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian
 from tests.parity.conftest import Setup, export_unproven, twins

@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.requests.request import (
-    GenerationRequest,
-    LogitControls,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import SequenceFinished
+from engine.requests.request import GenerationRequest, LogitControls, SamplingParams
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian
 from tests.parity.conftest import Setup, export_unproven, twins

@@ -16,17 +16,19 @@ from transformers.generation import logits_process as hf
 
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
-from engine.requests.request import (
-    Constraint,
+from engine.requests.events import (
     FinishReason,
-    GenerationRequest,
-    LogitControls,
     PositionLogprobs,
     RequestFinished,
-    SamplingParams,
     Score,
-    ScoreRequest,
     SequenceFinished,
+)
+from engine.requests.request import (
+    Constraint,
+    GenerationRequest,
+    LogitControls,
+    SamplingParams,
+    ScoreRequest,
 )
 from tests.parity.conftest import (
     CPU,

@@ -16,12 +16,8 @@ from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import load_package
-from engine.requests.request import (
-    GenerationRequest,
-    RequestFinished,
-    SamplingParams,
-    SequenceFinished,
-)
+from engine.requests.events import RequestFinished, SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.models import TransformerConfig
 from tests.parity.conftest import (
     CPU,

@@ -15,13 +15,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import Package, PackageFormat, load_package
-from engine.requests.request import (
-    GenerationRequest,
-    RequestFinished,
-    SamplingParams,
-    ScoreRequest,
-    SequenceFinished,
-)
+from engine.requests.events import RequestFinished, SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
 from engine.scheduling.output import EngineOutput
 from exporter.checkpoint import save_checkpoint
 from tests.parity.conftest import (

@@ -14,13 +14,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RequestLimits
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.item_encoder import ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
 from engine.package.manifest import PackageFormat, load_package
-from engine.requests.request import RequestLimits
 from engine.text.tokenizer import Tokenizer
 from exporter.certificate.half_comparison import HalfComparison
 from exporter.models import ImageConfig, TransformerConfig

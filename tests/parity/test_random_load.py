@@ -18,17 +18,13 @@ from engine.errors import DeadlineExpired
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.request_stream import RequestStream
 from engine.package.manifest import CacheDtype, PackageFormat, Weights
+from engine.requests.events import FinishReason, RequestFinished, Score, SequenceFinished, TextDelta
 from engine.requests.request import (
     Constraint,
-    FinishReason,
     GenerationRequest,
     LogitControls,
-    RequestFinished,
     SamplingParams,
-    Score,
     ScoreRequest,
-    SequenceFinished,
-    TextDelta,
 )
 from engine.sampling.beam_search import BeamSearch
 from engine.scheduling.output import EngineOutput

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.requests.request import RequestLimits
+from engine.config import RequestLimits
 from engine.slots.invariance import rows_are_bit_equal
 from exporter.models import TransformerConfig
 from tests.parity.bare import Bare, write_bare

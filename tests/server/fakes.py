@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.config import RequestLimits
 from engine.errors import (
     Draining,
     ExpiredInDecode,
@@ -29,24 +30,21 @@ from engine.package.manifest import (
     Package,
 )
 from engine.requests.checks import check_sampling_params
-from engine.requests.request import (
+from engine.requests.events import (
     Admitted,
     FinishReason,
     GenerationEvent,
-    GenerationRequest,
-    LoadSnapshot,
     PositionLogprobs,
     RequestFinished,
-    RequestLimits,
     Score,
-    ScoreRequest,
     SequenceFinished,
     TextDelta,
     Timing,
     TokenLogprob,
     Usage,
-    WastedWork,
 )
+from engine.requests.load import LoadSnapshot, WastedWork
+from engine.requests.request import GenerationRequest, ScoreRequest
 from server.config import WorkerConfig
 from server.worker.worker import Worker
 

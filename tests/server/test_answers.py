@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tokenweir.v1 import admin_service_pb2, common_pb2
 
+from engine.config import RequestLimits
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.manifest import Package
-from engine.requests.request import RequestLimits, Timing
+from engine.requests.events import Timing
 from server.worker import answers
 from tests.server.fakes import LABELS, OPTIONS, TIMING, generation_package, prediction_package
 

@@ -14,6 +14,7 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction_pb
 
+from engine.config import RequestLimits
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import Package
@@ -21,7 +22,6 @@ from engine.requests.request import (
     Constraint,
     GenerationRequest,
     LogitControls,
-    RequestLimits,
     SamplingParams,
     ScoreRequest,
 )

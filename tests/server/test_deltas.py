@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.errors import EngineFailure
-from engine.requests.request import (
+from engine.requests.events import (
     Admitted,
     FinishReason,
     GenerationEvent,

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.config import Device, EngineConfig
+from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError, PackageError
-from engine.requests.request import RequestLimits
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.ray.deployment import (
     LiveRequestsPolicy,

@@ -8,7 +8,7 @@ import pytest
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from engine.requests.request import (
+from engine.requests.events import (
     FinishReason,
     PositionLogprobs,
     RequestFinished,

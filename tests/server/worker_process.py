@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from engine.requests.request import GenerationEvent, GenerationRequest
+from engine.requests.events import GenerationEvent
+from engine.requests.request import GenerationRequest
 from server.config import WorkerConfig
 from server.worker.worker import Worker
 from tests.server.fakes import FakeGenerator

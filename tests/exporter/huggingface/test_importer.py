@@ -13,7 +13,8 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import load_package
-from engine.requests.request import GenerationRequest, SamplingParams, SequenceFinished
+from engine.requests.events import SequenceFinished
+from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
