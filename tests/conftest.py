@@ -14,10 +14,11 @@ from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest, Package
+from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import RowOp, ScheduledBatch, StepLogits
 from engine.scheduling.scheduler import Scheduler
+from engine.slots.batch import RowOp, ScheduledBatch
 from engine.text.tokenizer import Tokenizer
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes

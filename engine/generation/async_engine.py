@@ -32,7 +32,7 @@ from engine.package.manifest import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
-from engine.scheduling.batch import TokenMatcher
+from engine.sampling.draws import TokenMatcher
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.step_watch import StepWatch

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.requests.request import SamplingParams
+from engine.sampling.draws import BeamDraw, Candidate, Draw
 from engine.sampling.logit_controls import adjusted, is_controlled
+from engine.sampling.logits import Floats
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.top_k import MAX_COLUMNS, likeliest
-from engine.scheduling.batch import BeamDraw, Candidate, Draw, Floats
 
 _Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
 

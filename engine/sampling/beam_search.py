@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.requests.events import FinishReason, PositionLogprobs
 from engine.requests.request import LogitControls, SamplingParams
-from engine.scheduling.batch import Candidate
+from engine.sampling.draws import Candidate
 from engine.text.tokenizer import IncrementalDetokenizer
 
 

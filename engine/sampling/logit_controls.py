@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.requests.request import LogitControls, SamplingParams
-from engine.scheduling.batch import Draw, Floats
+from engine.sampling.draws import Draw
+from engine.sampling.logits import Floats
 
 _NO_CONTROLS = LogitControls()
 

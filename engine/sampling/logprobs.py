@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.requests.events import PositionLogprobs, TokenLogprob
-from engine.scheduling.batch import Draw, Sampled, StepLogits
+from engine.sampling.draws import Draw, Sampled
+from engine.sampling.logits import StepLogits
 
 Doubles = NDArray[np.float64]
 

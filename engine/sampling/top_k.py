@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.batch import Floats, StepLogits
+from engine.sampling.logits import Floats, StepLogits
 
 Ids = NDArray[np.intp]
 

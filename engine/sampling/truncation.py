@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.requests.request import SamplingParams
+from engine.sampling.logits import Floats
 from engine.sampling.top_k import largest
-from engine.scheduling.batch import Floats
 
 Ids = NDArray[np.intp]
 

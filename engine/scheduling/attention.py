@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.sampling.beam_search import Hypothesis
-from engine.scheduling.batch import Floats
+from engine.sampling.logits import Floats
 from engine.scheduling.sequence import Request, Sequence
 
 Attention = tuple[float, ...]  # to each token of the source

@@ -19,9 +19,10 @@ from engine.package.manifest import GenerationContract
 from engine.requests.events import FinishReason, PositionLogprobs
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.sampling.beam_search import BeamSearch
+from engine.sampling.draws import Candidate, Sampled
+from engine.sampling.logits import Floats
 from engine.sampling.sampler import num_top
 from engine.scheduling.attention import StepAttention, alignment_of
-from engine.scheduling.batch import Candidate, Encode, Floats, Sampled, ScheduledBatch
 from engine.scheduling.beams import place_beams
 from engine.scheduling.deadlines import Deadlines, expired_in_decode, expired_in_queue
 from engine.scheduling.estimates import CompletionEstimates, cannot_meet, least_new_tokens, max_cost
@@ -40,6 +41,7 @@ from engine.scheduling.queue_limits import QueueLimits
 from engine.scheduling.sequence import Request, Sequence, TokenRequest, row_of
 from engine.scheduling.step import Chunk, PrefillPlan, plan_draws
 from engine.scheduling.waiting_queue import WaitingQueue
+from engine.slots.batch import Encode, ScheduledBatch
 from engine.slots.prefixes import RowReuse
 from engine.slots.sources import SourceTable
 from engine.slots.table import SlotTable

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from engine.requests.events import Timing
 from engine.requests.request import SamplingParams
 from engine.sampling.beam_search import BeamSearch
-from engine.scheduling.batch import TokenMatcher
+from engine.sampling.draws import TokenMatcher
 from engine.text.tokenizer import IncrementalDetokenizer
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.scheduling.batch import BeamDraw, Draw, PrefillChunk, ScoreDraw
+from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
 from engine.scheduling.sequence import Request, Sequence, row_of
+from engine.slots.batch import PrefillChunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.scheduling.batch import PrefillChunk
 from engine.session import Binding
+from engine.slots.batch import PrefillChunk
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.graph_call import GraphCall, named_outputs
 from engine.slots.step_block import Bound, StepBlock

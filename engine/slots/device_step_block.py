@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.device.memory import ITEM_BYTES, DeviceArray, DeviceMemory, aligned
 from engine.package.manifest import GenerationContract
 from engine.sampling.lazy_rows import LazyRows
-from engine.scheduling.batch import Floats, StepLogits
+from engine.sampling.logits import Floats, StepLogits
 from engine.slots.step_block import Bound, CallOutputs, Standing, StepSize
 
 _ROW_BYTES = 128  # of standing inputs, a row

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from engine.scheduling.batch import Encode
 from engine.session import Session
+from engine.slots.batch import Encode
 from engine.slots.graph_call import GraphCall, named_rows
 from engine.slots.rows import SlotCache
 from engine.slots.step_block import StepBlock

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.machine import l2_bytes
 from engine.package.manifest import CacheShape, GenerationContract
-from engine.scheduling.batch import ScheduledBatch
+from engine.slots.batch import ScheduledBatch
 from engine.slots.memory import CacheMemory
 from engine.slots.runner import SlotModelRunner
 

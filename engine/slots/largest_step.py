@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import try_out
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.package.manifest import CacheShape
-from engine.scheduling.batch import RowOp
+from engine.slots.batch import RowOp
 from engine.slots.memory import Allocate, HostCacheMemory
 
 

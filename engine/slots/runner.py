@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from engine.errors import PackageError
 from engine.package.graph_io import check_graphs, decoder_shape, encoder_shape
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import Encode, Floats, PrefillChunk, ScheduledBatch, StepLogits
+from engine.sampling.logits import Floats, StepLogits
 from engine.session import Session
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.chunk_calls import ChunkCalls
 from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
 from engine.slots.decoder_graph import DecoderGraph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.scheduling.batch import RowOp
+from engine.slots.batch import RowOp
 
 Source = tuple[str, tuple[int, ...]]  # the tenant, who alone may use it, and the tokens
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.device.memory import DeviceArray
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import StepLogits
+from engine.sampling.logits import StepLogits
 from engine.slots.host_pages import zeros
 
 Bound = NDArray[Any] | DeviceArray  # what a graph is bound to

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from engine.scheduling.batch import RowOp
 from engine.scheduling.sequence import Sequence
+from engine.slots.batch import RowOp
 
 
 @dataclass(slots=True, eq=False)

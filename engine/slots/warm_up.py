@@ -11,7 +11,8 @@ import numpy as np
 
 from engine.errors import DeviceError, PackageError
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 
 _NUM_TOKENS = 4  # of a prompt

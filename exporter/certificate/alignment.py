@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.scheduling.batch import StepLogits
+from engine.sampling.logits import StepLogits
 from exporter.certificate.cases import Tokens
 from exporter.certificate.eager import eager_alignment
 from exporter.certificate.generation_cases import Case

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.scheduling.batch import RowOp, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import RowOp
 from exporter.certificate.cases import SEED, Tokens, random_tokens
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.generation_cases import Case

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import CertificateError, DeviceError
+from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import StepLogits
 
 Floats = NDArray[np.float32]
 

@@ -31,7 +31,7 @@ from engine.package.manifest import (
     Package,
     load_package,
 )
-from engine.scheduling.batch import StepLogits
+from engine.sampling.logits import StepLogits
 from engine.session import Session
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate.cases import SEED, prefill_chunk

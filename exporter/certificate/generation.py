@@ -16,7 +16,8 @@ import numpy as np
 from torch import nn
 
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import RowOp, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import RowOp
 from exporter.certificate.alignment import check_alignment, choose_cases
 from exporter.certificate.beams import certify_beams
 from exporter.certificate.cases import (

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.scheduling.batch import Encode, Floats, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.sampling.logits import Floats, StepLogits
+from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate.cases import Tokens
 from exporter.certificate.generation_cases import Case

@@ -11,7 +11,8 @@ from torch import nn
 
 from engine.errors import CertificateError
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import RowOp, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import RowOp
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate.cases import NUM_TOPS, Tokens, prefill_chunk
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs

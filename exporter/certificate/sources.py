@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.batch import Encode, ScheduledBatch
+from engine.slots.batch import Encode, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate.cases import BATCH_SIZES, Tokens, largest_batch
 from exporter.certificate.comparison import exported_graphs

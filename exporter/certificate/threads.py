@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.scheduling.batch import StepLogits
+from engine.sampling.logits import StepLogits
 from engine.slots.runner import SlotModelRunner
 from engine.threads import decoder_threads
 from exporter.certificate.cases import SEED, random_tokens

@@ -18,8 +18,9 @@ import numpy as np
 from engine.device.device import open_device
 from engine.device.memory import DeviceMemory
 from engine.package.manifest import GenerationContract
-from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
+from engine.sampling.logits import StepLogits
 from engine.session import Binding
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 
 NUM_SLOTS = 8

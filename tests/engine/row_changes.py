@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.package.manifest import CacheDtype, CacheShape
-from engine.scheduling.batch import RowOp
+from engine.slots.batch import RowOp
 from engine.slots.memory import Allocate, CacheMemory
 from engine.slots.rows import SlotCache
 

@@ -15,10 +15,10 @@ from engine.config import EngineConfig
 from engine.errors import CannotMeet
 from engine.generation.core import EngineCore
 from engine.requests.request import SamplingParams
-from engine.scheduling.batch import ScheduledBatch
 from engine.scheduling.estimates import CompletionEstimates
 from engine.scheduling.output import FailedOutput, FinishedOutput
 from engine.scheduling.sequence import TokenRequest
+from engine.slots.batch import ScheduledBatch
 
 STEP, READ = 0.1, 0.01  # seconds of a decode step, and of a prompt token
 A = 65

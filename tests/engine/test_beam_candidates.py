@@ -14,9 +14,9 @@ from transformers import (
 )
 
 from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.draws import BeamDraw, Candidate, Draw
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import BeamDraw, Candidate, Draw
 
 VOCAB = 50
 

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from engine.requests.events import FinishReason, PositionLogprobs, TokenLogprob
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.beam_search import BeamSearch, Hypothesis, assign_rows
-from engine.scheduling.batch import Candidate
+from engine.sampling.draws import Candidate
 
 Model = Callable[[tuple[int, ...]], list[float]]  # tokens so far -> a log-probability a token
 

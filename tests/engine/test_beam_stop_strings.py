@@ -18,7 +18,7 @@ from engine.generation.request_stream import searched_text
 from engine.requests.events import FinishReason, RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.beam_search import BeamSearch
-from engine.scheduling.batch import Candidate
+from engine.sampling.draws import Candidate
 from engine.text.tokenizer import Tokenizer
 from tests.engine.test_beam_search import Model, params, penalised, random_model, run
 

@@ -10,7 +10,7 @@ import pytest
 from engine.device.memory import DeviceArray
 from engine.errors import OutOfDeviceMemory
 from engine.package.manifest import CacheDtype, CacheShape
-from engine.scheduling.batch import RowOp
+from engine.slots.batch import RowOp
 from engine.slots.memory import (
     Allocate,
     CacheMemory,

@@ -16,9 +16,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from engine.errors import CapabilityNotSupported, InvalidRequest
 from engine.requests.request import Constraint, SamplingParams
+from engine.sampling.draws import Draw, TokenMatcher
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import Draw, TokenMatcher
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 

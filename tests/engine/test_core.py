@@ -13,9 +13,9 @@ from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.generation.core import EngineCore
 from engine.requests.request import SamplingParams
-from engine.scheduling.batch import ScheduledBatch
 from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokenOutput
 from engine.scheduling.sequence import TokenRequest
+from engine.slots.batch import ScheduledBatch
 
 VOCAB_SIZE = 258
 

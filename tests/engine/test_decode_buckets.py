@@ -13,12 +13,13 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.generation.core import EngineCore
 from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler
-from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.session import Binding, Session
+from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from tests.engine.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import OutOfDeviceMemory
-from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
 from tests.engine.fake_cuda import FakeCuda

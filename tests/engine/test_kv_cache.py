@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.package.manifest import CacheDtype, CacheShape
-from engine.scheduling.batch import RowOp
+from engine.slots.batch import RowOp
 from engine.slots.rows import SlotCache
 from tests.engine.test_pages import needs_page_map, resident
 

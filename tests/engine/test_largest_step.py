@@ -9,7 +9,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import PackageError
-from engine.scheduling.batch import ScheduledBatch, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import ScheduledBatch
 from engine.slots.largest_step import largest_step_seconds
 from engine.slots.runner import SlotModelRunner
 from tests.engine.test_model_runner import TinyModel

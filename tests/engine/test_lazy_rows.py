@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
 from engine.sampling.lazy_rows import LazyRows
+from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import BeamDraw, Draw, ScoreDraw, StepLogits
 
 VOCAB = 60
 NUM_ROWS = 8

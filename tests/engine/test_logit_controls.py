@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from engine.requests.request import Constraint, LogitControls, SamplingParams
+from engine.sampling.draws import Draw
 from engine.sampling.logit_controls import adjusted, is_controlled
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import Draw
 
 VOCAB = 30
 

@@ -17,10 +17,10 @@ from engine.generation.core import EngineCore
 from engine.package.manifest import CacheShape, GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.sampler import Sampler
-from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.scheduling.output import FinishedOutput, TokenOutput
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
+from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 
 VOCAB, WIDTH, HEADS, DIM, LAYERS, MAX_LEN, MAX_SOURCE = 23, 16, 2, 8, 2, 40, 12

@@ -8,9 +8,9 @@ import torch
 
 from engine.requests.events import PositionLogprobs
 from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.draws import Draw, ScoreDraw
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import largest, likeliest, step_logits
-from engine.scheduling.batch import Draw, ScoreDraw
 
 VOCAB = 60
 

@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from engine.requests.request import LogitControls, SamplingParams
+from engine.sampling.draws import Draw
 from engine.sampling.random_stream import RandomStream
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
 from engine.sampling.truncation import pick, tempered, truncate, truncated_weights
-from engine.scheduling.batch import Draw
 
 VOCAB = 40
 

@@ -18,7 +18,7 @@ from engine.errors import (
 from engine.requests.events import FinishReason
 from engine.requests.load import WastedWork
 from engine.requests.request import SamplingParams
-from engine.scheduling.batch import Sampled, ScheduledBatch
+from engine.sampling.draws import Sampled
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
@@ -29,6 +29,7 @@ from engine.scheduling.output import (
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
+from engine.slots.batch import ScheduledBatch
 
 EOS = 257
 A, B, C = 65, 66, 67

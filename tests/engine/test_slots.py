@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.requests.request import SamplingParams
-from engine.scheduling.batch import RowOp
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
+from engine.slots.batch import RowOp
 from engine.slots.table import KeptPrefix, SlotTable
 
 NUM_SLOTS = 5

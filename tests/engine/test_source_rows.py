@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scheduling.batch import RowOp
+from engine.slots.batch import RowOp
 from engine.slots.sources import Source, SourceTable
 
 NUM_ROWS = 4

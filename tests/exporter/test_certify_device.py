@@ -25,8 +25,9 @@ from engine.package.manifest import (
     Weights,
     load_package,
 )
+from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from engine.scheduling.batch import ScheduledBatch, StepLogits
+from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate import execution
 from exporter.certificate.comparison import exported_graphs

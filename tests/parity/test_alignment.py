@@ -24,7 +24,7 @@ from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import load_package
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
-from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate.half_comparison import MAX_POSITION_RATIO
 from exporter.checkpoint import Checkpoint, save_checkpoint

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.models import TransformerConfig
 from tests.parity.bare import Bare, write_bare

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.scheduling.batch import Encode, PrefillChunk, ScheduledBatch, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs

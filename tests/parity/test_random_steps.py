@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from engine.package.manifest import load_package
-from engine.scheduling.batch import Encode, PrefillChunk, RowOp, ScheduledBatch, StepLogits
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from tests.parity.conftest import CPU, CUDA_FP16, CUDA_FP32, VOCAB_SIZE, Exported, Setup
 

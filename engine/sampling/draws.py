@@ -1,0 +1,77 @@
+"""What is to be chosen behind the logits of a step, and what was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.requests.events import PositionLogprobs
+from engine.requests.request import SamplingParams
+
+
+class Draw(NamedTuple):
+    """A token to be chosen."""
+
+    logits_row: int  # several sequences of a request draw their first token from the same row
+    params: SamplingParams
+    seed: int
+    sequence_index: int  # in its request
+    position: int  # of the token, counted from the start of the sequence
+    banned: tuple[int, ...]  # tokens that may not be chosen
+    tokens: Sequence[int] = ()  # the sequence so far, the prompt (or start token) included
+    num_prompt: int = 0  # of them, tokens that were given
+    matcher: TokenMatcher | None = None  # of the request's constraint
+
+
+class BeamDraw(NamedTuple):
+    """The best continuations of all hypotheses of one beam search."""
+
+    beams: tuple[Draw, ...]  # one a running hypothesis
+    scores: tuple[float, ...]  # of the hypotheses so far: sums of log-probabilities
+    num_candidates: int
+
+
+class ScoreDraw(NamedTuple):
+    """Given tokens whose log-probabilities are wanted."""
+
+    logits_row: int  # of the first of them; the others follow
+    token_ids: tuple[int, ...]
+    num_top: int  # alternatives
+
+
+class Sampled(NamedTuple):
+    """A chosen token and its log-probability in the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    position: PositionLogprobs | None = None  # if the request asks for log-probabilities
+
+
+class Candidate(NamedTuple):
+    """A continuation of a hypothesis."""
+
+    beam: int  # which of the BeamDraw's
+    token_id: int
+    score: float  # of the hypothesis with this token, after controls
+    logprob: float  # of the token in the model's own distribution
+    position: PositionLogprobs | None = None
+
+
+class TokenMatcher(Protocol):
+    """Follows one sequence through a constraint."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot be followed any further; then no token is allowed."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens may come next, [vocab_size]."""
+
+    def advance(self, token_id: int) -> None:
+        """Take in a token that was chosen."""
+
+    def fork(self) -> TokenMatcher:
+        """Return a copy that goes its own way."""

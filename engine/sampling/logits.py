@@ -1,0 +1,36 @@
+"""What a model gives for the rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sampling.lazy_rows import LazyRows
+
+Floats = NDArray[np.float32]
+
+
+class StepLogits(NamedTuple):
+    """What the model gives for the rows of a step; the arrays are overwritten by the next step.
+
+    The top tokens are those of the k largest logits, best first, the lower id first among equals.
+    """
+
+    logits: Floats | LazyRows  # [N, vocab_size]
+    top_ids: NDArray[np.int64]  # [N, k]
+    top_logits: Floats  # [N, k]
+    top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
+    alignment: Floats | None = None  # [rows of ScheduledBatch.aligned, longest source], if any
+
+    @property
+    def all_logits(self) -> Floats:
+        """The logits of all rows as an array."""
+        return np.asarray(self.logits)
+
+    def fetch(self, rows: Iterable[int]) -> None:
+        """Bring the logits of rows that will be read to the host, if they are not there."""
+        if isinstance(self.logits, LazyRows):
+            self.logits.fetch(rows)

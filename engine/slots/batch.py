@@ -1,0 +1,65 @@
+"""What one step computes in rows: what the model runner takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
+
+
+class RowOp(NamedTuple):
+    """A change of the cache's rows; an empty row has length 0.
+
+    `cut` shortens `target`, and a little behind it may stay in memory; `clear` puts zeros there,
+    for a row that may hold NaN. `move` takes `source` to the empty row `target` and clears
+    `source`; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
+    `cut_source`, `clear_source` and `copy_source` do the same with rows of the sources.
+    """
+
+    kind: Literal[
+        "cut", "clear", "move", "copy", "swap", "cut_source", "clear_source", "copy_source"
+    ]
+    source: int
+    target: int
+    start: int = 0  # copy: positions before it are equal in both already; cut, clear: they stay
+    stop: int | None = None  # copy: the first position that is not wanted; None: all are
+
+
+class Encode(NamedTuple):
+    """A source sentence to be encoded into a row of the sources."""
+
+    row: int
+    source_ids: tuple[int, ...]
+
+
+class PrefillChunk(NamedTuple):
+    """The next tokens of a prompt."""
+
+    row: int
+    token_ids: tuple[int, ...]
+    num_logits: int  # its last positions whose logits are wanted
+    source_row: int = 0  # encoder-decoder: of the sources
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """One step. The parts are run in the order of the fields.
+
+    Logits come in another order: a row for each decoding one, then those that each chunk wants.
+    """
+
+    row_ops: tuple[RowOp, ...]
+    encodes: tuple[Encode, ...]
+    chunks: tuple[PrefillChunk, ...]
+    decode_ids: tuple[int, ...]  # the token of row 0, 1, ...
+    draws: tuple[Draw | BeamDraw, ...]
+    decode_sources: tuple[int, ...] = ()  # encoder-decoder: the source of row 0, 1, ...
+    scores: tuple[ScoreDraw, ...] = ()
+    num_top: int = 1  # of the largest logits, as many as the draws need at most
+    aligned: tuple[int, ...] = ()  # rows of logits whose attention to the source is wanted, rising
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no model is run."""
+        return not (self.encodes or self.decode_ids or self.chunks)
