@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
+from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 VOCAB_SIZE = 31
 TEXT = {"d_model": 16, "num_heads": 2, "d_ff": 24, "vocab_size": VOCAB_SIZE, "norm_eps": 1e-2}
