@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -670,3 +671,186 @@ def test_importing_the_client_imports_nothing_heavy():
     )
 
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_metadata_goes_with_every_call(server):
+    server.answers["GenerateStream"] = lambda request, context: stream_messages(["a"])
+
+    with Client(server.address, timeout=10, metadata=[("authorization", "token")]) as client:
+        client.models()
+        list(client.stream("m", "p"))
+
+    assert [sent["authorization"] for sent in server.metadata] == ["token", "token"]
+
+
+async def test_metadata_goes_with_every_call_of_the_async_client(server):
+    server.answers["GenerateStream"] = lambda request, context: stream_messages(["a"])
+
+    async with AsyncClient(server.address, timeout=10, metadata=[("tenant", "t")]) as client:
+        await client.models()
+        [piece async for piece in client.stream("m", "p")]
+        [message async for message in client.stream_events("m", "p")]
+
+    assert [sent["tenant"] for sent in server.metadata] == ["t", "t", "t"]
+
+
+def test_a_channel_takes_the_place_of_an_address_and_is_closed_with_the_client(server):
+    channel = grpc.insecure_channel(server.address)
+
+    with Client(channel=channel) as client:
+        assert len(client.models()) == 1
+
+    with pytest.raises(ValueError, match="closed"):
+        channel.unary_unary("/a/B")(b"")
+
+
+async def test_a_channel_takes_the_place_of_an_address_of_the_async_client(server):
+    async with AsyncClient(channel=grpc.aio.insecure_channel(server.address)) as client:
+        assert len(await client.models()) == 1
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_address_or_a_channel_is_given_and_not_both(kind):
+    channel = grpc.insecure_channel("127.0.0.1:1")
+
+    with pytest.raises(ValueError, match="give an address"):
+        kind()
+    with pytest.raises(ValueError, match="give it alone"):
+        kind("127.0.0.1:1", channel=channel)
+    with pytest.raises(ValueError, match="give it alone"):
+        kind(channel=channel, credentials=grpc.ssl_channel_credentials())
+    channel.close()
+
+
+def test_credentials_encrypt(server):
+    credentials = grpc.ssl_channel_credentials()
+
+    with Client(server.address, credentials=credentials, timeout=5, max_attempts=1) as client:
+        with pytest.raises(Unavailable):  # this server speaks no TLS
+            client.models()
+
+
+def test_a_closed_client_says_so(server):
+    client = Client(server.address)
+    client.close()
+    client.close()
+
+    with pytest.raises(ValueError, match="the client is closed"):
+        client.models()
+    with pytest.raises(ValueError, match="the client is closed"):
+        client.stream("m", "p")
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_closed_async_client_says_so(server, is_used):
+    client = AsyncClient(server.address)
+    if is_used:
+        await client.models()
+    await client.close()
+    await client.close()
+
+    with pytest.raises(ValueError, match="the client is closed"):
+        await client.models()
+    with pytest.raises(ValueError, match="the client is closed"):
+        client.stream("m", "p")
+    with pytest.raises(ValueError, match="the client is closed"):
+        await anext(client.stream_events("m", "p"))
+
+
+def test_what_runs_when_the_client_is_closed_is_cancelled(server):
+    begun, released = threading.Event(), threading.Event()
+    server.answers["Generate"] = lambda request, context: begun.set() or released.wait(5)
+    server.answers["GenerateStream"] = Endless()
+    client = Client(server.address, timeout=10)
+    stream = client.stream("m", "p")
+    next(stream)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(client.generate, "m", "p")
+        assert begun.wait(5)
+
+        client.close()
+
+        with pytest.raises(Cancelled):
+            call.result()
+        with pytest.raises(Cancelled):
+            list(stream)
+    released.set()
+
+
+async def test_what_runs_when_the_async_client_is_closed_is_cancelled(server):
+    begun, released = threading.Event(), threading.Event()
+    server.answers["Generate"] = lambda request, context: begun.set() or released.wait(5)
+    server.answers["GenerateStream"] = Endless(pause=5.0)
+    client = AsyncClient(server.address, timeout=10)
+    stream = client.stream("m", "p")
+    events = client.stream_events("m", "p")
+    await anext(stream)
+    await anext(events)
+    calls = [
+        asyncio.ensure_future(one)
+        for one in (client.generate("m", "p"), anext(stream), anext(events))
+    ]
+    assert await asyncio.to_thread(begun.wait, 5)
+
+    await client.close()
+
+    for call in calls:
+        with pytest.raises(Cancelled, match="the client was closed"):
+            await call
+    released.set()
+
+
+async def test_closing_an_async_stream_ends_its_reader(server):
+    server.answers["GenerateStream"] = Endless(pause=5.0)
+    async with AsyncClient(server.address, timeout=10) as client:
+        stream = client.stream("m", "p")
+        await anext(stream)
+
+        async def rest() -> list[str]:
+            return [piece async for piece in stream]
+
+        reader = asyncio.create_task(rest())
+        await asyncio.sleep(0)  # it reads
+        await stream.aclose()
+
+        assert await reader == []
+
+
+def test_many_prompts_are_one_call(server, client):
+    def echo(request, context):
+        answer = one_sequence()
+        answer.ClearField("results")
+        for one in request.inputs:
+            answer.results.append(
+                generation_service_pb2.Result(
+                    sequences=[
+                        generation_service_pb2.Sequence(text=f"{one.text}!", finish_reason=1)
+                    ]
+                )
+            )
+        return answer
+
+    server.answers["Generate"] = echo
+
+    found = client.generate_many("m", ["a", "b", [5, 6]], beam=2, target_prefix="x")
+
+    (request,) = server.requests
+    assert found.texts == ("a!", "b!", "!")
+    assert found.results[1].finish_reason == "eos"
+    assert found.usage.output_tokens == 2
+    assert [list(one.tokens.ids) for one in request.inputs] == [[], [], [5, 6]]
+    assert {one.prefix_text for one in request.inputs} == {"x"}
+
+
+async def test_many_prompts_are_one_call_of_the_async_client(server):
+    server.answers["Generate"] = lambda request, context: one_sequence()
+
+    async with AsyncClient(server.address, timeout=10) as client:
+        assert (await client.generate_many("m", ["a"])).texts == ("2031-10-14",)
+        with pytest.raises(BrokenStream, match="1 results came back for 2 prompts"):
+            await client.generate_many("m", ["a", "b"])
+
+
+def test_one_text_is_no_list_of_prompts(client):
+    with pytest.raises(TypeError, match="is one text; give a list"):
+        client.generate_many("m", "abc")

@@ -25,7 +25,12 @@ What a call raises:
     └── Internal
         └── BrokenStream
 
-and TypeError or ValueError for arguments that cannot be sent at all.
+and TypeError or ValueError for arguments that cannot be sent at all; ValueError for a call of a
+client that is closed. What runs when it is closed ends with Cancelled.
+
+`channel` puts another one in the place of a channel to an address, for tests or for interceptors:
+`Client(channel=grpc.intercept_channel(...))`; `credentials` are those of gRPC, and `metadata` goes
+with every call.
 """
 
 from __future__ import annotations
@@ -62,6 +67,7 @@ from tokenweir._types import (
     Embedding,
     GeneratedSequence,
     Generation,
+    Generations,
     LabelledSpan,
     Labelling,
     ModelInfo,
@@ -70,6 +76,7 @@ from tokenweir._types import (
     PositionLogprobs,
     Provenance,
     ReplicaLoad,
+    Result,
     Score,
     ScoredLabel,
     ServerInfo,
@@ -98,6 +105,7 @@ __all__ = [
     "GenerateOptions",
     "GeneratedSequence",
     "Generation",
+    "Generations",
     "Internal",
     "InvalidArgument",
     "Item",
@@ -114,6 +122,7 @@ __all__ = [
     "Provenance",
     "ReplicaLoad",
     "ResourceExhausted",
+    "Result",
     "Score",
     "ScoreOptions",
     "ScoredLabel",

@@ -15,6 +15,7 @@ from tokenweir._types import (
     Embedding,
     GeneratedSequence,
     Generation,
+    Generations,
     LabelledSpan,
     Labelling,
     ModelInfo,
@@ -23,6 +24,7 @@ from tokenweir._types import (
     PositionLogprobs,
     Provenance,
     ReplicaLoad,
+    Result,
     Score,
     ScoredLabel,
     ServerInfo,
@@ -43,19 +45,26 @@ T = TypeVar("T")
 
 def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
     """Return the answer for the one input of a request."""
-    if len(response.results) != 1 or not response.results[0].sequences:
-        raise BrokenStream(
-            f"{len(response.results)} results came back for one prompt, or one without a sequence"
-        )
-    (result,) = response.results
+    (result,) = _results(response, 1)
     return Generation(
         request_id=response.request_id,
-        sequences=tuple(map(_sequence, result.sequences)),
+        sequences=result.sequences,
         usage=_usage(response.usage),
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
-        prompt_logprobs=_positions(result.prompt_logprobs),
-        source_pieces=tuple(result.source_pieces),
+        prompt_logprobs=result.prompt_logprobs,
+        source_pieces=result.source_pieces,
+    )
+
+
+def generations(response: generation_service_pb2.GenerateResponse, count: int) -> Generations:
+    """Return the answers for the `count` inputs of a request, in their order."""
+    return Generations(
+        request_id=response.request_id,
+        results=_results(response, count),
+        usage=_usage(response.usage),
+        timing=_timing(response.timing),
+        provenance=_provenance(response.provenance),
     )
 
 
@@ -246,6 +255,22 @@ class StreamAssembler:
 def finish_reason(value: int) -> str:
     """Return the protocol's reason in small letters, as "eos"."""
     return _enum_name(common_pb2.FinishReason.DESCRIPTOR, value, "FINISH_REASON_")
+
+
+def _results(response: generation_service_pb2.GenerateResponse, count: int) -> tuple[Result, ...]:
+    results = response.results
+    if len(results) != count or not all(result.sequences for result in results):
+        raise BrokenStream(
+            f"{len(results)} results came back for {count} prompts, or one without a sequence"
+        )
+    return tuple(
+        Result(
+            sequences=tuple(map(_sequence, result.sequences)),
+            prompt_logprobs=_positions(result.prompt_logprobs),
+            source_pieces=tuple(result.source_pieces),
+        )
+        for result in results
+    )
 
 
 def _only(results: Sequence[T]) -> T:

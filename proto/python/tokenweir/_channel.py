@@ -1,15 +1,66 @@
-"""The options of the client's channels: retry, limits, keepalive."""
+"""The client's channels: to which end, with which retry, limits and keepalive."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import grpc.aio
 
 from tokenweir.keepalive import keepalive_options
+
+Metadata = Sequence[tuple[str, str | bytes]]
+ChannelT = TypeVar("ChannelT", grpc.Channel, grpc.aio.Channel)
+
+CLOSED = "the client is closed; make another one"
 
 _MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PING_PAUSE, _PING_PATIENCE = 60.0, 20.0  # seconds
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server at an address, and how it is called."""
+
+    address: str
+    credentials: grpc.ChannelCredentials | None
+    options: Sequence[tuple[str, str | int]]
+
+    def channel(self) -> grpc.Channel:
+        """Return a new channel to it."""
+        if self.credentials is None:
+            return grpc.insecure_channel(self.address, self.options)
+        return grpc.secure_channel(self.address, self.credentials, self.options)
+
+    def async_channel(self) -> grpc.aio.Channel:
+        """Return a new channel to it, of the event loop that runs."""
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.address, self.options)
+        return grpc.aio.secure_channel(self.address, self.credentials, self.options)
+
+
+def far_end(
+    address: str | None,
+    channel: ChannelT | None,
+    credentials: grpc.ChannelCredentials | None,
+    max_attempts: int,
+) -> ChannelT | Server:
+    """Return the channel that is given, or else the server at the address.
+
+    Raises ValueError unless one of the two is given, and for credentials of a channel.
+    """
+    if channel is not None:
+        if address is not None or credentials is not None:
+            raise ValueError("a channel has its address and credentials; give it alone")
+        return channel
+    if address is None:
+        raise ValueError('give an address, as "127.0.0.1:50051", or a channel')
+    return Server(address, credentials, channel_options(address, max_attempts))
 
 
 def channel_options(address: str, max_attempts: int) -> list[tuple[str, str | int]]:

@@ -8,7 +8,7 @@
     ├── Unavailable           nobody answers, or the server starts, drains or has lost a replica
     ├── NotSupported          this server or this model does not have the feature
     ├── Aborted               ended by an operator
-    ├── Cancelled             ended by the server's side
+    ├── Cancelled             ended by the server's side, or by close()
     └── Internal              the server failed
         └── BrokenStream      the answers break the protocol: a gap, or no end
 
@@ -19,9 +19,11 @@ server sent none), `retry_after` (google.rpc.RetryInfo, seconds or None) and `vi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -141,6 +143,37 @@ def deadline_after(timeout: float | None) -> float | None:
     if not math.isfinite(timeout):
         raise ValueError(f"timeout ({timeout}) must be seconds, or None for no deadline")
     return time.monotonic() + timeout
+
+
+@contextlib.contextmanager
+def typed_errors(deadline: float | None) -> Iterator[None]:
+    """Raise what fails in a call that is made in the block as the client's exceptions.
+
+    `deadline` is that of `deadline_after`.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_call(error, deadline) from error
+    except asyncio.CancelledError as error:
+        if is_task_cancelled():
+            raise
+        raise closed_under_way() from error
+
+
+def is_task_cancelled() -> bool:
+    """Say whether the task that runs is being cancelled.
+
+    grpc.aio ends the calls of a channel that is closed with a CancelledError too, though nobody
+    has cancelled the tasks that wait for them.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def closed_under_way() -> Cancelled:
+    """Return the exception of a call whose client was closed before its end."""
+    return Cancelled("the client was closed before the answer", code=grpc.StatusCode.CANCELLED)
 
 
 def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> TokenweirClientError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenweir._decoding import decoding, output, scheduling, stopping
@@ -41,7 +41,18 @@ def generate_request(
 ) -> generation_service_pb2.GenerateRequest:
     """Return the request for one prompt, given as text or as token ids."""
     check_names(options, GenerateOptions)
-    return _generate_request(model, prompt, options)
+    return _generate_request(model, [_input(prompt, "prompt")], options)
+
+
+def generate_many_request(
+    model: str, prompts: Sequence[Prompt], options: GenerateOptions
+) -> generation_service_pb2.GenerateRequest:
+    """Return the request for several prompts, which have all options in common."""
+    check_names(options, GenerateOptions)
+    if isinstance(prompts, str):
+        raise TypeError(f"prompts={prompts!r} is one text; give a list of them")
+    inputs = [_input(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
+    return _generate_request(model, inputs, options)
 
 
 def stream_request(
@@ -50,7 +61,7 @@ def stream_request(
     """Return the request for one streamed prompt."""
     check_names(options, StreamOptions)
     request = generation_service_pb2.GenerateStreamRequest(
-        request=_generate_request(model, prompt, options)
+        request=_generate_request(model, [_input(prompt, "prompt")], options)
     )
     set_fields(request, options, "tokens_per_message")
     return request
@@ -110,16 +121,17 @@ def embed_request(
 
 
 def _generate_request(
-    model: str, prompt: Prompt, options: Mapping[str, object]
+    model: str, inputs: Sequence[generation_service_pb2.Input], options: Mapping[str, object]
 ) -> generation_service_pb2.GenerateRequest:
     request = generation_service_pb2.GenerateRequest(
-        inputs=[_input(prompt, "prompt")],
+        inputs=inputs,
         decoding=decoding(options),
         stopping=stopping(options),
         output=output(options),
         scheduling=scheduling(options),
     )
-    _set_prefix(request.inputs[0], options.get("target_prefix"), "target_prefix")
+    for one in request.inputs:
+        _set_prefix(one, options.get("target_prefix"), "target_prefix")
     _fill_identity(request, model, options)
     return request
 

@@ -10,7 +10,12 @@ import grpc
 import grpc.aio
 
 from tokenweir._answers import StreamAssembler
-from tokenweir._errors import BrokenStream, error_from_call
+from tokenweir._errors import (
+    BrokenStream,
+    closed_under_way,
+    error_from_call,
+    is_task_cancelled,
+)
 from tokenweir._types import Generation
 from tokenweir.v1 import generation_service_pb2
 
@@ -116,7 +121,14 @@ class AsyncTextStream(AsyncIterator[str]):
         except grpc.RpcError as error:
             self._cancel()
             raise error_from_call(error, self._deadline) from error
-        except (asyncio.CancelledError, BrokenStream):
+        except asyncio.CancelledError as error:
+            was_closed = self._closed
+            self._cancel()
+            if is_task_cancelled():
+                raise
+            if not was_closed:
+                raise closed_under_way() from error
+        except BrokenStream:
             self._cancel()
             raise
         self._cancel()

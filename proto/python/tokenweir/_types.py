@@ -73,17 +73,10 @@ class GeneratedSequence:
     alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source] attention, if asked for
 
 
-@dataclass(frozen=True)
-class Generation:
-    """All outputs for one prompt, best first; text, token_ids, ... are those of the best."""
+class _BestFirst:
+    """Gives what is asked of several sequences most: the best one's."""
 
-    request_id: str
     sequences: tuple[GeneratedSequence, ...]
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_pieces: tuple[bytes, ...] = ()  # of the tokens that alignment is to, if asked for
 
     @property
     def text(self) -> str:
@@ -96,6 +89,43 @@ class Generation:
     @property
     def finish_reason(self) -> str:
         return self.sequences[0].finish_reason
+
+
+@dataclass(frozen=True)
+class Generation(_BestFirst):
+    """All outputs for one prompt, best first; text, token_ids, ... are those of the best."""
+
+    request_id: str
+    sequences: tuple[GeneratedSequence, ...]
+    usage: Usage
+    timing: Timing
+    provenance: Provenance
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
+    source_pieces: tuple[bytes, ...] = ()  # of the tokens that alignment is to, if asked for
+
+
+@dataclass(frozen=True)
+class Result(_BestFirst):
+    """All outputs for one of several prompts, best first; text, ... are those of the best."""
+
+    sequences: tuple[GeneratedSequence, ...]
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    source_pieces: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generations:
+    """The results for several prompts, in their order, and what all of them took together."""
+
+    request_id: str
+    results: tuple[Result, ...]
+    usage: Usage
+    timing: Timing  # each the longest of any prompt
+    provenance: Provenance
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(result.text for result in self.results)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tokenweir import _answers as answers
 from tokenweir import _requests as requests
-from tokenweir._channel import channel_options
-from tokenweir._errors import (
-    deadline_after,
-    error_from_call,
-)
+from tokenweir._channel import CLOSED, Metadata, far_end
+from tokenweir._errors import deadline_after, typed_errors
 from tokenweir._options import (
     CallOptions,
     GenerateOptions,
@@ -30,6 +27,7 @@ from tokenweir._types import (
     Classification,
     Embedding,
     Generation,
+    Generations,
     Labelling,
     ModelInfo,
     ReplicaLoad,
@@ -52,17 +50,27 @@ class Client:
     """Calls a server from ordinary code; safe to share between threads."""
 
     def __init__(
-        self, address: str, *, timeout: float | None = 60.0, max_attempts: int = 3
+        self,
+        address: str | None = None,
+        *,
+        channel: grpc.Channel | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+        timeout: float | None = 60.0,
+        max_attempts: int = 3,
     ) -> None:
         """Prepare a channel to `address` ("host:port"); nothing is sent before the first call.
 
-        `timeout` is the deadline of a call in seconds, None for no deadline; `max_attempts` is the
-        number of times that a call is tried in all, 1 for no retry.
+        With `credentials` it is encrypted. `channel` is used in place of one to an address, and is
+        closed with the client; its own options say what is retried. `metadata` goes with every
+        call. `timeout` is the deadline of a call in seconds, None for no deadline; `max_attempts`
+        is the number of times that a call is tried in all, 1 for no retry.
         """
+        end = far_end(address, channel, credentials, max_attempts)
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(
-            address, options=channel_options(address, max_attempts)
-        )
+        self._metadata = tuple(metadata)
+        self._closed = False
+        self._channel = end if isinstance(end, grpc.Channel) else end.channel()
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
         self._prediction = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
@@ -75,13 +83,26 @@ class Client:
         request = requests.generate_request(model, prompt, options)
         return answers.generation(self._call(self._generation.Generate, request, options))
 
+    def generate_many(
+        self, model: str, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+    ) -> Generations:
+        """Generate from several prompts in one call; one that is refused fails the whole call.
+
+        A server takes ModelInfo.limits.max_inputs of them, and one deadline is that of all.
+        """
+        request = requests.generate_many_request(model, prompts, options)
+        response = self._call(self._generation.Generate, request, options)
+        return answers.generations(response, len(request.inputs))
+
     def stream(self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
         """Generate, and return an iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
         deadline = deadline_after(timeout)
-        return TextStream(self._generation.GenerateStream(request, timeout=timeout), deadline)
+        self._check_open()
+        call = self._generation.GenerateStream(request, timeout=timeout, metadata=self._metadata)
+        return TextStream(call, deadline)
 
     def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -153,7 +174,8 @@ class Client:
         return answers.health_status(response)
 
     def close(self) -> None:
-        """Close the channel; what still runs on it is cancelled."""
+        """Close the channel; what still runs on it ends with Cancelled."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -169,23 +191,33 @@ class Client:
         options: CallOptions | None = None,
     ) -> ResponseT:
         timeout = (options or {}).get("timeout", self._timeout)
-        deadline = deadline_after(timeout)
-        try:
-            return method(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise error_from_call(error, deadline) from error
+        self._check_open()
+        with typed_errors(deadline_after(timeout)):
+            return method(request, timeout=timeout, metadata=self._metadata)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(CLOSED)
 
 
 class AsyncClient:
     """Calls a server from asyncio; the channel is opened by the first call, on its event loop."""
 
     def __init__(
-        self, address: str, *, timeout: float | None = 60.0, max_attempts: int = 3
+        self,
+        address: str | None = None,
+        *,
+        channel: grpc.aio.Channel | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+        timeout: float | None = 60.0,
+        max_attempts: int = 3,
     ) -> None:
-        """Take the arguments of Client."""
-        self._address = address
+        """Take the arguments of Client; a `channel` is one of grpc.aio."""
+        self._end = far_end(address, channel, credentials, max_attempts)
         self._timeout = timeout
-        self._options = channel_options(address, max_attempts)
+        self._metadata = tuple(metadata)
+        self._closed = False
         self._stubs: _AsyncStubs | None = None
 
     async def generate(
@@ -196,6 +228,17 @@ class AsyncClient:
         method = self._open().generation.Generate
         return answers.generation(await self._call(method, request, options))
 
+    async def generate_many(
+        self, model: str, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+    ) -> Generations:
+        """Generate from several prompts in one call; one that is refused fails the whole call.
+
+        A server takes ModelInfo.limits.max_inputs of them, and one deadline is that of all.
+        """
+        request = requests.generate_many_request(model, prompts, options)
+        response = await self._call(self._open().generation.Generate, request, options)
+        return answers.generations(response, len(request.inputs))
+
     def stream(
         self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]
     ) -> AsyncTextStream:
@@ -204,8 +247,8 @@ class AsyncClient:
         requests.check_single_output(options)
         timeout = options.get("timeout", self._timeout)
         deadline = deadline_after(timeout)
-        call = self._open().generation.GenerateStream(request, timeout=timeout)
-        return AsyncTextStream(call, deadline)
+        method = self._open().generation.GenerateStream
+        return AsyncTextStream(method(request, timeout=timeout, metadata=self._metadata), deadline)
 
     async def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -224,12 +267,12 @@ class AsyncClient:
         request = requests.stream_request(model, prompt, options)
         timeout = options.get("timeout", self._timeout)
         deadline = deadline_after(timeout)
-        call = self._open().generation.GenerateStream(request, timeout=timeout)
+        method = self._open().generation.GenerateStream
+        call = method(request, timeout=timeout, metadata=self._metadata)
         try:
-            async for message in call:
-                yield message
-        except grpc.RpcError as error:
-            raise error_from_call(error, deadline) from error
+            with typed_errors(deadline):
+                async for message in call:
+                    yield message
         finally:
             call.cancel()
 
@@ -297,9 +340,12 @@ class AsyncClient:
         return answers.health_status(await self._call(self._open().health.Check, request))
 
     async def close(self) -> None:
-        """Close the channel; what still runs on it is cancelled."""
+        """Close the channel; what still runs on it ends with Cancelled."""
+        self._closed = True
         if self._stubs is not None:
             await self._stubs.channel.close()
+        elif isinstance(self._end, grpc.aio.Channel):
+            await self._end.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -309,8 +355,12 @@ class AsyncClient:
 
     def _open(self) -> _AsyncStubs:
         # Not in __init__: a channel belongs to the event loop that runs when it is made.
+        if self._closed:
+            raise ValueError(CLOSED)
         if self._stubs is None:
-            self._stubs = _AsyncStubs(grpc.aio.insecure_channel(self._address, self._options))
+            end = self._end
+            channel = end if isinstance(end, grpc.aio.Channel) else end.async_channel()
+            self._stubs = _AsyncStubs(channel)
         return self._stubs
 
     async def _call(
@@ -320,11 +370,8 @@ class AsyncClient:
         options: CallOptions | None = None,
     ) -> ResponseT:
         timeout = (options or {}).get("timeout", self._timeout)
-        deadline = deadline_after(timeout)
-        try:
-            return await method(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise error_from_call(error, deadline) from error
+        with typed_errors(deadline_after(timeout)):
+            return await method(request, timeout=timeout, metadata=self._metadata)
 
 
 class _AsyncStubs:
