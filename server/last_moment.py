@@ -13,6 +13,7 @@ from grpc import aio
 from engine.errors import ExpiredInDecode
 from server.status import CallStatus
 
+LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
 _MARGIN_SHARE = 0.05  # of the time that a call has
 
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
-from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
+
+from server.api import METHODS
 
 MAX_REQUEST_ID_CHARS = 128
-METHODS: Mapping[str, MethodDescriptor] = {
-    f"/{service.full_name}/{method.name}": method
-    for file in (admin_service_pb2, generation_service_pb2, prediction_service_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
 
 
 def is_request_id(text: str) -> bool:

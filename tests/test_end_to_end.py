@@ -33,9 +33,9 @@ from engine.config import EngineConfig
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
+from server.api import REPLICA_KEY
 from server.config import ServeConfig
 from server.ray.deployment import serving
-from server.worker.service import REPLICA_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -21,6 +21,7 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
 from engine.errors import Draining, QueueFull, ReplicaLost, TokenweirError
+from server.api import HEALTH, METHODS, SERVICES, WAITING_KEY
 from server.call_wall import CallWall, RequestReader
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
@@ -29,25 +30,14 @@ from server.gateway.call_server import CallServer, ServerCall
 from server.gateway.local_services import LocalServices
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
-from server.gateway.share import WAITING_KEY, Share, share_of
+from server.gateway.share import Share, share_of
 from server.health import Health
-from server.last_moment import abort, in_time
+from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
+from server.last_moment import LAST_WORDS, abort, in_time
+from server.listening import listen, max_message_bytes, server_options
 from server.reflection import enable_reflection
-from server.request_ids import METHODS, is_request_id, made_request_id, request_id_in
+from server.request_ids import is_request_id, made_request_id, request_id_in
 from server.status import DETAILS_KEY, CallStatus, call_status
-from server.worker.interceptors import (
-    ParsingInterceptor,
-    StatusInterceptor,
-    StreamParsingInterceptor,
-)
-from server.worker.worker import (
-    HEALTH,
-    LAST_WORDS,
-    SERVICES,
-    listen,
-    max_message_bytes,
-    server_options,
-)
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

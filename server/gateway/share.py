@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from tokenweir.v1 import generation_service_pb2
 
-WAITING_KEY = "tokenweir-waiting"  # metadata of a call: how many wait at the gateway for a worker
 _SERVICE = "/tokenweir.v1.GenerationService"
 
 

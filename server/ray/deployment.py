@@ -37,6 +37,7 @@ from engine.factory import device_of, load_engine
 from engine.package.manifest import load_package
 from server.config import ServeConfig
 from server.gateway.gateway import Gateway
+from server.listening import address_of
 from server.ray import end_with_parent
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.roster import Roster, RosterAddress
@@ -45,7 +46,7 @@ from server.ray.run_directory import RunDirectory, remove_what_dead_owners_left,
 from server.ray.thread import RayThread, watch
 from server.signals import cancelled_by_signals
 from server.worker.catalog import Engine
-from server.worker.worker import Worker, address_of
+from server.worker.worker import Worker
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
 UNHEALTHY_GRACE = 2.0  # seconds that running requests get of a replica that cannot serve any more

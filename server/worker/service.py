@@ -34,18 +34,17 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import GenerationRequest
+from server.api import API_MINOR, REPLICA_KEY
+from server.interceptors import current_request_id
 from server.worker import answers
 from server.worker import requests as convert
+from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog, GeneratingEngine
 from server.worker.deltas import gathered
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
-from server.worker.interceptors import AdmissionInterceptor, current_request_id
 
 Context = aio.ServicerContext[Any, Any]
 T = TypeVar("T")
-
-API_MINOR = 2
-REPLICA_KEY = "tokenweir-replica"  # initial metadata: sent on admission, so it is never empty
 
 # Ending a call this much before its client does lets the answer say where the time went.
 _DEADLINE_MARGIN_SHARE = 0.1

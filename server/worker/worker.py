@@ -8,44 +8,28 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Protocol
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenweir.keepalive import keepalive_options
+from grpc_health.v1 import health_pb2_grpc
 from tokenweir.v1 import (
-    admin_service_pb2,
     admin_service_pb2_grpc,
-    generation_service_pb2,
     generation_service_pb2_grpc,
-    prediction_service_pb2,
     prediction_service_pb2_grpc,
 )
 
 from engine.background import in_background
 from engine.errors import ConfigError
+from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, SERVICES
 from server.call_wall import CallWall
 from server.config import WorkerConfig
 from server.health import Health
-from server.reflection import REFLECTION, enable_reflection
+from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
+from server.last_moment import LAST_WORDS
+from server.listening import address_of, listen, server_options
+from server.reflection import enable_reflection
+from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
-from server.worker.interceptors import (
-    AdmissionInterceptor,
-    ParsingInterceptor,
-    StatusInterceptor,
-    StreamParsingInterceptor,
-)
 from server.worker.service import AdminService, GenerationService, PredictionService, ServerFacts
-
-GENERATION = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-PREDICTION = prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"].full_name
-ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-SERVICES = (GENERATION, PREDICTION, ADMIN)
-FEATURES = (HEALTH, *REFLECTION)
-
-_MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
-LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
 
 
 class Worker:
@@ -170,43 +154,3 @@ class Worker:
     async def _wait_until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._admission.wait_until_idle(), seconds)
-
-
-def max_message_bytes(max_request_bytes: int) -> int:
-    """Return what gRPC takes: its refusal has no details, so up to here the worker says it."""
-    return 4 * max_request_bytes
-
-
-def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple[str, int], ...]:
-    """Return the gRPC options of every server here; the two are settings of GatewayConfig."""
-    return (
-        # gRPC cancels calls without a word where it believes that too many wait to be accepted.
-        ("grpc.server.max_pending_requests", _MAX_UNACCEPTED),
-        ("grpc.server.max_pending_requests_hard_limit", _MAX_UNACCEPTED),
-        ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
-        ("grpc.max_receive_message_length", max_message_bytes(max_request_bytes)),
-        # Gateways and clients notice by pings that a host is gone; by default that is abuse.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        *keepalive_options(client_silence, client_silence),
-    )
-
-
-class _Listening(Protocol):
-    def add_insecure_port(self, address: str, /) -> int: ...
-
-
-def listen(server: _Listening, host: str, port: int) -> int:
-    """Bind a server, return its port; ConfigError if it cannot be had."""
-    try:
-        return server.add_insecure_port(address_of(host, port))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"cannot listen on {address_of(host, port)}: it is in use, or not allowed to this "
-            "user; stop what uses it, or choose another port (0: any that is free)"
-        ) from error
-
-
-def address_of(host: str, port: int) -> str:
-    """Return "host:port" as gRPC reads it, also for the numbers of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -304,8 +304,8 @@ def test_agents_of_ray_are_started_to_end_with_it() -> None:
 def test_a_worker_can_be_imported_without_torch_and_without_ray() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['ray'] = None\n"
-        "import server.deployment, server.worker, engine.factory\n"
-        "import engine.async_engine, engine.encoder_engine, engine.session, engine.image\n"
+        "import server.ray.deployment, server.worker.worker, engine.factory, engine.session\n"
+        "import engine.generation.async_engine, engine.one_pass.engine, engine.one_pass.image\n"
         "print('fine')"
     )
 

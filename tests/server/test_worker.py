@@ -12,9 +12,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import ConfigError, PackageError
+from server.api import WAITING_KEY
 from server.config import WorkerConfig
-from server.gateway.share import WAITING_KEY
-from server.worker.worker import Worker, address_of
+from server.listening import address_of
+from server.worker.worker import Worker
 from tests.server.calls import DOWN, UP, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
 

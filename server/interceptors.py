@@ -1,12 +1,11 @@
-"""What every call to a worker passes through: status of errors, admission, parsing of its bytes.
+"""What every call of a service passes through: status of errors, parsing of its bytes.
 
-Outermost first: StatusInterceptor, AdmissionInterceptor, ParsingInterceptor, then the service. What
-has a stream of requests passes through StreamParsingInterceptor only.
+Outermost first: StatusInterceptor, ParsingInterceptor, then the service. What has a stream of
+requests passes through StreamParsingInterceptor only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from abc import abstractmethod
@@ -20,15 +19,12 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from engine.errors import (
-    Draining,
     EngineFailure,
     FieldViolation,
     InvalidRequest,
     MalformedMessage,
     TokenweirError,
 )
-from server.call_wall import CallWall
-from server.gateway.share import WAITING_KEY
 from server.last_moment import abort, in_time
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
@@ -46,7 +42,6 @@ _Response = TypeVar("_Response")
 _request_id: ContextVar[str] = ContextVar("request_id")
 
 _DEADLINE_MARGIN = 0.02  # seconds; less than that of the engines, whose words say more
-DRAINING_RETRY_AFTER = 0.5  # seconds; another replica is chosen sooner than that
 
 
 def current_request_id() -> str:
@@ -54,7 +49,7 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-class _WrappingInterceptor(aio.ServerInterceptor):
+class WrappingInterceptor(aio.ServerInterceptor):
     """Wraps the behavior of every call that has one request message; `around` says how."""
 
     async def intercept_service(
@@ -75,7 +70,7 @@ class _WrappingInterceptor(aio.ServerInterceptor):
         """Return a handler that does something around the one given."""
 
 
-class StatusInterceptor(_WrappingInterceptor):
+class StatusInterceptor(WrappingInterceptor):
     """Answers every error with its status and details; never with a stack trace."""
 
     def wrap(self, method: str, handler: Handler) -> Handler:
@@ -93,65 +88,10 @@ class StatusInterceptor(_WrappingInterceptor):
                 logger.exception("%s, request %s failed", method, request_id)
                 await _abort(context, method, _failure(request_id))
 
-        return _with_behavior(handler, around)
+        return with_behavior(handler, around)
 
 
-class AdmissionInterceptor(_WrappingInterceptor):
-    """Counts the calls that run a model; refuses new ones at the wall, or once the worker drains.
-
-    Other calls, of health and what operators ask, are never refused for want of room.
-    """
-
-    def __init__(self, services: frozenset[str], wall: CallWall) -> None:
-        self._prefixes = tuple(f"/{service}/" for service in services)
-        self._wall = wall
-        self.live = 0
-        self._num_waiting = 0  # at the gateway, a worker
-        self.draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def load(self) -> int:
-        """The calls that are live here, and those that wait at the gateway for this worker."""
-        return self.live + self._num_waiting if self.live else 0
-
-    async def wait_until_idle(self) -> None:
-        """Wait until no call is live."""
-        await self._idle.wait()
-
-    def wrap(self, method: str, handler: Handler) -> Handler:
-        if not method.startswith(self._prefixes):
-            return handler
-
-        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
-            if self.draining:
-                raise Draining("this worker is stopping; ask again", DRAINING_RETRY_AFTER)
-            with self._wall.counted(), self._wall.holding(len(request)):
-                self._begin()
-                # After the status was sent, not before. The stubs want a class that nobody makes.
-                context.add_done_callback(cast(Any, self._end))
-                self._note_waiting(context)
-                return await behavior(request, context)
-
-        return _with_behavior(handler, around)
-
-    def _note_waiting(self, context: Context) -> None:
-        for key, value in context.invocation_metadata() or ():
-            if key == WAITING_KEY and str(value).isdecimal():
-                self._num_waiting = int(value)
-
-    def _begin(self) -> None:
-        self.live += 1
-        self._idle.clear()
-
-    def _end(self, ctx: Context) -> None:
-        self.live -= 1
-        if not self.live:
-            self._idle.set()
-
-
-class ParsingInterceptor(_WrappingInterceptor):
+class ParsingInterceptor(WrappingInterceptor):
     """Parses requests itself: gRPC would answer malformed bytes with UNKNOWN, no details."""
 
     def __init__(self, max_request_bytes: int) -> None:
@@ -172,7 +112,7 @@ class ParsingInterceptor(_WrappingInterceptor):
                 _request_id.set(request_id)
             return await behavior(request, context)
 
-        return _with_behavior(handler, around, takes_bytes=True)
+        return with_behavior(handler, around, takes_bytes=True)
 
 
 class StreamParsingInterceptor(aio.ServerInterceptor):
@@ -205,6 +145,25 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
 
 
+def with_behavior(handler: Handler, around: Around, *, takes_bytes: bool = False) -> Handler:
+    """Return a handler that does `around` what the one given does."""
+    inner = _behavior(handler)
+
+    async def behavior(request: Any, context: Context) -> Any:
+        return await around(inner, request, context)
+
+    make = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    return make(
+        behavior,
+        None if takes_bytes else handler.request_deserializer,
+        handler.response_serializer,
+    )
+
+
 def _parsed(parse: Callable[[bytes], Any], data: bytes, method: str) -> Any:
     try:
         return parse(data)
@@ -223,24 +182,6 @@ async def _abort(context: Context, method: str, error: TokenweirError) -> None:
     status = call_status(error, request_id)
     logger.info("%s, request %s: %s: %s", method, request_id, status.code.name, status.message)
     await abort(context, status)
-
-
-def _with_behavior(handler: Handler, around: Around, *, takes_bytes: bool = False) -> Handler:
-    inner = _behavior(handler)
-
-    async def behavior(request: Any, context: Context) -> Any:
-        return await around(inner, request, context)
-
-    make = (
-        grpc.unary_stream_rpc_method_handler
-        if handler.response_streaming
-        else grpc.unary_unary_rpc_method_handler
-    )
-    return make(
-        behavior,
-        None if takes_bytes else handler.request_deserializer,
-        handler.response_serializer,
-    )
 
 
 def _behavior(handler: Handler) -> Behavior:

@@ -1,0 +1,51 @@
+"""How every server here listens: its port, and the gRPC options of its connections."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tokenweir.keepalive import keepalive_options
+
+from engine.errors import ConfigError
+
+_MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
+
+
+def max_message_bytes(max_request_bytes: int) -> int:
+    """Return what gRPC takes: its refusal has no details, so up to here the worker says it."""
+    return 4 * max_request_bytes
+
+
+def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC options of every server here; the two are settings of GatewayConfig."""
+    return (
+        # gRPC cancels calls without a word where it believes that too many wait to be accepted.
+        ("grpc.server.max_pending_requests", _MAX_UNACCEPTED),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_UNACCEPTED),
+        ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
+        ("grpc.max_receive_message_length", max_message_bytes(max_request_bytes)),
+        # Gateways and clients notice by pings that a host is gone; by default that is abuse.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        *keepalive_options(client_silence, client_silence),
+    )
+
+
+class _Listening(Protocol):
+    def add_insecure_port(self, address: str, /) -> int: ...
+
+
+def listen(server: _Listening, host: str, port: int) -> int:
+    """Bind a server, return its port; ConfigError if it cannot be had."""
+    try:
+        return server.add_insecure_port(address_of(host, port))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {address_of(host, port)}: it is in use, or not allowed to this "
+            "user; stop what uses it, or choose another port (0: any that is free)"
+        ) from error
+
+
+def address_of(host: str, port: int) -> str:
+    """Return "host:port" as gRPC reads it, also for the numbers of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
