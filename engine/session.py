@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engine.device.distributions import check_cuda_distribution, check_distributions
 from engine.device.memory import DeviceArray
 from engine.errors import DeviceError, OutOfDeviceMemory, PackageError, TokenweirError
+from engine.mapped_weights import MappedWeights
 from engine.threads import num_cores
 from engine.wording import listed, size_of
 
@@ -62,9 +63,10 @@ def create_session(
     """
     path = Path(path)
     if device is not None:
-        return Session(_create_on(device, path), path, device)
+        return Session(_create_on(device, path), path, device=device)
     try:
-        return Session(_create_on_cpu(path, num_threads or num_cores()), path)
+        weights = MappedWeights.of(path)
+        return Session(_create_on_cpu(path, num_threads or num_cores(), weights), path, weights)
     except Exception as error:  # onnxruntime has a dozen of its own, without a common base
         raise _not_loaded(path, error) from error
 
@@ -106,9 +108,16 @@ class Session:
     """A graph that is ready to run."""
 
     def __init__(
-        self, session: ort.InferenceSession, path: Path, device: CudaDevice | None = None
+        self,
+        session: ort.InferenceSession,
+        path: Path,
+        weights: MappedWeights | None = None,
+        *,
+        device: CudaDevice | None = None,
     ) -> None:
+        """`weights` is the memory that the graph reads them in, if that is not its own."""
         self._session = session
+        self._weights = weights
         self._device = device
         self._on_device = frozenset() if device is None else _on_device(session)
         self.path = path
@@ -122,11 +131,13 @@ class Session:
         """
         options = None if self._device is None else _run_options(NOT_CAPTURED)
         outputs = self._session.run(None, dict(inputs), options)
+        if self._weights is not None:
+            self._weights.have_been_read()
         return dict(zip(self.outputs, outputs, strict=True))
 
     def bind(self) -> Binding:
         """Return an empty binding of this graph."""
-        return Binding(self._session, self._device, self._on_device)
+        return Binding(self._session, self._weights, self._device, self._on_device)
 
 
 class Binding:
@@ -141,10 +152,12 @@ class Binding:
     def __init__(
         self,
         session: ort.InferenceSession,
+        weights: MappedWeights | None,
         device: CudaDevice | None,
         on_device: frozenset[tuple[str, str]],
     ) -> None:
         self._session = session
+        self._weights = weights  # alive while the graph reads them
         self._device = device
         self._on_device = on_device  # kind and name of what lies there
         self._binding = session.io_binding()
@@ -185,6 +198,8 @@ class Binding:
         """
         if self._device is None:
             self._session.run_with_iobinding(self._binding)
+            if self._weights is not None:
+                self._weights.have_been_read()
             return
         if graph_id not in self._options:
             self._options[graph_id] = _run_options(graph_id, waits=False)
@@ -213,15 +228,26 @@ class Binding:
         return "cuda", self._device.index, element, list(array.shape), array.address
 
 
-def _create_on_cpu(path: Path, num_threads: int) -> ort.InferenceSession:
+def _create_on_cpu(
+    path: Path, num_threads: int, weights: MappedWeights | None
+) -> ort.InferenceSession:
     options = _options()
     options.intra_op_num_threads = num_threads
     # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
     # and decoder in turns took twice as long. One graph alone takes the same time either way.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    return ort.InferenceSession(
-        os.fspath(path), options, [_CPU], disabled_optimizers=_DISABLED_ON_CPU
-    )
+    if weights is not None:
+        options.add_external_initializers_from_files_in_memory(
+            [weights.name], [weights.memory], [len(weights.memory)]
+        )
+        # Else it would copy what it does not pack.
+        options.add_session_config_entry(
+            "session.use_external_initializer_file_buffers_directly", "1"
+        )
+    with contextlib.nullcontext() if weights is None else weights.being_loaded():
+        return ort.InferenceSession(
+            os.fspath(path), options, [_CPU], disabled_optimizers=_DISABLED_ON_CPU
+        )
 
 
 def _create_on(device: CudaDevice, path: Path) -> ort.InferenceSession:

@@ -46,7 +46,7 @@ def create_variant(
     return Session(
         ort.InferenceSession(str(path), session_options, [("CUDAExecutionProvider", provider)]),
         path,
-        device,
+        device=device,
     )
 
 

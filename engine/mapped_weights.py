@@ -1,0 +1,66 @@
+"""A graph's file of weights, mapped into memory: resident is what was read there of late."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LARGE = 32 * 2**20  # bytes; the pages of a smaller file are not worth looking after
+_NUM_RUNS = 2  # in which what is read may stay: a prompt brings in 8 MiB for every 128 tokens
+_LOADING_PAUSE = 0.02  # seconds
+
+
+class MappedWeights:
+    """The file that a graph's weights lie in.
+
+    onnxruntime packs the weights of products into memory of its own, and reads others here, of an
+    embedding a row for every token. Where both are one matrix it would be resident twice. So pages
+    are given back to the system, again and again while a graph is loaded and while it runs. Who
+    reads one again finds it where the system keeps files in memory, in 2 microseconds for the row
+    of a token; or on the disk, if the memory was needed for something else meanwhile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map a file; ValueError if it is empty. Nobody can write to it here."""
+        self.name = path.name
+        with path.open("rb") as file:
+            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._is_large = len(self.memory) >= _LARGE
+        self._num_runs = 0
+
+    @classmethod
+    def of(cls, graph: Path) -> MappedWeights | None:
+        """Map the weights of a graph; None if it has no file for them."""
+        path = graph.with_name(f"{graph.name}.data")
+        return cls(path) if path.is_file() and path.stat().st_size else None
+
+    @contextmanager
+    def being_loaded(self) -> Iterator[None]:
+        """Let go of pages while everything is read once, and at the end of it."""
+        is_over = threading.Event()
+
+        def give_back() -> None:
+            while not is_over.wait(_LOADING_PAUSE):
+                self._give_back()
+            self._give_back()
+
+        thread = threading.Thread(target=give_back, name="pages of weights")
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def have_been_read(self) -> None:
+        """Note that the graph has run; let go of pages from time to time."""
+        self._num_runs += 1
+        if self._num_runs % _NUM_RUNS == 0:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._is_large and hasattr(mmap, "MADV_DONTNEED"):
+            self.memory.madvise(mmap.MADV_DONTNEED)
