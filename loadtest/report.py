@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -72,14 +72,6 @@ def check_place(path: Path) -> None:
 def write_json(report: LoadReport, path: Path) -> None:
     """Write the configuration, the versions, the summary and every record, all or nothing."""
     write_atomically(path, _REPORT.dump_json(report, indent=2) + b"\n")
-
-
-def read_json(path: Path) -> LoadReport:
-    """Read what `write_json` wrote."""
-    try:
-        return _REPORT.validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise LoadTestError(f"{path} is no report of a load test: {error}") from error
 
 
 def _totals_table(report: LoadReport) -> Table:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from loadtest.metrics import RequestRecord, summarize
 from loadtest.plots import write_png
-from loadtest.report import print_table, read_json, write_json
+from loadtest.report import print_table, write_json
 from loadtest.runner import LoadReport
 from loadtest.workload import LoadConfig, LoadTestError
 
@@ -126,7 +127,8 @@ def test_table_of_a_one_pass_model_has_no_token_times():
 def test_report_survives_json(report: LoadReport, tmp_path: Path):
     write_json(report, tmp_path / "report.json")
 
-    assert read_json(tmp_path / "report.json") == report
+    written = (tmp_path / "report.json").read_bytes()
+    assert TypeAdapter(LoadReport).validate_json(written) == report
     assert os.listdir(tmp_path) == ["report.json"]
 
 
@@ -136,13 +138,6 @@ def test_report_that_cannot_be_written_leaves_nothing(tmp_path: Path):
     with pytest.raises(LoadTestError, match="cannot write .*report.json: Is a directory"):
         write_json(MIXED, tmp_path / "report.json")
     assert os.listdir(tmp_path) == ["report.json"]
-
-
-def test_file_that_is_no_report_is_refused(tmp_path: Path):
-    (tmp_path / "other.json").write_text('{"config": 1}')
-
-    with pytest.raises(LoadTestError, match="other.json is no report of a load test"):
-        read_json(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("report", [MIXED, FAILED, ONE_PASS, report_of(good(0))])
