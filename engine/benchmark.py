@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Literal
 
 from engine.config import EngineConfig
-from engine.device.certificate import with_buckets
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import StepTimes
-from engine.package.manifest import CacheShape, GenerationContract, Package, load_package
+from engine.machine import num_cores
+from engine.package.device_certificate import with_buckets
+from engine.package.manifest import CacheShape, GenerationContract
+from engine.package.package import Package, load_package
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
-from engine.threads import decoder_threads, num_cores
+from engine.threads import decoder_threads
 
 Choice = Literal["greedy", "topk", "beam"]
 Progress = Callable[[int, int], None]  # rounds done, rounds in all

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
-from engine.device.certificate import settings_as_shown
 from engine.errors import PackageError
-from engine.package.manifest import GenerationContract, Package
+from engine.package.device_certificate import settings_as_shown
+from engine.package.manifest import GenerationContract
+from engine.package.package import Package
 from engine.trial import Trial
 
 if TYPE_CHECKING:

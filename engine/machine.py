@@ -34,6 +34,11 @@ def machine_name() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def l2_bytes() -> int | None:
     """Return the size of a core's second-level cache; None if the system does not tell."""
     try:

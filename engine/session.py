@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device.distributions import check_cuda_distribution, check_distributions
+from engine.device.distributions import check_distributions
 from engine.device.memory import DeviceArray
 from engine.errors import DeviceError, OutOfDeviceMemory, PackageError, TokenweirError
+from engine.machine import num_cores
 from engine.mapped_weights import MappedWeights
-from engine.threads import num_cores
+from engine.package.graph_io import GraphValue
 from engine.wording import listed, size_of
 
 check_distributions()  # of two of them, one on the other, anything may fail to be imported
@@ -40,8 +39,6 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float16": 10,
     "bfloat16": 16,
 }
-# What its provider for CUDA is linked to.
-_CUDA_LIBRARIES = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")
 # Of its messages, for which it has no class: of its allocator, and of the library of CUDA.
 _OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
@@ -69,39 +66,6 @@ def create_session(
         return Session(_create_on_cpu(path, num_threads or num_cores(), weights), path, weights)
     except Exception as error:  # onnxruntime has a dozen of its own, without a common base
         raise _not_loaded(path, error) from error
-
-
-def load_cuda_libraries() -> None:
-    """Load the libraries of CUDA that pip has installed, before any is asked for by its name.
-
-    Raises ConfigError if the onnxruntime that is installed is not the one for CUDA, DeviceError if
-    a library that it needs is missing: onnxruntime would go on without the device.
-    """
-    check_cuda_distribution()
-    ort.set_default_logger_severity(_ERRORS_ONLY)  # every session would warn that it has no plugin
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
-        ort.preload_dlls(cudnn=False)  # no graph of ours needs it
-    missing = []
-    for name in _CUDA_LIBRARIES:
-        try:
-            ctypes.CDLL(name)
-        except OSError as error:
-            missing.append(error)
-    if missing:
-        raise DeviceError(
-            f"onnxruntime {ort.__version__} needs libraries of CUDA that cannot be loaded: "
-            f"{listed(missing, '; ')}; pip install 'tokenweir[gpu]'"
-        )
-
-
-class GraphValue(NamedTuple):
-    """Type and shape of an input or output of a graph."""
-
-    dtype: str  # numpy's name
-    shape: tuple[int | str | None, ...]  # an open size has a name or None
-
-    def __str__(self) -> str:
-        return f"{self.dtype} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
 
 
 class Session:

@@ -1,15 +1,9 @@
-"""How many threads a graph runs on."""
+"""How many threads a decoder runs on."""
 
 from __future__ import annotations
 
-import os
-
+from engine.machine import num_cores
 from engine.package.manifest import GenerationContract
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def decoder_threads(contract: GenerationContract, num_threads: int = 0) -> int:

@@ -10,7 +10,6 @@ from engine.errors import ConfigError, PackageError
 from engine.package.files import hash_file
 from engine.package.manifest import (
     FORMAT_VERSION,
-    MANIFEST_NAME,
     NAME_PATTERN,
     CacheDtype,
     Certificate,
@@ -19,8 +18,8 @@ from engine.package.manifest import (
     Precision,
     Target,
     Weights,
-    write_manifest,
 )
+from engine.package.package import MANIFEST_NAME, write_manifest
 from exporter.certificate.cases import Progress
 from exporter.certificate.certificate import certify
 from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits

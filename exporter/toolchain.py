@@ -6,8 +6,7 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from engine.machine import instruction_sets, l2_bytes
-from engine.threads import num_cores
+from engine.machine import instruction_sets, l2_bytes, num_cores
 from exporter.operators import OPSET
 
 _TOOLS = ("tokenweir", "torch", "onnx", "onnx-ir", "onnxscript", "tokenizers")

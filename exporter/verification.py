@@ -11,15 +11,8 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.errors import CertificateError
-from engine.package.manifest import (
-    MANIFEST_NAME,
-    Certificate,
-    DeviceCertificate,
-    Manifest,
-    Package,
-    PackageFormat,
-    load_package,
-)
+from engine.package.manifest import Certificate, DeviceCertificate, Manifest, PackageFormat
+from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
 from exporter.certificate.cases import Progress
 from exporter.certificate.certificate import certify

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device.certificate import DeviceUse, use_of, with_buckets
 from engine.device.device import open_device
 from engine.errors import CertificateError
-from engine.package.manifest import MANIFEST_NAME, DeviceCertificate, Package, write_manifest
+from engine.package.device_certificate import DeviceUse, use_of, with_buckets
+from engine.package.manifest import DeviceCertificate
+from engine.package.package import MANIFEST_NAME, Package, write_manifest
 from engine.wording import listed
 from exporter.certificate.cases import Progress
 from exporter.certificate.device import certify_device

@@ -13,7 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest, Package
+from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
+from engine.package.package import Package
 from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits

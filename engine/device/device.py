@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.device.cuda_runtime import CudaRuntime
+from engine.device.libraries import load_cuda_libraries
 from engine.device.memory import DeviceMemory
-from engine.session import load_cuda_libraries
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from itertools import count
 
 from engine.background import in_background
 from engine.config import EngineConfig
-from engine.device.certificate import device_name
 from engine.errors import (
     DeadlineExpired,
     Draining,
@@ -28,7 +27,8 @@ from engine.errors import (
 from engine.generation.core import EngineCore, StepTimes
 from engine.generation.prompt import PromptReader
 from engine.generation.request_stream import RequestStream, searched_text
-from engine.package.manifest import Package
+from engine.package.device_certificate import device_name
+from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from engine.background import in_background
 from engine.config import EngineConfig
-from engine.device.certificate import device_name
 from engine.errors import (
     Draining,
     EngineFailure,
@@ -27,7 +26,8 @@ from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
 from engine.one_pass.queue import PredictionJob, Row, RowQueue
-from engine.package.manifest import Package
+from engine.package.device_certificate import device_name
+from engine.package.package import Package
 from engine.requests.events import Timing
 from engine.requests.load import LoadSnapshot
 from engine.step_watch import StepWatch

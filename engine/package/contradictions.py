@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from engine.package.manifest import CacheShape, DeviceCertificate, Manifest
 from engine.wording import listed
-
-if TYPE_CHECKING:
-    from engine.package.manifest import CacheShape, DeviceCertificate, Manifest
 
 _MAX_ROW_BYTES = 2**40  # of a cache: one sequence
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from engine.errors import PackageError
 from engine.package.manifest import CacheShape, GenerationContract, Manifest
-from engine.session import GraphValue, Session
 
 _MAX_NAMED = 32  # differences, those of all layers counted as one
 
 _CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+
+
+class GraphValue(NamedTuple):
+    """Type and shape of an input or output of a graph."""
+
+    dtype: str  # numpy's name
+    shape: tuple[int | str | None, ...]  # an open size has a name or None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+
 
 Values = Mapping[str, GraphValue]
 
@@ -22,6 +33,14 @@ class GraphShape(NamedTuple):
 
     inputs: Values
     outputs: Values
+
+
+class LoadedGraph(Protocol):
+    """A graph as it was loaded; `engine.session.Session` in production."""
+
+    path: Path
+    inputs: dict[str, GraphValue]
+    outputs: dict[str, GraphValue]
 
 
 def decoder_shape(contract: GenerationContract) -> GraphShape:
@@ -90,12 +109,12 @@ def one_pass_shape(manifest: Manifest) -> GraphShape:
     )
 
 
-def check_graphs(*graphs: tuple[Session, GraphShape]) -> None:
+def check_graphs(*graphs: tuple[LoadedGraph, GraphShape]) -> None:
     """Raise PackageError, naming every difference, unless the graphs are as they are described.
 
     A size that is fixed here may be open in the graph: what it then gives is seen when it runs.
     """
-    found = [problem for session, wanted in graphs for problem in _differences(session, wanted)]
+    found = [problem for graph, wanted in graphs for problem in _differences(graph, wanted)]
     if not found:
         return
     named, more = found[:_MAX_NAMED], len(found) - _MAX_NAMED
@@ -107,18 +126,18 @@ def check_graphs(*graphs: tuple[Session, GraphShape]) -> None:
     )
 
 
-def _differences(session: Session, wanted: GraphShape) -> list[str]:
+def _differences(graph: LoadedGraph, wanted: GraphShape) -> list[str]:
     """Return a sentence a difference; those of all layers are one, which names the first."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for kind, expected, found in (
-        ("input", wanted.inputs, session.inputs),
-        ("output", wanted.outputs, session.outputs),
+        ("input", wanted.inputs, graph.inputs),
+        ("output", wanted.outputs, graph.outputs),
     ):
         for name, before, behind in _compare(kind, expected, found):
             of_any_layer = re.sub(r"\.\d+\.(key|value)$", "", name)
             groups.setdefault((of_any_layer, before, behind), []).append(name)
     return [
-        f"{session.path.name}: {before} {_named(names)}{behind}"
+        f"{graph.path.name}: {before} {_named(names)}{behind}"
         for (_, before, behind), names in groups.items()
     ]
 

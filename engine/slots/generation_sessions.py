@@ -6,9 +6,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.machine import num_cores
 from engine.package.manifest import GenerationContract
 from engine.session import Session, create_session
-from engine.threads import decoder_threads, num_cores
+from engine.threads import decoder_threads
 
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice

@@ -13,9 +13,10 @@ import copy
 
 from torch import nn
 
-from engine.device.certificate import DeviceUse
 from engine.errors import CertificateError
-from engine.package.manifest import DeviceCertificate, Package
+from engine.package.device_certificate import DeviceUse
+from engine.package.manifest import DeviceCertificate
+from engine.package.package import Package
 from exporter.certificate.cases import Progress
 from exporter.certificate.certificate import compare_all
 from exporter.certificate.comparison import Comparison, LossyComparison

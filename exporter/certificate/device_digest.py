@@ -24,13 +24,8 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.device.device import open_device
 from engine.errors import CertificateError, TokenweirError
-from engine.package.manifest import (
-    EncodingContract,
-    GenerationContract,
-    Manifest,
-    Package,
-    load_package,
-)
+from engine.package.manifest import EncodingContract, GenerationContract, Manifest
+from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
 from engine.session import Session
 from engine.slots.runner import SlotModelRunner

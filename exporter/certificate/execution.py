@@ -9,7 +9,8 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.device.device import CudaDevice
 from engine.factory import load_runner
-from engine.package.manifest import GenerationContract, Package
+from engine.package.manifest import GenerationContract
+from engine.package.package import Package
 from engine.session import Session, create_session
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import warm_up

@@ -12,7 +12,8 @@ from queue import Queue
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.package.manifest import DeviceCertificate, Manifest, PackageFormat, load_package
+from engine.package.manifest import DeviceCertificate, Manifest, PackageFormat
+from engine.package.package import load_package
 from exporter.certificate.loss import LossLimits
 from exporter.export import export_package
 from exporter.verify_device import verify_on_device

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 
 from engine.benchmark import generation_contract
 from engine.machine import machine_name
-from engine.package.manifest import GenerationContract, load_package
+from engine.package.manifest import GenerationContract
+from engine.package.package import load_package
 from engine.slots.runner import SlotModelRunner
 from loadtest.machine import Machine, measure_machine
 from loadtest.origin import code_commit, now

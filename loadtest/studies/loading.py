@@ -34,7 +34,8 @@ from engine.benchmark import (
 )
 from engine.errors import ConfigError
 from engine.machine import machine_name
-from engine.package.manifest import GenerationContract, Package, load_package
+from engine.package.manifest import GenerationContract
+from engine.package.package import Package, load_package
 from engine.requests.request import SamplingParams
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
@@ -46,7 +47,7 @@ started = time.perf_counter()
 from engine.benchmark import read_memory
 from engine.config import EngineConfig
 from engine.factory import load_engine
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 engine = load_engine(load_package(sys.argv[1]), EngineConfig())
 seconds, memory = time.perf_counter() - started, read_memory()
 print(json.dumps({"seconds": seconds, "peak": memory.peak, "steady": memory.resident,

@@ -305,7 +305,7 @@ def verify(
     them there, and what is found becomes part of its certificate: a worker serves it on a GPU of
     that name, with that onnxruntime and so many rows. If it fails, PACKAGE stays as it was.
     """
-    from engine.package.manifest import read_manifest
+    from engine.package.package import read_manifest
 
     manifest = read_manifest(package)
     if device is None and (max_num_seqs or decode_buckets):

@@ -182,7 +182,7 @@ def serve(
 
 def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -> None:
     """Verify the only package as its workers will run it."""
-    from engine.package.manifest import read_manifest
+    from engine.package.package import read_manifest
     from server.cli.verifying import verify_apart
 
     if len(models) > 1:
@@ -226,7 +226,7 @@ def collect_models(packages: tuple[Path, ...], named: tuple[str, ...]) -> dict[s
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
         raise click.UsageError("give at least one PACKAGE, or --model NAME=PATH")
-    from engine.package.manifest import read_manifest
+    from engine.package.package import read_manifest
 
     pairs = [(read_manifest(path).name, path) for path in packages] + pairs
     models: dict[str, Path] = {}

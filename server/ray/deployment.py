@@ -34,7 +34,7 @@ from engine.background import in_background
 from engine.device.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure, TokenweirError
 from engine.factory import device_of, load_engine
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from server.config import ServeConfig
 from server.gateway.gateway import Gateway
 from server.listening import address_of

@@ -12,7 +12,8 @@ from tokenweir.v1 import admin_service_pb2, common_pb2, prediction_service_pb2
 
 from engine.config import RequestLimits
 from engine.one_pass.prediction import ItemPrediction
-from engine.package.manifest import Certificate, Package
+from engine.package.manifest import Certificate
+from engine.package.package import Package
 from engine.requests.events import Timing, Usage
 from engine.requests.load import LoadSnapshot
 

@@ -13,7 +13,7 @@ from engine.errors import (
     ModelVersionNotFound,
 )
 from engine.one_pass.prediction import Prediction, PredictionItem
-from engine.package.manifest import Package
+from engine.package.package import Package
 from engine.requests.events import GenerationEvent, Score
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import GenerationRequest, ScoreRequest

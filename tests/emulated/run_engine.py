@@ -18,7 +18,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from engine.requests.events import RequestFinished
 from engine.requests.request import (
     Constraint,

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import Package, load_package
+from engine.package.package import Package, load_package
 
 allocated = ctypes.CDLL(None).emu_malloc_bytes
 allocated.restype = ctypes.c_long

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError
-from engine.package.manifest import read_manifest
+from engine.package.package import read_manifest
 from exporter.certificate import device as certify_device
 from exporter.certificate.comparison import Comparison
 from exporter.certificate.half_comparison import HalfComparison

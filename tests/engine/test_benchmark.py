@@ -19,7 +19,8 @@ from engine.benchmark import (
 from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
 from engine.generation.core import StepTimes
-from engine.package.manifest import GenerationContract, Package
+from engine.package.manifest import GenerationContract
+from engine.package.package import Package
 from tests.conftest import EOS
 
 MakeEngine = Callable[..., Awaitable[Any]]

@@ -33,7 +33,8 @@ from engine.errors import (
 )
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
-from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest, Package
+from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest
+from engine.package.package import Package
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from tests.engine.watching import fail_once

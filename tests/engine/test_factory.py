@@ -27,7 +27,8 @@ from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass
 from engine.package.files import hash_file
-from engine.package.manifest import FORMAT_VERSION, load_package, seal
+from engine.package.manifest import FORMAT_VERSION
+from engine.package.package import load_package, seal
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
@@ -479,7 +480,7 @@ def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(
 
 def test_reading_a_package_does_not_load_onnxruntime() -> None:
     code = (
-        "import sys, engine.factory, engine.package;"
+        "import sys, engine.factory, engine.package.package;"
         "sys.exit('onnxruntime' in sys.modules or 'tokenizers' in sys.modules)"
     )
 

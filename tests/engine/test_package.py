@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.errors import PackageError
-from engine.package.manifest import FORMAT_VERSION, load_package, read_manifest, seal
+from engine.package.manifest import FORMAT_VERSION
+from engine.package.package import load_package, read_manifest, seal
 from engine.session import create_session
 
 FILES = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.machine import num_cores
 from engine.package.manifest import CacheShape, GenerationContract
-from engine.threads import decoder_threads, num_cores
+from engine.threads import decoder_threads
 
 
 def contract(num_kv_heads: int, num_heads: int) -> GenerationContract:

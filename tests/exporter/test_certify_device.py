@@ -15,16 +15,10 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.device.certificate import DeviceUse
 from engine.errors import CertificateError, OutOfDeviceMemory
-from engine.package.manifest import (
-    DeviceCertificate,
-    Package,
-    PackageFormat,
-    Precision,
-    Weights,
-    load_package,
-)
+from engine.package.device_certificate import DeviceUse
+from engine.package.manifest import DeviceCertificate, PackageFormat, Precision, Weights
+from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
 from engine.slots.batch import ScheduledBatch

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package

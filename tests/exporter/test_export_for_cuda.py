@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.errors import CertificateError, ConfigError
-from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights, load_package
+from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
+from engine.package.package import load_package
 from engine.session import create_session
 from exporter.certificate import certificate as certificates
 from exporter.certificate.half_comparison import HalfComparison

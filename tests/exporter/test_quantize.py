@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from engine.errors import CertificateError, ConfigError
-from engine.package.manifest import Manifest, PackageFormat, Weights, load_package
+from engine.package.manifest import Manifest, PackageFormat, Weights
+from engine.package.package import load_package
 from exporter.certificate import scored_text
 from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
 from exporter.certificate.perplexity import measure_perplexity

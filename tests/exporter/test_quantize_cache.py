@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from engine.errors import CheckpointError
-from engine.package.manifest import PackageFormat, load_package
+from engine.package.manifest import PackageFormat
+from engine.package.package import load_package
 from engine.slots.rows import SlotCache
 from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.errors import CertificateError, PackageError
-from engine.package.manifest import Certificate, load_package, seal
+from engine.package.manifest import Certificate
+from engine.package.package import load_package, seal
 from exporter import verification
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package

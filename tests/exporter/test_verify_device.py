@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from engine.config import EngineConfig
-from engine.device import certificate as device_certificate
 from engine.errors import CertificateError, ConfigError, PackageError
-from engine.package.manifest import load_package, seal
+from engine.package import device_certificate
+from engine.package.package import load_package, seal
 from exporter import verification, verify_device
 from exporter.certificate.device_digest import find
 from exporter.certificate.execution import OnCpu

@@ -12,7 +12,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import Package, load_package
+from engine.package.package import Package, load_package
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 

@@ -17,7 +17,7 @@ from engine.errors import PackageError
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import load_package, read_manifest
+from engine.package.package import load_package, read_manifest
 from server.cli.app import run
 from tests.gpu.answers import answers, digest, prompts
 from tests.gpu.conftest import Certified

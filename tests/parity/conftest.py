@@ -17,7 +17,8 @@ from torch import nn
 from engine.config import Device, EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import Package, PackageFormat, load_package
+from engine.package.manifest import PackageFormat
+from engine.package.package import Package, load_package
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from tests.stand_in_certificate import export_with_stand_in

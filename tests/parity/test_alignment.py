@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch

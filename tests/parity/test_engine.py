@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.models import TransformerConfig

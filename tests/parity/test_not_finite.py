@@ -14,7 +14,8 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import Package, PackageFormat, load_package
+from engine.package.manifest import PackageFormat
+from engine.package.package import Package, load_package
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
 from engine.scheduling.output import EngineOutput

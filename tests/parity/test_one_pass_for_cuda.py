@@ -19,7 +19,8 @@ from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.item_encoder import ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
-from engine.package.manifest import PackageFormat, load_package
+from engine.package.manifest import PackageFormat
+from engine.package.package import load_package
 from engine.text.tokenizer import Tokenizer
 from exporter.certificate.half_comparison import HalfComparison
 from exporter.models import ImageConfig, TransformerConfig

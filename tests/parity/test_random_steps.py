@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner

@@ -27,8 +27,8 @@ from engine.package.manifest import (
     GenerationContract,
     ImageContract,
     Manifest,
-    Package,
 )
+from engine.package.package import Package
 from engine.requests.checks import check_sampling_params
 from engine.requests.events import (
     Admitted,

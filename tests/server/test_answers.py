@@ -10,7 +10,7 @@ from tokenweir.v1 import admin_service_pb2, common_pb2
 
 from engine.config import RequestLimits
 from engine.one_pass.prediction import ItemPrediction
-from engine.package.manifest import Package
+from engine.package.package import Package
 from engine.requests.events import Timing
 from server.worker import answers
 from tests.server.fakes import LABELS, OPTIONS, TIMING, generation_package, prediction_package

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from engine.package.manifest import read_manifest
+from engine.package.package import read_manifest
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model

@@ -17,7 +17,7 @@ from tokenweir.v1 import prediction_service_pb2 as prediction_pb
 from engine.config import RequestLimits
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import Package
+from engine.package.package import Package
 from engine.requests.request import (
     Constraint,
     GenerationRequest,

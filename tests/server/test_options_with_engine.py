@@ -15,7 +15,7 @@ from tokenweir import AsyncClient, DeadlineExceeded, InvalidArgument
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.package.manifest import Package
+from engine.package.package import Package
 from engine.text.tokenizer import Tokenizer
 from server.config import WorkerConfig
 from server.worker.worker import Worker

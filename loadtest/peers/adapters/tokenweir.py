@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.benchmark import BenchmarkWork, EngineBench
 from engine.config import EngineConfig
-from engine.package.manifest import load_package
+from engine.package.package import load_package
 from loadtest.origin import versions_of
 from loadtest.peers.worker import LoadOptions, Prompts
 

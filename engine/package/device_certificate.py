@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.distributions import cuda_version
 from engine.errors import PackageError
-from engine.package.manifest import DeviceCertificate, Package
+from engine.package.manifest import DeviceCertificate
+from engine.package.package import Package
 from engine.wording import listed
 
 if TYPE_CHECKING:

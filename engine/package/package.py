@@ -1,0 +1,217 @@
+"""The exported package on disk, and the checks before anything of it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from engine.errors import PackageError
+from engine.json_file import parse_object
+from engine.package.contradictions import find_contradictions
+from engine.package.files import FileEntry, Stamp, check_file, open_plain, read_stamp
+from engine.package.manifest import FORMAT_VERSION, Manifest
+from engine.wording import listed, problems_of, shortened
+
+MANIFEST_NAME = "manifest.json"
+_DIGEST = "digest"  # the key of the manifest's own
+_MAX_MANIFEST_BYTES = 2**20
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Package(BaseModel):
+    """A checked package: every file is there, is no link, and has the hash of the manifest."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    manifest: Manifest
+    manifest_sha256: bytes
+    stamps: dict[Path, Stamp | None] = {}  # of the directory and its files, when they were hashed
+
+    def file(self, name: str) -> Path:
+        """Return the path of one of the package's files; PackageError if it has none such."""
+        if name not in self.manifest.files:
+            raise PackageError(f"{self.path}: the manifest lists no {name}; export the model again")
+        return self.path / name
+
+    def check_unchanged(self) -> None:
+        """Raise PackageError if a file is not the one that was hashed; to be called after loading.
+
+        What was read between load_package and this is then what was hashed.
+        """
+        for path, stamp in self.stamps.items():
+            if read_stamp(path) != stamp:
+                raise PackageError(
+                    f"{path} was changed while the package was loaded; load it again, and replace "
+                    "a package by renaming its whole directory"
+                )
+
+
+def load_package(path: str | os.PathLike[str]) -> Package:
+    """Read the manifest of a package and check every file against it.
+
+    Raises PackageError, saying which file and what to do, for a missing, damaged or unlisted file,
+    a file that is a link or lies outside the directory, a format of another release, a manifest
+    that was changed or contradicts itself, and a certificate that was not passed.
+    """
+    directory, raw = _open_package(path)
+    manifest = _parse_manifest(raw, directory)
+    with _readable(path):
+        stamps: dict[Path, Stamp | None] = {directory: read_stamp(directory)}
+        _check_unlisted(directory, manifest)
+        for name, entry in manifest.files.items():
+            stamps[directory / name] = _check_file(directory, name, entry)
+    return Package(
+        path=directory,
+        manifest=manifest,
+        manifest_sha256=hashlib.sha256(raw).digest(),
+        stamps=stamps,
+    )
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read the manifest of a package and look at none of its other files; errors as above."""
+    directory, raw = _open_package(path)
+    return _parse_manifest(raw, directory)
+
+
+def seal(content: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a manifest of this content: as JSON, with its digest."""
+    return f"{json.dumps({**content, _DIGEST: _digest(content)}, indent=2)}\n".encode()
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> None:
+    """Write the manifest of a package: whole, or the old one stays.
+
+    Raises PackageError if it is larger than one may be, or if it cannot be written.
+    """
+    raw = seal(manifest.model_dump(mode="json"))
+    path = directory / MANIFEST_NAME
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{path} would have {len(raw):,} bytes, more than {_MAX_MANIFEST_BYTES:,}; "
+            "give the model fewer or shorter labels"
+        )
+    # Not in the directory: there, what the manifest does not list is refused.
+    whole = directory.parent / f".{directory.name}.{MANIFEST_NAME}-{os.getpid()}"
+    try:
+        whole.write_bytes(raw)
+        whole.replace(path)
+    except OSError as error:
+        raise PackageError(
+            f"cannot write {path}: {error}; free space and permissions beside {directory}"
+        ) from error
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of everything but the digest: JSON, keys sorted, ASCII, no spaces."""
+    rest = {key: value for key, value in content.items() if key != _DIGEST}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """Return the package's directory and the bytes of its manifest."""
+    given = Path(path)
+    if not given.is_dir():
+        raise PackageError(f"{given} is no directory; give the one `tokenweir export` wrote")
+    with _readable(path):
+        directory = given.resolve()  # what is checked is what is loaded, wherever a link points
+        return directory, _read_manifest(directory)
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PackageError(f"{path} cannot be read: {error}; check its permissions") from error
+
+
+def _read_manifest(directory: Path) -> bytes:
+    manifest_path = directory / MANIFEST_NAME
+    if not os.path.lexists(manifest_path):
+        raise PackageError(f"{directory} has no {MANIFEST_NAME}; it is no package, or incomplete")
+    with open_plain(manifest_path) as file:
+        raw = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{manifest_path} has more than {_MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
+        )
+    return raw
+
+
+def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
+    path = directory / MANIFEST_NAME
+    try:
+        content = parse_object(raw)
+    except ValueError as error:
+        raise _invalid(path, str(error)) from error
+    _refuse_other_format(content.get("format_version"), directory)
+    _check_digest(content, path)
+    del content[_DIGEST]
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
+    problems = find_contradictions(manifest)
+    if problems:
+        raise _invalid(path, listed(problems, "; "))
+    return manifest
+
+
+def _refuse_other_format(version: object, directory: Path) -> None:
+    """Refuse formats that this release does not know; what is no number is refused as a field."""
+    if not isinstance(version, int) or version == FORMAT_VERSION:
+        return
+    if version > FORMAT_VERSION:
+        raise PackageError(
+            f"{directory}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
+            "the newest that this release reads; upgrade tokenweir or export the model again"
+        )
+    raise PackageError(
+        f"{directory}: package format {shortened(version)} is older than {FORMAT_VERSION}, "
+        "whose certificates show more and whose manifests have a digest; export the model again"
+    )
+
+
+def _check_digest(content: Mapping[str, Any], path: Path) -> None:
+    given = content.get(_DIGEST)
+    if given != _digest(content):
+        raise PackageError(
+            f"{path} was damaged or edited: its content has the SHA-256 "
+            f"{_digest(content)[:16]}..., its digest is {shortened(repr(given))}; "
+            "copy the package again or export the model again"
+        )
+
+
+def _invalid(path: Path, problems: str) -> PackageError:
+    return PackageError(f"{path} is not valid: {problems}; export the model again")
+
+
+def _check_unlisted(directory: Path, manifest: Manifest) -> None:
+    """Refuse what the manifest does not list: a graph could read weights from it, unchecked."""
+    unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, *manifest.files})
+    if unlisted:
+        raise PackageError(
+            f"{directory} holds {listed([*map(repr, unlisted)])}, which the manifest does not "
+            "list; a package holds its own files only, remove the others"
+        )
+
+
+def _check_file(directory: Path, name: str, expected: FileEntry) -> Stamp:
+    if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
+        raise PackageError(
+            f"{directory}: {shortened(repr(name))} is a path, not a file name in the package"
+        )
+    return check_file(directory / name, expected)
