@@ -45,7 +45,7 @@ from server.ray.roster_link import LinkHandler, RosterLink
 from server.ray.run_directory import RunDirectory, remove_what_dead_owners_left, run_directory
 from server.ray.thread import RayThread, watch
 from server.signals import cancelled_by_signals
-from server.worker.catalog import Engine
+from server.worker.engines import Engine
 from server.worker.worker import Worker
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses

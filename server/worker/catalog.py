@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from engine.errors import (
     CapabilityNotSupported,
@@ -12,84 +13,20 @@ from engine.errors import (
     ModelNotFound,
     ModelVersionNotFound,
 )
-from engine.one_pass.prediction import Prediction, PredictionItem
-from engine.package.package import Package
-from engine.requests.events import GenerationEvent, Score
-from engine.requests.load import LoadSnapshot
-from engine.requests.request import GenerationRequest, ScoreRequest
 from server.worker.answers import ServedModel
+from server.worker.engines import Engine, GeneratingEngine, PredictingEngine, ScoringEngine
 
 _MAX_ECHO = 64  # characters of a name that an error repeats
 
-
-class Engine(Protocol):
-    """What both kinds of engine have; `AsyncEngine` and `EncoderEngine` in production."""
-
-    @property
-    def package(self) -> Package:
-        """What is served."""
-
-    @property
-    def device(self) -> str:
-        """Where the model runs: "cpu", or the name of the GPU."""
-
-    @property
-    def capabilities(self) -> tuple[str, ...]:
-        """What may be asked of this model."""
-
-    @property
-    def is_warming(self) -> bool:
-        """Whether the model has still to be tried out, before it takes requests."""
-
-    @property
-    def healthy(self) -> bool:
-        """False once the engine cannot serve any more."""
-
-    def load(self) -> LoadSnapshot:
-        """Return how busy the engine is now."""
-
-    async def start(self) -> None:
-        """Try the model out, then begin to take requests; PackageError if it fails."""
-
-    async def stop(self, grace: float = 0.0) -> None:
-        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
+EngineT = TypeVar("EngineT", bound=Engine)
 
 
-@runtime_checkable
-class GeneratingEngine(Engine, Protocol):
-    """Continues prompts; `AsyncEngine` in production."""
+@dataclass(frozen=True)
+class Found(Generic[EngineT]):
+    """The engine of a model, and what answers say of the model."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
-        """Yield Admitted, deltas and ends of sequences, then RequestFinished."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text."""
-
-
-@runtime_checkable
-class ScoringEngine(Engine, Protocol):
-    """Scores given targets; `AsyncEngine` in production."""
-
-    async def score(self, request: ScoreRequest) -> Score:
-        """Return the log-probabilities of the target's tokens."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text."""
-
-
-@runtime_checkable
-class PredictingEngine(Engine, Protocol):
-    """Runs one-pass models; `EncoderEngine` in production."""
-
-    async def predict(
-        self,
-        items: Sequence[PredictionItem],
-        *,
-        request_id: str,
-        deadline: float | None,
-        path: str = "items",
-    ) -> Prediction:
-        """Return what the model says of each item."""
+    engine: EngineT
+    model: ServedModel
 
 
 class Catalog:
@@ -101,31 +38,33 @@ class Catalog:
 
     def served(self, name: str) -> ServedModel:
         """Return what answers say of the model."""
-        engine = self.engines[name]
+        return self._served(name, self.engines[name])
+
+    def generating(self, name: str, version: str) -> Found[GeneratingEngine]:
+        """Return a model that generates."""
+        engine = self._find(name, version)
+        if isinstance(engine, GeneratingEngine):
+            return Found(engine, self._served(name, engine))
+        raise _cannot(name, engine, "generate")
+
+    def scoring(self, name: str, version: str) -> Found[ScoringEngine]:
+        """Return a model that scores."""
+        engine = self._find(name, version)
+        if isinstance(engine, ScoringEngine) and "score" in engine.capabilities:
+            return Found(engine, self._served(name, engine))
+        raise _cannot(name, engine, "score")
+
+    def predicting(self, name: str, version: str, capability: str) -> Found[PredictingEngine]:
+        """Return a model that can "classify", "label" or "embed"."""
+        engine = self._find(name, version)
+        if isinstance(engine, PredictingEngine) and capability in engine.capabilities:
+            return Found(engine, self._served(name, engine))
+        raise _cannot(name, engine, capability)
+
+    def _served(self, name: str, engine: Engine) -> ServedModel:
         return ServedModel(
             name, engine.package, engine.capabilities, self.replica_id, engine.device
         )
-
-    def generating(self, name: str, version: str) -> GeneratingEngine:
-        """Return the engine of a generating model."""
-        engine = self._find(name, version)
-        if isinstance(engine, GeneratingEngine):
-            return engine
-        raise _cannot(name, engine, "generate")
-
-    def scoring(self, name: str, version: str) -> ScoringEngine:
-        """Return the engine of a model that scores."""
-        engine = self._find(name, version)
-        if isinstance(engine, ScoringEngine) and "score" in engine.capabilities:
-            return engine
-        raise _cannot(name, engine, "score")
-
-    def predicting(self, name: str, version: str, capability: str) -> PredictingEngine:
-        """Return the engine of a model that can "classify", "label" or "embed"."""
-        engine = self._find(name, version)
-        if isinstance(engine, PredictingEngine) and capability in engine.capabilities:
-            return engine
-        raise _cannot(name, engine, capability)
 
     def _find(self, name: str, version: str) -> Engine:
         if not name:

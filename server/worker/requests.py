@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from google.protobuf.message import Message
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
 from engine.config import RequestLimits
-from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
+from engine.errors import FieldViolation
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import GenerationContract, Manifest
 from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
-from engine.requests.request import (
-    Constraint,
-    GenerationRequest,
-    LogitControls,
-    SamplingParams,
-    ScoreRequest,
-)
+from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
 from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 from server.worker.capabilities import check_generation, raise_if_unsupported
+from server.worker.params import sampling_params
 
 MAX_TENANT_CHARS = 128
 MAX_TOKENS_PER_MESSAGE = 1024
@@ -105,35 +97,6 @@ def score_requests(
     ]
 
 
-def sampling_params(request: generation_service_pb2.GenerateRequest) -> SamplingParams:
-    """Return how to decode and when to stop; absent fields take the engine's defaults."""
-    decoding, stopping, output = request.decoding, request.stopping, request.output
-    sampling, beam = decoding.sampling, decoding.beam
-    asked = {
-        **_present(sampling, "temperature", "top_k", "top_p", "min_p", "typical_p"),
-        **_present(sampling, "seed", "best_of"),
-        **_present(beam, "length_penalty", "early_stop"),
-        **_present(decoding, "num_outputs"),
-        **_present(stopping, "max_new_tokens", "min_new_tokens"),
-        **_present(output, "logprobs", "prompt_logprobs"),
-    }
-    strategy = decoding.WhichOneof("strategy") or "greedy"
-    if strategy == "beam":
-        asked["beam_width"] = beam.width
-    return SamplingParams(
-        strategy=strategy,
-        controls=_controls(decoding.controls),
-        constraint=_constraint(decoding),
-        alignment=output.alignment,
-        allow_partial=output.allow_partial,
-        stop_strings=tuple(stopping.strings),
-        stop_token_ids=tuple(stopping.token_ids),
-        include_stop=stopping.include_stop,
-        ignore_eos=stopping.ignore_eos,
-        **asked,
-    )
-
-
 def check_stream_request(request: generation_service_pb2.GenerateStreamRequest) -> int:
     """Return the tokens per message; raise for what is wrong outside of `request.request`."""
     if request.HasField("resume_after"):
@@ -156,23 +119,6 @@ def check_stream_request(request: generation_service_pb2.GenerateStreamRequest) 
         )
     raise_if_any(violations)
     return tokens
-
-
-def nested(
-    path: str, error: InvalidRequest | CapabilityNotSupported
-) -> InvalidRequest | CapabilityNotSupported:
-    """Return the error of a GenerateRequest with its fields named from one level further out."""
-    if isinstance(error, InvalidRequest):
-        return InvalidRequest(
-            [FieldViolation(f"{path}.{v.field}", v.description) for v in error.violations]
-        )
-    fields = generation_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
-    features = [
-        f"{path}.{name}" if re.split(r"[.[]", name)[0] in fields else name
-        for name in error.features  # not all are paths
-    ]
-    message = str(error).replace(", ".join(error.features), ", ".join(features), 1)
-    return CapabilityNotSupported(message, features)
 
 
 def prediction_items(
@@ -304,38 +250,3 @@ def _prompt(one: generation_service_pb2.Input) -> str | tuple[int, ...]:
 
 def _target_prefix(one: generation_service_pb2.Input) -> str | tuple[int, ...]:
     return one.prefix_text if one.HasField("prefix_text") else tuple(one.prefix_tokens.ids)
-
-
-def _present(message: Message, *names: str) -> dict[str, Any]:
-    """Return the fields that are set; the others are to keep their defaults."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
-
-
-def _controls(controls: generation_service_pb2.LogitControls) -> LogitControls:
-    penalties = _present(
-        controls,
-        "repetition_penalty",
-        "frequency_penalty",
-        "presence_penalty",
-        "no_repeat_ngram",
-    )
-    return LogitControls(
-        logit_bias=tuple(sorted(controls.logit_bias.items())),
-        banned_tokens=tuple(controls.banned_tokens),
-        **penalties,
-    )
-
-
-def _constraint(decoding: generation_service_pb2.Decoding) -> Constraint | None:
-    constraint = decoding.constraint
-    match constraint.WhichOneof("kind"):
-        case "json_schema":
-            return Constraint("json_schema", (constraint.json_schema,))
-        case "regex":
-            return Constraint("regex", (constraint.regex,))
-        case "grammar":
-            return Constraint("grammar", (constraint.grammar,))
-        case "choice":
-            return Constraint("choice", tuple(constraint.choice.values))
-        case _:
-            return None

@@ -27,9 +27,12 @@ from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamPar
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, server_options
 from server.reflection import enable_reflection
+from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
-from server.worker.catalog import Catalog, Engine, GeneratingEngine, PredictingEngine
-from server.worker.service import AdminService, GenerationService, PredictionService, ServerFacts
+from server.worker.catalog import Catalog
+from server.worker.engines import Engine, GeneratingEngine, PredictingEngine
+from server.worker.generation import GenerationService
+from server.worker.prediction import PredictionService
 
 
 class Worker:

@@ -12,7 +12,7 @@ from engine.config import RequestLimits
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.package import Package
 from engine.requests.events import Timing
-from server.worker import answers
+from server.worker import admin_answers, answers, prediction_answers
 from tests.server.fakes import LABELS, OPTIONS, TIMING, generation_package, prediction_package
 
 
@@ -32,7 +32,7 @@ def _item(logits: list[float] | list[list[float]]) -> ItemPrediction:
     ],
 )
 def test_classes_are_the_best_first(top: int | None, labels: list[str]) -> None:
-    classes = answers.classes(_item([1.0, 0.0, 2.0]), LABELS, top)
+    classes = prediction_answers.classes(_item([1.0, 0.0, 2.0]), LABELS, top)
 
     assert [label.label for label in classes.labels] == labels
     assert classes.labels[0].probability == pytest.approx(0.6652409)
@@ -40,7 +40,7 @@ def test_classes_are_the_best_first(top: int | None, labels: list[str]) -> None:
 
 
 def test_probabilities_of_large_logits_are_finite() -> None:
-    classes = answers.classes(_item([1e30, 0.0, -1e30]), LABELS, 0)
+    classes = prediction_answers.classes(_item([1e30, 0.0, -1e30]), LABELS, 0)
 
     assert [label.probability for label in classes.labels] == [1.0, 0.0, 0.0]
 
@@ -48,7 +48,7 @@ def test_probabilities_of_large_logits_are_finite() -> None:
 def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
     item = replace(_item([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]]), spans=((0, 2), (3, 6)))
 
-    spans = answers.spans(item, LABELS).spans
+    spans = prediction_answers.spans(item, LABELS).spans
 
     assert [(s.start_byte, s.end_byte, s.label.label) for s in spans] == [
         (0, 2, "NOUN"),
@@ -59,9 +59,11 @@ def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
 def test_vectors_are_scaled_to_length_1_only_if_asked_and_zero_stays_zero() -> None:
     zero = replace(_item([0.0]), embedding=np.zeros(2, dtype=np.float32))
 
-    assert list(answers.vector(_item([0.0]), normalize=False).values) == [3, 4]
-    assert list(answers.vector(_item([0.0]), normalize=True).values) == pytest.approx([0.6, 0.8])
-    assert list(answers.vector(zero, normalize=True).values) == [0, 0]
+    assert list(prediction_answers.vector(_item([0.0]), normalize=False).values) == [3, 4]
+    assert list(prediction_answers.vector(_item([0.0]), normalize=True).values) == pytest.approx(
+        [0.6, 0.8]
+    )
+    assert list(prediction_answers.vector(zero, normalize=True).values) == [0, 0]
 
 
 def test_times_of_several_inputs_are_the_longest_and_batch_sizes_their_mean() -> None:
@@ -117,7 +119,7 @@ def test_an_answer_is_batch_invariant_where_that_was_shown_and_nobody_asked_for_
 
 def _limits(package: Package, capabilities: tuple[str, ...] = ()) -> admin_service_pb2.Limits:
     model = answers.ServedModel("m", package, capabilities, "replica")
-    info = answers.model_info(
+    info = admin_answers.model_info(
         model,
         state=admin_service_pb2.MODEL_STATE_READY,
         message="",

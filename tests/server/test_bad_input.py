@@ -15,7 +15,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.errors import ConfigError
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
-from server.worker import service
+from server.worker import deadline
 from server.worker.worker import Worker
 from tests.server.calls import Failure, Stubs, failure, failure_of, generate, stream, stubs_for
 from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
@@ -224,8 +224,8 @@ async def test_a_message_just_below_1_mib_is_read(stubs: Stubs) -> None:
 @pytest.fixture
 def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine end a call long before its client does, however busy the machine is."""
-    monkeypatch.setattr(service, "_DEADLINE_MARGIN_SHARE", 0.95)
-    monkeypatch.setattr(service, "_MAX_DEADLINE_MARGIN", 60.0)
+    monkeypatch.setattr(deadline, "_DEADLINE_MARGIN_SHARE", 0.95)
+    monkeypatch.setattr(deadline, "_MAX_DEADLINE_MARGIN", 60.0)
 
 
 @pytest.mark.usefixtures("wide_margin")

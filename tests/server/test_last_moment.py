@@ -92,8 +92,8 @@ async def test_a_call_whose_engine_does_not_end_it_expires_with_details(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.last_moment._MARGIN_SHARE", 0.5)
-    monkeypatch.setattr("server.worker.interceptors._DEADLINE_MARGIN", 0.5)
-    monkeypatch.setattr("server.worker.service._deadline", lambda context: None)
+    monkeypatch.setattr("server.interceptors._DEADLINE_MARGIN", 0.5)
+    monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: None)
     engine = FakeGenerator()
     async with serve(engine) as stubs:
         with pytest.raises(aio.AioRpcError) as unary:

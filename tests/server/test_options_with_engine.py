@@ -112,7 +112,9 @@ async def test_priority_and_tenant(serving: Serving) -> None:
 
 async def test_allow_partial(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the engine only: a client's own deadline would race with the answer.
-    monkeypatch.setattr("server.worker.service._deadline", lambda context: time.monotonic() + 0.6)
+    monkeypatch.setattr(
+        "server.worker.generation.engine_deadline", lambda context: time.monotonic() + 0.6
+    )
 
     async with serving(always(a=4.0), step_seconds=0.03) as client:
         answer = await client.generate(MODEL, ">", allow_partial=True)

@@ -1,0 +1,123 @@
+"""Answers what operators and routers ask of one worker: what is served, and how busy it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tokenweir.v1 import admin_service_pb2 as pb
+from tokenweir.v1 import admin_service_pb2_grpc
+
+from engine.config import RequestLimits
+from engine.errors import CapabilityNotSupported, FieldViolation
+from engine.requests.checks import raise_if_any
+from server.api import API_MINOR
+from server.interceptors import Context
+from server.worker import admin_answers as answers
+from server.worker.admission import AdmissionInterceptor
+from server.worker.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What GetServerInfo and ListModels say of the process."""
+
+    version: str
+    start_time: datetime  # with a time zone
+    features: tuple[str, ...]
+    limits: RequestLimits
+    max_request_bytes: int
+
+
+class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
+    """What is served here, and how busy it is."""
+
+    def __init__(
+        self, catalog: Catalog, facts: ServerFacts, admission: AdmissionInterceptor
+    ) -> None:
+        self._catalog = catalog
+        self._facts = facts
+        self._admission = admission
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        """Return what this server is."""
+        response = pb.GetServerInfoResponse(
+            version=self._facts.version,
+            api_minor=API_MINOR,
+            instance_id=self._catalog.replica_id,
+            features=self._facts.features,
+        )
+        response.start_time.FromDatetime(self._facts.start_time)
+        return response
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """Return the models by name; a page token is the last name of the page before."""
+        if request.page_size < 0:
+            raise_if_any(
+                [FieldViolation("page_size", f"{request.page_size} is below 0; 0 means all")]
+            )
+        names = [name for name in self._catalog.engines if name > request.page_token]
+        page = names[: request.page_size or None]
+        return pb.ListModelsResponse(
+            models=[self._model_info(name) for name in page],
+            next_page_token=page[-1] if len(page) < len(names) else "",
+        )
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        """Return how busy every model is."""
+        return pb.GetLoadResponse(
+            replicas=[
+                answers.replica_load(engine.load(), model=name, replica_id=self._catalog.replica_id)
+                for name, engine in self._catalog.engines.items()
+            ]
+        )
+
+    async def LoadModel(
+        self, request: pb.LoadModelRequest, context: Context
+    ) -> pb.LoadModelResponse:
+        """Refuse: models are loaded at start."""
+        raise _not_there("LoadModel")
+
+    async def UnloadModel(
+        self, request: pb.UnloadModelRequest, context: Context
+    ) -> pb.UnloadModelResponse:
+        """Refuse: models are unloaded at the end."""
+        raise _not_there("UnloadModel")
+
+    async def AbortRequests(
+        self, request: pb.AbortRequestsRequest, context: Context
+    ) -> pb.AbortRequestsResponse:
+        """Refuse: a request is aborted by cancelling its call."""
+        raise _not_there("AbortRequests")
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Refuse: a worker drains when it is stopped."""
+        raise _not_there("Drain")
+
+    def _model_info(self, name: str) -> pb.ModelInfo:
+        state, message = self._state(name)
+        return answers.model_info(
+            self._catalog.served(name),
+            state=state,
+            message=message,
+            limits=self._facts.limits,
+            max_request_bytes=self._facts.max_request_bytes,
+        )
+
+    def _state(self, name: str) -> tuple[pb.ModelState.ValueType, str]:
+        engine = self._catalog.engines[name]
+        if engine.is_warming:
+            return pb.MODEL_STATE_WARMING, ""
+        if not engine.healthy:
+            return pb.MODEL_STATE_FAILED, "the engine reports itself unhealthy"
+        if self._admission.draining:
+            return pb.MODEL_STATE_DRAINING, ""
+        return pb.MODEL_STATE_READY, ""
+
+
+def _not_there(method: str) -> CapabilityNotSupported:
+    return CapabilityNotSupported(f"{method} is not in this version of the server", [method])

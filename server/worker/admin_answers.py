@@ -1,0 +1,90 @@
+"""Turns what is known of a model, and how busy it is, into the protocol's answers."""
+
+from __future__ import annotations
+
+from tokenweir.v1 import admin_service_pb2 as pb
+
+from engine.config import RequestLimits
+from engine.package.manifest import Certificate
+from engine.requests.load import LoadSnapshot
+from server.worker.answers import ServedModel
+
+
+def model_info(
+    model: ServedModel,
+    *,
+    state: pb.ModelState.ValueType,
+    message: str,
+    limits: RequestLimits,
+    max_request_bytes: int,
+) -> pb.ModelInfo:
+    """Return what a client may know of a model."""
+    manifest = model.package.manifest
+    return pb.ModelInfo(
+        model=model.name,
+        model_version=manifest.version,
+        state=state,
+        message=message,
+        architecture=manifest.architecture,
+        capabilities=model.capabilities,
+        limits=_limits(model, limits, max_request_bytes),
+        manifest_sha256=model.package.manifest_sha256,
+        parity=_parity(manifest.certificate, manifest.toolchain),
+        labels=manifest.labels,
+        device=model.device,
+        precision=manifest.precision,
+    )
+
+
+def replica_load(
+    load: LoadSnapshot, *, model: str, replica_id: str
+) -> pb.GetLoadResponse.ReplicaLoad:
+    """Return how busy a model is on this replica."""
+    return pb.GetLoadResponse.ReplicaLoad(
+        replica_id=replica_id,
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=load.waiting_tokens,
+        cache_used=load.cache_used,
+        tokens_per_second=load.tokens_per_second,
+        model=model,
+        wasted=pb.GetLoadResponse.WastedWork(
+            padding_tokens=load.wasted.padding_tokens,
+            cancelled_tokens=load.wasted.cancelled_tokens,
+            expired_tokens=load.wasted.expired_tokens,
+            failed_tokens=load.wasted.failed_tokens,
+            discarded_tokens=load.wasted.discarded_tokens,
+        ),
+    )
+
+
+def _limits(model: ServedModel, limits: RequestLimits, max_request_bytes: int) -> pb.Limits:
+    manifest = model.package.manifest
+    message = pb.Limits(max_inputs=limits.max_inputs, max_request_bytes=max_request_bytes)
+    if manifest.encoding is not None:
+        message.max_input_tokens = manifest.encoding.max_len
+    if manifest.generation is not None:
+        cache, cross_cache = manifest.generation.cache, manifest.generation.cross_cache
+        # A prompt (without an encoder) or the start token takes at least one of the positions.
+        message.max_output_tokens = cache.max_len - 1
+        message.max_input_tokens = cross_cache.max_len if cross_cache else cache.max_len - 1
+        message.max_num_outputs = limits.max_num_outputs
+        message.max_stop_strings = limits.max_stop_strings
+        if "beam" in model.capabilities:
+            message.max_beam_width = limits.max_beam_width
+        if {"logprobs", "prompt_logprobs", "score"} & {*model.capabilities}:
+            message.max_logprobs = limits.max_logprobs
+    return message
+
+
+def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCertificate:
+    return pb.ParityCertificate(
+        cases=certificate.cases,
+        tokens_compared=certificate.tokens_compared,
+        tokens_equal=certificate.tokens_equal,
+        max_abs_logit_diff=certificate.max_abs_logit_diff,
+        tolerance=certificate.tolerance,
+        dtype=certificate.dtype,
+        toolchain=toolchain,
+        batch_invariant=certificate.shows_invariance,
+    )

@@ -1,0 +1,82 @@
+"""What a worker asks of its engines; those of `engine` have it, and fakes in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from engine.one_pass.prediction import Prediction, PredictionItem
+from engine.package.package import Package
+from engine.requests.events import GenerationEvent, Score
+from engine.requests.load import LoadSnapshot
+from engine.requests.request import GenerationRequest, ScoreRequest
+
+
+class Engine(Protocol):
+    """What both kinds of engine have; `AsyncEngine` and `EncoderEngine` in production."""
+
+    @property
+    def package(self) -> Package:
+        """What is served."""
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or the name of the GPU."""
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What may be asked of this model."""
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the model has still to be tried out, before it takes requests."""
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine cannot serve any more."""
+
+    def load(self) -> LoadSnapshot:
+        """Return how busy the engine is now."""
+
+    async def start(self) -> None:
+        """Try the model out, then begin to take requests; PackageError if it fails."""
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
+
+
+@runtime_checkable
+class GeneratingEngine(Engine, Protocol):
+    """Continues prompts; `AsyncEngine` in production."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Yield Admitted, deltas and ends of sequences, then RequestFinished."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+
+
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """Scores given targets; `AsyncEngine` in production."""
+
+    async def score(self, request: ScoreRequest) -> Score:
+        """Return the log-probabilities of the target's tokens."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+
+
+@runtime_checkable
+class PredictingEngine(Engine, Protocol):
+    """Runs one-pass models; `EncoderEngine` in production."""
+
+    async def predict(
+        self,
+        items: Sequence[PredictionItem],
+        *,
+        request_id: str,
+        deadline: float | None,
+        path: str = "items",
+    ) -> Prediction:
+        """Return what the model says of each item."""

@@ -1,0 +1,137 @@
+"""Answers Generate, GenerateStream and Score with the engines of one worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from tokenweir.v1 import common_pb2, generation_service_pb2_grpc
+from tokenweir.v1 import generation_service_pb2 as pb
+
+from engine.config import RequestLimits
+from engine.requests.events import (
+    Admitted,
+    GenerationEvent,
+    RequestFinished,
+    SequenceFinished,
+    TextDelta,
+)
+from engine.requests.request import GenerationRequest
+from server.api import REPLICA_KEY
+from server.interceptors import Context, current_request_id
+from server.worker import requests
+from server.worker.catalog import Catalog, Found
+from server.worker.deadline import engine_deadline
+from server.worker.deltas import gathered
+from server.worker.engines import GeneratingEngine
+from server.worker.field_paths import nested_in
+from server.worker.generation_answers import FinishedInput, GenerationAnswers
+from server.worker.inputs import all_of
+
+
+class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Generate, GenerateStream and Score."""
+
+    def __init__(self, catalog: Catalog, limits: RequestLimits) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._numbers = itertools.count(1)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """Answer all inputs, in order; one that fails fails the call and aborts the others."""
+        found, inputs = self._prepare(request, context)
+        results = await all_of([_generate(found.engine, one) for one in inputs])
+        return _answering(request, found).response(results)
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Yield the increments of one input."""
+        tokens_per_message = requests.check_stream_request(request)
+        with nested_in("request"):
+            found, (one,) = self._prepare(request.request, context)
+            events = gathered(found.engine.generate(one), tokens_per_message)
+            answering = _answering(request.request, found)
+            async with aclosing(_messages(events, answering, context)) as messages:
+                number = 0
+                async for message in messages:
+                    number += 1
+                    message.sequence_number = number
+                    yield message
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        """Answer all inputs, in order; one that fails fails the call and cancels the others."""
+        found = self._catalog.scoring(request.model, request.model_version)
+        inputs = requests.score_requests(
+            request,
+            manifest=found.model.package.manifest,
+            limits=self._limits,
+            request_ids=self._engine_ids(),
+            deadline=engine_deadline(context),
+        )
+        scores = await all_of([found.engine.score(one) for one in inputs])
+        answering = GenerationAnswers(found.model, current_request_id(), found.engine.token_bytes)
+        return answering.score_response(scores)
+
+    def _prepare(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
+        found = self._catalog.generating(request.model, request.model_version)
+        inputs = requests.generation_requests(
+            request,
+            manifest=found.model.package.manifest,
+            capabilities=found.model.capabilities,
+            limits=self._limits,
+            request_ids=self._engine_ids(),
+            deadline=engine_deadline(context),
+        )
+        return found, inputs
+
+    def _engine_ids(self) -> Iterator[str]:
+        # A client may send one id twice; the engine's names must not collide.
+        return (f"{current_request_id()}#{number}" for number in self._numbers)
+
+
+def _answering(request: pb.GenerateRequest, found: Found[GeneratingEngine]) -> GenerationAnswers:
+    return GenerationAnswers(
+        found.model,
+        current_request_id(),
+        found.engine.token_bytes,
+        with_ids=request.output.token_ids,
+        may_vary=request.scheduling.determinism == common_pb2.DETERMINISM_BEST_EFFORT,
+    )
+
+
+async def _messages(
+    events: AsyncGenerator[GenerationEvent, None], answering: GenerationAnswers, context: Context
+) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Admitted():
+                    replica = (REPLICA_KEY, answering.model.replica_id)
+                    await context.send_initial_metadata((replica,))
+                case TextDelta():
+                    if (message := answering.delta(event)) is not None:
+                        yield message
+                case SequenceFinished():
+                    yield answering.finished(event)
+                case RequestFinished():
+                    yield answering.summary(event)
+
+
+async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> FinishedInput:
+    sequences: list[SequenceFinished] = []
+    # Closing the engine's generator is what aborts the request.
+    events: Any = engine.generate(request)
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case SequenceFinished():
+                    sequences.append(event)
+                case RequestFinished():
+                    sequences.sort(key=lambda sequence: sequence.index)
+                    return FinishedInput(tuple(sequences), event)
+    raise RuntimeError(f"the engine ended request {request.request_id} without RequestFinished")

@@ -1,0 +1,67 @@
+"""Turns predictions into the protocol's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenweir.v1 import common_pb2
+from tokenweir.v1 import prediction_service_pb2 as pb
+
+from engine.one_pass.prediction import ItemPrediction
+
+
+def classes(
+    item: ItemPrediction, labels: Sequence[str], top: int | None
+) -> pb.ClassifyResponse.Classes:
+    """Return the `top` best classes, all for 0, the best one for None."""
+    probabilities = softmax(item.logits)  # (num_labels,)
+    count = 1 if top is None else top or len(probabilities)
+    best = np.argsort(-probabilities, kind="stable")[:count]
+    return pb.ClassifyResponse.Classes(
+        labels=[_scored_label(int(i), float(probabilities[i]), labels) for i in best]
+    )
+
+
+def spans(item: ItemPrediction, labels: Sequence[str]) -> pb.LabelResponse.Spans:
+    """Return the best label of every token."""
+    probabilities = softmax(item.logits)  # (num_tokens, num_labels)
+    best = probabilities.argmax(axis=-1)  # (num_tokens,)
+    return pb.LabelResponse.Spans(
+        spans=[
+            pb.LabelResponse.Span(
+                start_byte=start,
+                end_byte=end,
+                label=_scored_label(int(label), float(row[label]), labels),
+            )
+            for (start, end), row, label in zip(item.spans, probabilities, best, strict=True)
+        ]
+    )
+
+
+def vector(item: ItemPrediction, *, normalize: bool) -> pb.EmbedResponse.Vector:
+    """Return the embedding, of length 1 if asked for."""
+    values = item.embedding.astype(np.float64)
+    length = float(np.linalg.norm(values))
+    if normalize and length > 0:
+        values = values / length
+    return pb.EmbedResponse.Vector(values=values.tolist())
+
+
+def prediction_usage(items: Sequence[ItemPrediction]) -> common_pb2.Usage:
+    """Return what a prediction consumed."""
+    return common_pb2.Usage(input_tokens=sum(item.input_tokens for item in items))
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return probabilities over the last axis; shape as given."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    exponentials = np.exp(shifted)
+    probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def _scored_label(index: int, probability: float, labels: Sequence[str]) -> pb.ScoredLabel:
+    name = labels[index] if index < len(labels) else str(index)
+    return pb.ScoredLabel(label=name, probability=probability, index=index)
