@@ -247,6 +247,25 @@ def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore
         found.result()
 
 
+@pytest.mark.parametrize(("precision", "noise"), [("fp16", 1e-3), ("bf16", 1e-2)])
+def test_one_logit_that_is_far_off_is_refused_among_many_that_are_near(
+    precision: Precision, noise: float
+) -> None:
+    """It hardly shows in the root mean square of so many."""
+    rng = np.random.default_rng(0)
+    eager = rng.normal(0, 1, (4, 3000))
+    exported, half = (rounded(rng, eager, noise) for _ in range(2))
+    far = exported.copy()
+    far[2, 7] = eager[2, 7] + 30 * noise
+
+    HalfComparison(precision).case(exported, eager, half, str)
+    with pytest.raises(CertificateError, match="^2: a logit .* allowed are"):
+        HalfComparison(precision).case(far, eager, half, str)
+
+    half[2, 8] = eager[2, 8] + 30 * noise  # what the type costs at this position
+    HalfComparison(precision).case(far, eager, half, str)
+
+
 def compare_many(rng: np.random.Generator, shape: tuple[int, int], size: float) -> HalfComparison:
     found = HalfComparison()
     for _ in range(40):
