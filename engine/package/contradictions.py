@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.package.manifest import CacheShape, DeviceCertificate, Manifest
+from engine.package.manifest import CacheShape, DeviceCertificate, HalfPrecision, Manifest
 from engine.wording import listed
 
 _MAX_ROW_BYTES = 2**40  # of a cache: one sequence
@@ -132,6 +132,7 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
             f"certificate.half: must {'not ' if found.half else ''}be there for precision "
             f"{manifest.precision} and weights {manifest.weights}"
         )
+    yield from _turned_in_half("certificate.half", found.half)
     if (found.loss is not None) != manifest.format.is_lossy:
         yield (
             f"certificate.loss: must {'not ' if found.loss else ''}be there for weights "
@@ -172,6 +173,7 @@ def _failed_on_device(manifest: Manifest) -> Iterator[str]:
             f"certificate.device: must have {'half and no tolerance' if in_half else 'a tolerance'}"
             f" for precision {manifest.precision} and weights {manifest.weights}"
         )
+    yield from _turned_in_half("certificate.device.half", found.half)
     loss = certificate.loss
     allowed = loss.max_token_loss * found.tokens_compared if loss else 0
     if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
@@ -183,6 +185,14 @@ def _failed_on_device(manifest: Manifest) -> Iterator[str]:
         yield (
             f"certificate.device: logits differ by {found.max_abs_logit_diff:g} from the eager "
             f"model, more than {found.tolerance:g}"
+        )
+
+
+def _turned_in_half(name: str, half: HalfPrecision | None) -> Iterator[str]:
+    if half is not None and half.tokens_equal != half.tokens_decided:
+        yield (
+            f"{name}: only {half.tokens_equal} of {half.tokens_decided} tokens were equal that the "
+            "eager model chooses by more than the type can turn"
         )
 
 

@@ -38,6 +38,9 @@ NumRows = Annotated[int, Field(gt=0, le=2**16)]
 PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_BUCKETS = 64
+# In half precision, of root mean squares of differences to those of the eager model in that type.
+MAX_CASE_RATIO = 1.5
+MAX_POSITION_RATIO = 3.0
 
 
 class _Model(BaseModel):
@@ -198,8 +201,8 @@ class HalfPrecision(_Model):
     logit_std: Annotated[float, Field(gt=0)]  # of the eager model's logits, within a position
     rms_diff: Annotated[float, Field(ge=0)]
     eager_rms_diff: Annotated[float, Field(ge=0)]
-    max_case_ratio: Annotated[float, Field(ge=0)]  # of the two, of one case
-    max_position_ratio: Annotated[float, Field(ge=0)]  # of one position
+    max_case_ratio: Annotated[float, Field(ge=0, le=MAX_CASE_RATIO)]  # of the two, of one case
+    max_position_ratio: Annotated[float, Field(ge=0, le=MAX_POSITION_RATIO)]  # of one position
 
 
 class DeviceCertificate(_Model):

@@ -162,6 +162,39 @@ def test_a_device_certificate_that_cannot_be_is_refused(
     assert reason in str(caught.value)
 
 
+def _in_float16(manifest: dict[str, Any]) -> None:
+    _in_half(manifest)
+    manifest.update(precision="fp16", weights="fp16")
+    for name in ("cache", "cross_cache"):
+        manifest["generation"][name]["dtype"] = "fp16"
+    manifest["certificate"]["half"] = HALF
+
+
+@pytest.mark.parametrize("stage", ["certificate", "certificate.device"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"max_case_ratio": 1.6}, "max_case_ratio: Input should be less than or equal to 1.5"),
+        ({"max_position_ratio": 3.1}, "max_position_ratio: Input should be less than or equal"),
+        ({"tokens_equal": 79}, "only 79 of 80 tokens were equal"),
+    ],
+)
+def test_half_precision_beyond_its_bound_is_refused(
+    tmp_path: Path, stage: str, change: dict[str, Any], reason: str
+) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        _in_float16(manifest)
+        certificate = manifest["certificate"]
+        place = certificate if stage == "certificate" else certificate["device"]
+        place["half"] = {**HALF, **change}
+
+    load_package(write_package(tmp_path / "whole", _in_float16))
+    with pytest.raises(PackageError) as caught:
+        load_package(write_package(tmp_path / "p", edit))
+
+    assert f"{stage}.half" in str(caught.value) and reason in str(caught.value)
+
+
 def test_a_device_certificate_that_was_edited_is_refused(tmp_path: Path) -> None:
     path = _on_device(tmp_path / "p") / "manifest.json"
     path.write_text(path.read_text().replace('"digest": "0000', '"digest": "0001'))
