@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import secrets
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 
-from engine.background import in_background
 from engine.config import EngineConfig
-from engine.errors import (
-    DeadlineExpired,
-    Draining,
-    EngineFailure,
-    ExpiredInQueue,
-    Overloaded,
-    ReplicaLost,
-    Starting,
-    TokenweirError,
-)
+from engine.errors import ExpiredInQueue
 from engine.generation.core import EngineCore, StepTimes
+from engine.generation.engine_thread import EngineThread
 from engine.generation.prompt import PromptReader
 from engine.generation.request_stream import RequestStream, searched_text
+from engine.lifecycle import ErrorOf, Lifecycle, draining, failure
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
@@ -35,15 +26,12 @@ from engine.requests.request import Constraint, GenerationRequest, SamplingParam
 from engine.sampling.draws import TokenMatcher
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
-from engine.step_watch import StepWatch
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 
-_MAX_FAILURES_IN_A_ROW = 3  # of steps, before the engine says it is not healthy
-_RETRY_AFTER = 1.0  # seconds, while starting or draining
 _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is refused there
     "generate",
     "stream",
@@ -66,31 +54,8 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
-class _FinishSequence:
-    key: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Command = TokenRequest | _Abort | _FinishSequence | _Stop
-
-
 class AsyncEngine:
-    """Runs an EngineCore in a thread of its own, which sleeps while there is nothing to do.
-
-    Commands go to the thread through a queue and take effect between two steps. What a step brings
-    comes back in one call to the event loop; streams and text are touched there only.
-    """
+    """Runs an EngineCore in a thread of its own; streams and text are touched on the event loop."""
 
     def __init__(
         self,
@@ -102,10 +67,7 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
-        """`warm_up` runs the model before the first request, and returns what that has shown.
-
-        It does so in the engine's thread: what a device captures there, it repeats only there.
-        """
+        """`warm_up` runs the model before the first request, and returns what that has shown."""
         generation = package.manifest.generation
         assert generation is not None
         self._package = package
@@ -117,25 +79,12 @@ class AsyncEngine:
             tokenizer, generation.vocab_size, generation.eos_token_ids
         )
         self._clock = clock
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._life = Lifecycle(package.manifest.name, "engine", warm_up, config.max_step_seconds)
+        self._thread = EngineThread(core, self._life, self._receive)
         self._keys = count()
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
-        # Then "warming", "running", "draining", "stopped"; "failed": the thread is dead or stuck.
-        self._state = "new"
-        self._warm_up = warm_up
-        self._has_warmed_up = threading.Event()
-        self._warm_up_error: Exception | None = None
-        self._is_invariant = False  # until the warm-up says so
-        self._load = core.scheduler.load()  # replaced by the engine's thread
-        self._num_submitted = 0
         self._num_discarded = 0  # tokens that streams have thrown away
-        self._num_taken = 0  # by the engine's thread
-        self._failures_in_a_row = 0
-        self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
-        self._watching: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def package(self) -> Package:
@@ -154,14 +103,14 @@ class AsyncEngine:
         assert manifest.generation is not None
         found = {
             "alignment": manifest.generation.alignment,
-            "batch_invariant": self._is_invariant,
+            "batch_invariant": self._life.is_invariant,
         }
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
 
     @property
     def is_warming(self) -> bool:
         """Whether the model has still to be tried out, before it takes requests."""
-        return self._state in ("new", "warming")
+        return self._life.is_warming
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text; see Tokenizer."""
@@ -170,8 +119,7 @@ class AsyncEngine:
     @property
     def healthy(self) -> bool:
         """False if the engine's thread is not running, or stuck, or the last steps all failed."""
-        runs = self._state in ("running", "draining") and self._thread.is_alive()
-        return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+        return self._life.healthy
 
     @property
     def step_times(self) -> StepTimes:
@@ -180,49 +128,23 @@ class AsyncEngine:
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""
-        return replace(
-            self._load,
-            waiting=self._load.waiting + self._num_submitted - self._num_taken,
-            tokens_per_second=self._core.scheduler.tokens_per_second(),
-            wasted=self._load.wasted + WastedWork(discarded_tokens=self._num_discarded),
-        )
+        load = self._thread.load()
+        return replace(load, wasted=load.wasted + WastedWork(discarded_tokens=self._num_discarded))
 
     async def start(self) -> None:
         """Try the model out, then begin to take requests, on the running event loop.
 
         Raises PackageError if the model fails at any kind of call.
         """
-        if self._state != "new":
-            raise RuntimeError(f"an engine starts once; this one is {self._state}")
-        self._loop = asyncio.get_running_loop()
-        self._state = "warming"
-        self._thread.start()
-        await asyncio.to_thread(self._has_warmed_up.wait)
-        if self._warm_up_error is not None:
-            raise self._warm_up_error
-        if self._state != "warming":  # stopped meanwhile
-            return
-        self._state = "running"
-        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
+        await self._life.start(self._thread.run, self._fail_open)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest.
 
         The rest fails with Draining, but what has begun and allows it ends with what there is.
         """
-        was_running, self._state = self._state == "running", "draining"
-        if self._streams and was_running and grace > 0:
-            try:
-                await asyncio.wait_for(self._no_streams.wait(), grace)
-            except TimeoutError:
-                _log.info("%d requests are open after %g s", len(self._streams), grace)
-        self._state = "stopped"
-        self._commands.put(_Stop())
-        await self._step_watch.join(self._thread)
-        for key, stream in self._streams.items():
-            stream.take(FailedOutput(key, _draining()))
-        if self._watching is not None:
-            self._watching.cancel()
+        await self._life.stop(grace, self._wait_for_streams, self._thread.stop)
+        self._fail_open(lambda request_id: draining())
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Give the events of a request: Admitted, then each sequence's, then RequestFinished.
@@ -233,7 +155,7 @@ class AsyncEngine:
         Closing or cancelling the iterator aborts the request by the end of the step in flight.
         """
         arrival = self._clock()
-        self._refuse_if_closed()
+        self._life.refuse_if_closed()
         prompt = await self._prompts.read(request)
         matcher = await self._compile(request.params.constraint, prompt.target_ids)
         # The first of the decoder's given tokens has none before it that could predict it.
@@ -277,7 +199,7 @@ class AsyncEngine:
         encoder's source or the decoder's own text, that is all of them.
         """
         arrival = self._clock()
-        self._refuse_if_closed()
+        self._life.refuse_if_closed()
         prompt = await self._prompts.read_scored(request)
         source = TokenRequest(
             next(self._keys),
@@ -306,7 +228,7 @@ class AsyncEngine:
 
     def _submit(self, source: TokenRequest) -> RequestStream:
         """Hand a request to the engine's thread."""
-        self._refuse_if_closed()
+        self._life.refuse_if_closed()
         if source.deadline is not None and self._clock() >= source.deadline:
             raise ExpiredInQueue(f"{source.request_id}: its deadline passed before it was queued")
         key = source.key
@@ -316,14 +238,13 @@ class AsyncEngine:
             self._tokenizer,
             seed=source.seed,
             num_input_tokens=len(source.prompt_ids) + len(source.target_ids),
-            finish_sequence=lambda index: self._commands.put(_FinishSequence(key, index)),
+            finish_sequence=partial(self._thread.finish_sequence, key),
             prefix_ids=source.target_ids,
             source_ids=source.prompt_ids if source.params.alignment else (),
         )
         self._streams[key] = stream
         self._no_streams.clear()
-        self._num_submitted += 1
-        self._commands.put(source)
+        self._thread.add(source)
         return stream
 
     def _close(self, key: int, stream: RequestStream) -> None:
@@ -332,7 +253,7 @@ class AsyncEngine:
         if not self._streams:
             self._no_streams.set()
         if not stream.has_ended:
-            self._commands.put(_Abort(key))
+            self._thread.abort(key)
 
     def _receive(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
@@ -343,98 +264,16 @@ class AsyncEngine:
                 stream.take(output)
             except Exception:
                 _log.exception("the output of %s cannot be decoded", stream.request_id)
-                stream.take(FailedOutput(output.key, _failure(stream.request_id)))
-                self._commands.put(_Abort(output.key))
+                stream.take(FailedOutput(output.key, failure(stream.request_id)))
+                self._thread.abort(output.key)
 
-    def _thread_has_died(self) -> None:
-        self._state = "failed"
+    def _fail_open(self, error_of: ErrorOf) -> None:
         for key, stream in self._streams.items():
-            stream.take(FailedOutput(key, _failure(stream.request_id)))
+            stream.take(FailedOutput(key, error_of(stream.request_id)))
 
-    async def _fail_when_stuck(self) -> None:
-        await self._step_watch.wait_until_over()
-        self._state = "failed"
-        for key, stream in self._streams.items():
-            stream.take(FailedOutput(key, _lost()))
-
-    def _refuse_if_closed(self) -> None:
-        if self.is_warming:
-            raise Starting("the model is still being loaded; try again", _RETRY_AFTER)
-        if self._state == "failed":
-            raise _lost()
-        if self._state != "running":
-            raise _draining()
-
-    # Below: the engine's thread.
-
-    def _run(self) -> None:
-        self._try_out()
-        try:
-            while self._warm_up_error is None and self._take_commands():
-                self._step()
-        except Exception:
-            _log.exception("the engine of %s has stopped", self._package.manifest.name)
-            self._call_on_loop(self._thread_has_died)
-
-    def _try_out(self) -> None:
-        try:
-            trial = self._warm_up()
-            self._is_invariant = trial.rows_are_bit_equal
-            self._step_watch.allow(trial.step_seconds)
-        except Exception as error:
-            self._warm_up_error = error
-        self._has_warmed_up.set()
-
-    def _take_commands(self) -> bool:
-        """Carry out what has been asked for, waiting if there is nothing to do; False: stop."""
-        scheduler = self._core.scheduler
-        while not scheduler.has_work or not self._commands.empty():
-            command = self._commands.get()
-            if isinstance(command, _Stop):
-                self._hand_over(scheduler.drain(lambda request_id: _draining()))
-                return False
-            self._carry_out(command)
-        return True
-
-    def _carry_out(self, command: _Command) -> None:
-        scheduler = self._core.scheduler
-        match command:
-            case TokenRequest():
-                self._num_taken += 1
-                try:
-                    scheduler.add(command)
-                except (Overloaded, DeadlineExpired) as error:
-                    self._hand_over([FailedOutput(command.key, error)])
-            case _Abort():
-                scheduler.abort(command.key)
-            case _FinishSequence():
-                scheduler.finish_sequence(command.key, command.index)
-        self._load = scheduler.load()
-
-    def _step(self) -> None:
-        self._hand_over(self._core.scheduler.take_outputs())
-        try:
-            with self._step_watch.step():
-                outputs = self._core.step()
-            self._failures_in_a_row = 0
-        except Exception:
-            _log.exception("a step of %s failed", self._package.manifest.name)
-            self._failures_in_a_row += 1
-            outputs = self._core.recover(_failure)
-        self._load = self._core.scheduler.load()
-        self._hand_over(outputs)
-
-    def _hand_over(self, outputs: list[EngineOutput]) -> None:
-        if outputs:
-            self._call_on_loop(self._receive, outputs)
-
-    def _call_on_loop(self, function: Callable[..., None], *args: object) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the event loop is closed, and with it every stream
-            _log.warning("the event loop is closed; the engine stops")
-            self._commands.put(_Stop())
+    async def _wait_for_streams(self) -> None:
+        if self._streams:
+            await self._no_streams.wait()
 
 
 def _seed_of(params: SamplingParams) -> int:
@@ -442,18 +281,3 @@ def _seed_of(params: SamplingParams) -> int:
     if params.strategy != "sampling":
         return 0
     return secrets.randbits(64) if params.seed is None else params.seed
-
-
-def _failure(request_id: str) -> TokenweirError:
-    return EngineFailure(
-        f"{request_id}: the engine failed in the middle of it; try again, and if it fails again "
-        "look for this request id in the server's log"
-    )
-
-
-def _lost() -> TokenweirError:
-    return ReplicaLost("the engine here no longer works; ask again", _RETRY_AFTER)
-
-
-def _draining() -> TokenweirError:
-    return Draining("the server is shutting down; try another or later", _RETRY_AFTER)

@@ -8,19 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import (
-    Draining,
     EngineFailure,
     ExpiredInDecode,
     ExpiredInQueue,
     QueueFull,
-    ReplicaLost,
-    Starting,
     TokenBudgetFull,
     TokenweirError,
 )
+from engine.lifecycle import EngineState, ErrorOf, Lifecycle, draining, failure
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
@@ -30,16 +27,13 @@ from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import Timing
 from engine.requests.load import LoadSnapshot
-from engine.step_watch import StepWatch
 from engine.text.tokenizer import Tokenizer
 from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 
 _MAX_INLINE_CHARS = 4096  # longer texts, and images, are encoded off the event loop
-_MAX_FAILURES_IN_A_ROW = 3  # of batches, before the engine says it is not healthy
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
-_DRAIN_RETRY_AFTER = 1.0  # seconds
 
 
 class EncoderEngine:
@@ -68,6 +62,8 @@ class EncoderEngine:
         self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
         self._config = config
         self._clock = clock
+        name = package.manifest.name
+        self._life = Lifecycle(name, "encoder-engine", warm_up, config.max_step_seconds)
         self._changed = threading.Condition()  # guards everything below
         self._queue = RowQueue()
         self._open: dict[PredictionJob, None] = {}  # in order of arrival
@@ -75,14 +71,6 @@ class EncoderEngine:
         self._num_running = 0  # rows in the batch that runs
         self._throughput = DecayingRate()
         self._seconds_per_token = 0.0
-        self._failures_in_a_row = 0
-        # Then "warming", "running", "draining", "stopped"; "failed": the thread is stuck.
-        self._state = "new"
-        self._step_watch = StepWatch(package.manifest.name, config.max_step_seconds)
-        self._watching: asyncio.Task[None] | None = None
-        self._warm_up = warm_up
-        self._is_invariant = False  # until the warm-up says so
-        self._thread = threading.Thread(target=self._run, name="encoder-engine", daemon=True)
 
     @property
     def package(self) -> Package:
@@ -98,56 +86,25 @@ class EncoderEngine:
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
         found = (self._package.manifest.task, "embed")
-        return (*found, "batch_invariant") if self._is_invariant else found
+        return (*found, "batch_invariant") if self._life.is_invariant else found
 
     @property
     def is_warming(self) -> bool:
         """Whether the model has still to be tried out, before it takes requests."""
-        return self._state in ("new", "warming")
+        return self._life.is_warming
 
     @property
     def healthy(self) -> bool:
         """False if the engine's thread is not running, or stuck, or every recent batch failed."""
-        runs = self._state != "failed" and self._thread.is_alive()
-        return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+        return self._life.healthy
 
     async def start(self) -> None:
         """Try the model out, then begin to take requests; PackageError if it fails."""
-        with self._changed:
-            if self._state != "new":
-                raise RuntimeError(f"an engine starts once; this one is {self._state}")
-            self._state = "warming"
-        trial = await asyncio.to_thread(self._warm_up)
-        self._is_invariant = trial.rows_are_bit_equal
-        self._step_watch.allow(trial.step_seconds)
-        with self._changed:
-            if self._state != "warming":  # stopped meanwhile
-                return
-            self._state = "running"
-        self._thread.start()
-        self._watching = in_background(f"watching {self._thread.name}", self._fail_when_stuck)
+        await self._life.start(self._serve, self._fail_open)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
-        with self._changed:
-            if self._state == "running":
-                self._state = "draining"
-            answers = [job.answer for job in self._open]
-        if answers and grace > 0:
-            await asyncio.wait(answers, timeout=grace)
-        with self._changed:
-            self._state = "stopped"
-            self._fail_all(_draining)
-            self._changed.notify_all()
-        await self._step_watch.join(self._thread)
-        if self._watching is not None:
-            self._watching.cancel()
-
-    async def _fail_when_stuck(self) -> None:
-        await self._step_watch.wait_until_over()
-        with self._changed:
-            self._state = "failed"
-            self._fail_all(_lost)
+        await self._life.stop(grace, self._wait_for_answers, self._end)
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""
@@ -218,12 +175,7 @@ class EncoderEngine:
             self._changed.notify()
 
     def _refuse_if_closed_or_full(self) -> None:
-        if self.is_warming:
-            raise Starting("the model is still being loaded; try again", _DRAIN_RETRY_AFTER)
-        if self._state == "failed":
-            raise _lost(None)
-        if self._state != "running":
-            raise _draining(None)
+        self._life.refuse_if_closed()
         waiting = self._queue.num_requests + self._num_encoding
         if waiting >= self._config.max_queue_size:
             raise QueueFull(
@@ -235,23 +187,32 @@ class EncoderEngine:
         least, most = _RETRY_AFTER
         return min(most, max(least, self._queue.num_tokens * self._seconds_per_token))
 
+    async def _wait_for_answers(self) -> None:
+        with self._changed:
+            answers = [job.answer for job in self._open]
+        if answers:
+            await asyncio.wait(answers)
+
+    def _end(self) -> None:
+        self._fail_open(lambda request_id: draining())
+        with self._changed:
+            self._changed.notify_all()
+
+    def _fail_open(self, error_of: ErrorOf) -> None:
+        with self._changed:
+            for job in list(self._open):
+                self._close(job, error=error_of(job.request_id))
+
     # Below: the engine's thread.
 
-    def _run(self) -> None:
-        try:
-            while rows := self._next_batch():
-                self._run_batch(rows)
-        except Exception:
-            _log.exception("the engine of %s stopped", self._package.manifest.name)
-        finally:
-            with self._changed:
-                self._state = "stopped"
-                self._fail_all(_failed)
+    def _serve(self) -> None:
+        while rows := self._next_batch():
+            self._run_batch(rows)
 
     def _next_batch(self) -> list[Row]:
         """Wait for rows and return those to run together; none when the engine is to stop."""
         with self._changed:
-            while self._state != "stopped":
+            while self._life.state is not EngineState.STOPPED:
                 self._expire()
                 if rows := self._queue.take(self._max_rows):
                     self._num_running = len(rows)
@@ -276,7 +237,7 @@ class EncoderEngine:
             job.batch_sizes.append(len(rows))
         try:
             items = [row.item for row in rows]
-            with self._step_watch.step():
+            with self._life.step():
                 outputs = split(self._graph.run(stack(items)), items)
         except Exception:
             _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(rows)])
@@ -291,7 +252,6 @@ class EncoderEngine:
         tokens = sum(row.item.cost for row in rows)
         with self._changed:
             self._num_running = 0
-            self._failures_in_a_row = 0
             self._throughput.add(tokens, now)
             self._seconds_per_token = (now - started) / tokens
             for row, output in zip(rows, outputs, strict=True):
@@ -306,13 +266,8 @@ class EncoderEngine:
     def _fail_batch(self, rows: list[Row]) -> None:
         with self._changed:
             self._num_running = 0
-            self._failures_in_a_row += 1
             for job in _jobs(rows):
-                self._close(job, error=_failed(job))
-
-    def _fail_all(self, error_of: Callable[[PredictionJob], TokenweirError]) -> None:
-        for job in list(self._open):
-            self._close(job, error=error_of(job))
+                self._close(job, error=failure(job.request_id))
 
     def _close(
         self,
@@ -377,23 +332,8 @@ def _expired(job: PredictionJob) -> TokenweirError:
     )
 
 
-def _failed(job: PredictionJob) -> TokenweirError:
-    return EngineFailure(
-        f"request {job.request_id}: the model failed to compute it; try again, and if it fails "
-        "again look for the request id in the server's log"
-    )
-
-
 def _not_finite(row: Row) -> TokenweirError:
     return EngineFailure(
         f"request {row.job.request_id}: what the model gives for item {row.index} is not finite; "
         "the weights or the input drive it out of range"
     )
-
-
-def _lost(job: PredictionJob | None) -> TokenweirError:
-    return ReplicaLost("the engine here no longer works; ask again", _DRAIN_RETRY_AFTER)
-
-
-def _draining(job: PredictionJob | None) -> TokenweirError:
-    return Draining("the server is shutting down; try another or later", _DRAIN_RETRY_AFTER)

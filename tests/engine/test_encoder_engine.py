@@ -37,6 +37,7 @@ from engine.package.manifest import Certificate, EncodingContract, ImageContract
 from engine.package.package import Package
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
+from engine.trial import Trial
 from tests.engine.watching import fail_once
 
 VOCAB = 40
@@ -677,6 +678,42 @@ async def test_stop_ends_what_is_not_done_after_the_grace(tokenizer: Tokenizer) 
         graph.gate.set()
         await stopping
     assert len(graph.batches) == 1
+
+
+async def test_an_engine_whose_thread_has_died_fails_requests_and_refuses_new_ones(
+    tokenizer: Tokenizer,
+) -> None:
+    is_broken = threading.Event()
+
+    def clock() -> float:
+        if is_broken.is_set() and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("a bug")
+        return 0.0
+
+    async with running(FakeGraph(), tokenizer, clock=clock) as engine:
+        is_broken.set()
+        with pytest.raises(EngineFailure, match="r-1"):
+            await ask(engine, ids(2), "r-1")
+        with pytest.raises(ReplicaLost):  # so that a gateway asks another one
+            await ask(engine, ids(2))
+        assert not engine.healthy
+
+
+async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(tokenizer: Tokenizer) -> None:
+    graph, threads = FakeGraph(), []
+    graph.fail = lambda values: bool(threads.append(threading.current_thread()))
+
+    def warm_up() -> Trial:
+        threads.append(threading.current_thread())
+        return Trial(rows_are_bit_equal=False)
+
+    engine = EncoderEngine(make_package(), graph, tokenizer, EngineConfig(), warm_up=warm_up)
+    await engine.start()
+    await ask(engine, ids(2))
+    await engine.stop()
+
+    assert len(threads) == 2 and len(set(threads)) == 1
+    assert "batch_invariant" not in engine.capabilities
 
 
 async def test_a_batch_that_never_returns_ends_all_as_lost_and_the_engine_is_unhealthy(

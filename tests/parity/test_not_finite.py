@@ -164,7 +164,7 @@ def between_steps(engine: AsyncEngine) -> Lock:
 
 
 async def come_to_rest(engine: AsyncEngine) -> None:
-    while engine._core.scheduler.has_work or not engine._commands.empty():
+    while engine._core.scheduler.has_work or engine._thread.has_commands:
         await asyncio.sleep(0.001)
 
 

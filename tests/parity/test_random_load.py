@@ -221,7 +221,7 @@ class Watch:
 
     async def come_to_rest(self) -> None:
         engine = self.engine
-        while self.scheduler.has_work or self.is_in_step or not engine._commands.empty():
+        while self.scheduler.has_work or self.is_in_step or engine._thread.has_commands:
             await asyncio.sleep(0.001)
 
 

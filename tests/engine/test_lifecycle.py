@@ -1,0 +1,145 @@
+"""The life of an engine: states, refusals, health, drain and end, without any engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
+from engine.lifecycle import EngineState, Lifecycle
+from engine.trial import Trial
+
+
+class Work:
+    """Serves until it is ended; what fails is written down."""
+
+    def __init__(self) -> None:
+        self.ended, self.failed = threading.Event(), asyncio.Event()
+        self.errors: list[TokenweirError] = []
+        self.order: list[str] = []
+
+    def serve(self) -> None:
+        assert self.ended.wait(20)
+
+    def die(self) -> None:
+        raise RuntimeError("a bug")
+
+    async def idle(self) -> None:
+        self.order.append("idle")
+
+    def end(self) -> None:
+        self.order.append("end")
+        self.ended.set()
+
+    def fail_open(self, error_of: Callable[[str], TokenweirError]) -> None:
+        self.errors.append(error_of("r-1"))
+        self.failed.set()
+
+
+def life(warm_up: Callable[[], Trial] = Trial, *, max_step_seconds: float = 8.0) -> Lifecycle:
+    return Lifecycle("tiny", "engine", warm_up, max_step_seconds)
+
+
+async def test_a_life_goes_from_new_to_stopped_and_refuses_but_in_between() -> None:
+    one, work = life(), Work()
+    with pytest.raises(Starting):
+        one.refuse_if_closed()
+    assert one.is_warming and not one.healthy
+
+    await one.start(work.serve, work.fail_open)
+    one.refuse_if_closed()
+    assert one.state is EngineState.RUNNING and one.healthy and not one.is_warming
+
+    await one.stop(5, work.idle, work.end)
+    with pytest.raises(Draining):
+        one.refuse_if_closed()
+    assert one.state is EngineState.STOPPED and not one.healthy
+    assert work.order == ["idle", "end"]
+
+
+async def test_a_life_begins_once() -> None:
+    one, work = life(), Work()
+    await one.start(work.serve, work.fail_open)
+
+    with pytest.raises(RuntimeError, match="starts once; this one is running"):
+        await one.start(work.serve, work.fail_open)
+
+    await one.stop(0, work.idle, work.end)
+    assert work.order == ["end"]  # no grace: nobody waits
+
+
+async def test_requests_that_stay_open_are_waited_for_no_longer_than_the_grace() -> None:
+    one, work = life(), Work()
+    await one.start(work.serve, work.fail_open)
+    states: list[EngineState] = []
+
+    async def never() -> None:
+        states.append(one.state)
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(10):
+        await one.stop(0.01, never, work.end)
+
+    assert states == [EngineState.DRAINING]
+    assert work.ended.is_set()
+
+
+async def test_a_thread_that_dies_fails_what_is_open_and_the_engine_is_lost() -> None:
+    one, work = life(), Work()
+
+    await one.start(work.die, work.fail_open)
+    async with asyncio.timeout(10):
+        await work.failed.wait()
+
+    assert [type(error) for error in work.errors] == [EngineFailure] and "r-1" in str(work.errors)
+    assert one.state is EngineState.FAILED and not one.healthy
+    with pytest.raises(ReplicaLost):
+        one.refuse_if_closed()
+    await one.stop(5, work.idle, work.end)
+
+
+async def test_a_step_that_takes_too_long_loses_what_is_open() -> None:
+    one, work = life(max_step_seconds=0.1), Work()
+
+    def hang() -> None:
+        with one.step():
+            work.serve()
+
+    await one.start(hang, work.fail_open)
+    async with asyncio.timeout(10):
+        await work.failed.wait()
+
+    assert [type(error) for error in work.errors] == [ReplicaLost]
+    assert one.state is EngineState.FAILED and not one.healthy
+    await one.stop(5, work.idle, work.end)
+
+
+async def test_three_failed_steps_in_a_row_are_not_healthy_until_one_works() -> None:
+    one, work, health = life(), Work(), []
+    await one.start(work.serve, work.fail_open)
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), one.step():
+            raise ZeroDivisionError
+        health.append(one.healthy)
+    with one.step():
+        pass
+
+    assert health == [True, True, False] and one.healthy
+    await one.stop(0, work.idle, work.end)
+
+
+async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
+    def fail() -> Trial:
+        raise ZeroDivisionError
+
+    one, work = life(fail), Work()
+
+    with pytest.raises(ZeroDivisionError):
+        await one.start(work.die, work.fail_open)
+
+    assert not one.healthy and not one.is_invariant and work.errors == []
+    await one.stop(0, work.idle, work.end)
