@@ -1,6 +1,7 @@
 """A trained model on disk: configuration, weights and tokenizer in one directory.
 
-`config.json`, `model.safetensors`, `tokenizer.json` (absent for an image model).
+`config.json`, `model.safetensors`, `tokenizer.json` (absent for an image model), `samples.json`
+(absent where there are no sentences to try the model with).
 Nothing is unpickled: weights are safetensors, the rest is JSON. Weights that the model shares
 (a tied output projection) are stored once, under the first of their names.
 """
@@ -8,8 +9,7 @@ Nothing is unpickled: weights are safetensors, the rest is JSON. Weights that th
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.text.tokenizer_file import read_tokenizer_file
 from engine.wording import listed, problems_of, shortened
+from exporter.files import write_directory, writing_to
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
 
@@ -33,7 +34,9 @@ FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
+SAMPLES_NAME = "samples.json"
 _MAX_CONFIG_BYTES = 2**20
+_MAX_SAMPLES_BYTES = 2**20
 _FEW_LAYERS = 128  # built in a second
 
 
@@ -55,6 +58,15 @@ class Checkpoint:
     config: CheckpointConfig
     model: nn.Module
     tokenizer: Tokenizer | None  # None: vit
+    samples: tuple[str, ...] = ()  # sentences to try it with; an older checkpoint has none
+
+
+class _Samples(BaseModel):
+    """`samples.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    texts: tuple[str, ...]
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -69,13 +81,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     model = build_model(config.model)
     load_weights(model, _read_weights(directory), source=directory / WEIGHTS_NAME)
     model.eval()
-    return Checkpoint(directory, config, model, tokenizer)
+    return Checkpoint(directory, config, model, tokenizer, _read_samples(directory))
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str], task: str, model: nn.Module, tokenizer: Tokenizer | None
+    path: str | os.PathLike[str],
+    task: str,
+    model: nn.Module,
+    tokenizer: Tokenizer | None,
+    samples: Sequence[str] = (),
 ) -> None:
     """Write a checkpoint of `model`, whose `config` attribute is its TransformerConfig.
+
+    `samples` are sentences that it is to be tried with when it is exported.
 
     A new directory appears at once, complete. In an existing one each file is replaced by a
     rename, the weights last, so saving again with the same configuration is atomic too.
@@ -85,15 +103,15 @@ def save_checkpoint(
     directory = Path(path)
     config = _checked_config(task, model, tokenizer)
     files = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
+    if samples:
+        files[SAMPLES_NAME] = _Samples(texts=tuple(samples)).model_dump_json(indent=2).encode()
     if tokenizer is not None:
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
     files[WEIGHTS_NAME] = safetensors.torch.save(unique_weights(model))
     with writing_to(directory):
-        if directory.exists():
-            for name, content in files.items():
-                replace_file(directory / name, content)
-        else:
-            _create_directory(directory, files)
+        if not samples:
+            (directory / SAMPLES_NAME).unlink(missing_ok=True)
+        write_directory(directory, files)
 
 
 def read_config(directory: Path) -> CheckpointConfig:
@@ -171,28 +189,6 @@ def check_layers(num_weights: int, config: TransformerConfig, source: Path) -> N
             f"{source} has {num_weights:,} weights, the configuration asks for {num_layers:,} "
             "layers, each with several; give the weights that were saved with this configuration"
         )
-
-
-@contextmanager
-def writing_to(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write below `path` into CheckpointError."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; "
-            "free space there or give a directory that you may write to"
-        ) from error
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _write_synced(temporary, content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _checked_config(task: str, model: nn.Module, tokenizer: Tokenizer | None) -> CheckpointConfig:
@@ -285,20 +281,13 @@ def _read_tokenizer(directory: Path, config: TransformerConfig) -> Tokenizer | N
         ) from error
 
 
-def _create_directory(directory: Path, files: Mapping[str, bytes]) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    temporary.mkdir()
+def _read_samples(directory: Path) -> tuple[str, ...]:
+    path = directory / SAMPLES_NAME
+    if not path.exists():
+        return ()
     try:
-        for name, content in files.items():
-            _write_synced(temporary / name, content)
-        os.rename(temporary, directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        return _Samples.model_validate(parse_object(read_bounded(path, _MAX_SAMPLES_BYTES))).texts
+    except (ValueError, OSError) as error:  # pydantic's is a ValueError too
+        raise CheckpointError(
+            f"{path} is no list of sentences: {error}; remove it, or train the model again"
+        ) from error

@@ -25,6 +25,7 @@ from exporter.certificate.certificate import certify
 from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
 from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
+from exporter.files import stage
 from exporter.graphs.contracts import (
     ARCHITECTURES,
     TASKS,
@@ -32,8 +33,7 @@ from exporter.graphs.contracts import (
     generation_contract,
     image_contract,
 )
-from exporter.graphs.package_graphs import body_of, build_package_graphs, check_format, write_graphs
-from exporter.staging import stage
+from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
 from exporter.toolchain import read_toolchain
 
 
@@ -71,7 +71,7 @@ def export_package(
     scored = None if text is None else read_text(text, checkpoint)
     with stage(out) as staging:
         directory = staging.directory
-        write_graphs(build_package_graphs(checkpoint, form, body_of(form)), directory)
+        write_graphs(build_package_graphs(checkpoint, form), directory)
         _copy_files(checkpoint, directory)
         certificate = certify(
             checkpoint,

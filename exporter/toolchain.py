@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from engine.machine import instruction_sets, l2_bytes, num_cores
-from exporter.operators import OPSET
+from exporter.operators.domain import OPSET
 
 _TOOLS = ("tokenweir", "torch", "onnx", "onnx-ir", "onnxscript", "tokenizers")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # two distributions of one module

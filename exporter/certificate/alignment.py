@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.sampling.logits import StepLogits
-from exporter.certificate.cases import Tokens
 from exporter.certificate.eager import eager_alignment
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.sides import Sides, step_of
 from exporter.models import EncoderDecoder
+from exporter.samples import Tokens
 
 NUM_CASES = 8  # at most
 

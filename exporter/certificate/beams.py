@@ -13,11 +13,11 @@ import numpy as np
 
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
-from exporter.certificate.cases import SEED, Tokens, random_tokens
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.replay import Replay
 from exporter.certificate.sides import Eager, Sides
+from exporter.samples import SEED, Tokens, random_tokens
 
 NUM_STEPS = 6
 PROMPT_TOKENS = 3

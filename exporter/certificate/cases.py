@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
-from exporter.tasks import TASKS
+from exporter.samples import SEED
 
-SEED = 20170612
 ALL_LENGTHS_UP_TO = 64
 NUM_LENGTHS = 15  # of a model with a higher limit
 
@@ -22,7 +19,6 @@ _MOST_TOKENS = EngineConfig().max_num_batched_tokens
 # to a power of two, engine/sampling/top_k.py ends at MAX_COLUMNS.
 NUM_TOPS = (256, 1, 16, 2, 128, 4, 64, 8, 32)
 
-Tokens = tuple[int, ...]
 Progress = Callable[[int, int], None]  # done, in all
 Covered = dict[str, list[int] | int]  # as in engine.package.Certificate
 
@@ -77,19 +73,3 @@ def spread_lengths(limit: int) -> list[int]:
 def largest_batch(length: int) -> int:
     """Return how many sources or texts of a length the engine takes in one step at most."""
     return max(1, min(MOST_ROWS, _MOST_TOKENS // length))
-
-
-def random_tokens(rng: np.random.Generator, vocab_size: int, length: int) -> Tokens:
-    """Return token ids, any of the vocabulary."""
-    return tuple(rng.integers(0, vocab_size, length).tolist())
-
-
-def sample_prompts(task: str, tokenizer: Tokenizer | None, limit: int) -> list[Tokens]:
-    """Return the texts that the task shows as examples, as token ids; none for a task of yours."""
-    if tokenizer is None or task not in TASKS:
-        return []
-    samples: Sequence[tuple[str, str]] = getattr(
-        importlib.import_module(f"exporter.tasks.{task}"), "SAMPLES", ()
-    )
-    prompts = [tuple(tokenizer.encode(text).ids[:limit]) for text, _ in samples]
-    return [prompt for prompt in prompts if prompt]

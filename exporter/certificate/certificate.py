@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from engine.package.manifest import Certificate, GenerationContract, HalfPrecision, PackageFormat
-from exporter.certificate.cases import Covered, Progress, sample_prompts
+from exporter.certificate.cases import Covered, Progress
 from exporter.certificate.comparison import Comparison, LossyComparison, exported_graphs
 from exporter.certificate.execution import Execution, OnCpu
 from exporter.certificate.generation import certify_generation
@@ -32,7 +32,9 @@ from exporter.certificate.scored_text import ScoredText
 from exporter.certificate.sides import Sides
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.contracts import encoding_contract, generation_contract, image_contract
-from exporter.graphs.package_graphs import body_of, build_package_graphs, write_graphs
+from exporter.graphs.package_graphs import build_package_graphs, write_graphs
+from exporter.graphs.target import target_of
+from exporter.samples import encode_samples
 
 _PLAIN = PackageFormat()
 _ON_CPU = OnCpu()
@@ -62,7 +64,7 @@ def certify(
     half = None
     if form.has_half_stage:
         half = _certify_half(checkpoint, model, directory, form, progress)
-    invariant = found.batch_invariant and form.target == "cpu"  # on a device it is shown there
+    invariant = found.batch_invariant and target_of(form).runs_here  # on a device it is shown there
     return found.model_copy(update={"half": half, "batch_invariant": invariant, "dtype": str(form)})
 
 
@@ -81,7 +83,8 @@ def _runnable(
     kv_cache = "fp32" if form.kv_cache == form.precision else form.kv_cache
     twin = PackageFormat(form.target, "fp32", weights, kv_cache)
     with tempfile.TemporaryDirectory(prefix="tokenweir-twin-") as name:
-        write_graphs(build_package_graphs(checkpoint, twin, body_of(form)), Path(name))
+        same = target_of(form).functions[form.precision]
+        write_graphs(build_package_graphs(checkpoint, twin, same), Path(name))
         yield Path(name), twin
 
 
@@ -95,7 +98,7 @@ def _certify(
     text: ScoredText | None,
 ) -> Certificate:
     generation = generation_contract(checkpoint.config.model, in_it)
-    needs_equal_bits = in_it.target == "cpu"
+    needs_equal_bits = target_of(in_it).runs_here
     comparison = LossyComparison() if limits else Comparison(needs_equal_bits=needs_equal_bits)
     cases, covered = compare_all(checkpoint, model, generation, directory, comparison, progress)
     loss, tolerance = None, comparison.tolerance
@@ -135,7 +138,7 @@ def _certify_half(
     generation = generation_contract(config, form)
     if generation:
         limit = (generation.cross_cache or generation.cache).max_len
-        samples = sample_prompts(checkpoint.config.task, checkpoint.tokenizer, limit)
+        samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
         return certify_half_generation(model, generation, directory, samples, progress)
     encoding, image = encoding_contract(config), image_contract(config)
     if encoding:
@@ -162,7 +165,7 @@ def compare_all(
     encoding, image = encoding_contract(config), image_contract(config)
 
     def samples(limit: int) -> list[tuple[int, ...]]:
-        return sample_prompts(checkpoint.config.task, checkpoint.tokenizer, limit)
+        return encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
 
     if generation:
         limit = (generation.cross_cache or generation.cache).max_len

@@ -29,12 +29,13 @@ from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
 from engine.session import Session
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate.cases import SEED, prefill_chunk
+from exporter.certificate.cases import prefill_chunk
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.execution import Execution, OnCpu, OnDevice
 from exporter.certificate.generation_cases import Case, make_cases
 from exporter.certificate.one_pass_cases import draw_images, random_groups
 from exporter.certificate.replay import Asked, generate
+from exporter.samples import SEED
 
 _NUM_STEPS = 8
 _MOST_CASES = 16

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from exporter.certificate.cases import Tokens
 from exporter.certificate.comparison import Floats
 from exporter.certificate.generation_cases import Case
 from exporter.models import GPT, EncoderDecoder
 from exporter.models.attention import record_probabilities
+from exporter.samples import Tokens
 
 
 def eager_logits(

@@ -24,10 +24,8 @@ from exporter.certificate.cases import (
     BATCH_SIZES,
     MAX_PER_LENGTH,
     NUM_TOPS,
-    SEED,
     Covered,
     Progress,
-    Tokens,
     affordable_prompts,
     affordable_steps,
 )
@@ -38,6 +36,7 @@ from exporter.certificate.sides import Eager, Sides, chunks_of
 from exporter.certificate.sources import certify_sources
 from exporter.certificate.threads import certify_threads
 from exporter.models import GPT, EncoderDecoder
+from exporter.samples import SEED, Tokens
 
 BLOCK_SIZE = 40  # cases compared together: a multiple of every batch size
 

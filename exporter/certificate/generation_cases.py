@@ -9,7 +9,8 @@ from itertools import cycle
 import numpy as np
 
 from engine.package.manifest import GenerationContract
-from exporter.certificate.cases import MAX_STEPS, SEED, Tokens, random_tokens, spread_lengths
+from exporter.certificate.cases import MAX_STEPS, spread_lengths
+from exporter.samples import SEED, Tokens, random_tokens
 
 _SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
 

@@ -22,7 +22,7 @@ from engine.package.manifest import (
     Precision,
 )
 from engine.session import create_session
-from exporter.certificate.cases import BATCH_SIZES, SEED, Progress, Tokens
+from exporter.certificate.cases import BATCH_SIZES, Progress
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
 from exporter.certificate.generation import affordable_cases
 from exporter.certificate.generation_cases import Case
@@ -30,8 +30,8 @@ from exporter.certificate.half_comparison import Half, HalfComparison
 from exporter.certificate.one_pass_cases import draw_images, random_groups
 from exporter.certificate.replay import generate
 from exporter.certificate.sides import Sides, chunks_of, step_of
-
-_DTYPES: dict[Precision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+from exporter.graphs.target import DTYPES
+from exporter.samples import SEED, Tokens
 
 
 def certify_half_generation(
@@ -107,7 +107,7 @@ def _certify_batches(
 
 def half_of(model: nn.Module, precision: Precision) -> nn.Module:
     """Return a copy of a model in half precision."""
-    return copy.deepcopy(model).eval().to(_DTYPES[precision])
+    return copy.deepcopy(model).eval().to(DTYPES[precision])
 
 
 def _eager(model: nn.Module, given: Tensor) -> Floats:

@@ -17,18 +17,11 @@ from torch import nn
 
 from engine.package.manifest import EncodingContract, ImageContract
 from engine.session import Session
-from exporter.certificate.cases import (
-    BATCH_SIZES,
-    MOST_ROWS,
-    SEED,
-    Covered,
-    Progress,
-    Tokens,
-    largest_batch,
-)
+from exporter.certificate.cases import BATCH_SIZES, MOST_ROWS, Covered, Progress, largest_batch
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
 from exporter.certificate.half_comparison import Half
 from exporter.certificate.one_pass_cases import NUM_IMAGES, draw_images, random_groups
+from exporter.samples import SEED, Tokens
 
 
 @dataclass(frozen=True, eq=False)

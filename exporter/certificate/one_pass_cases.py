@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.package.manifest import EncodingContract, ImageContract
-from exporter.certificate.cases import MAX_PER_LENGTH, SEED, Tokens, random_tokens, spread_lengths
+from exporter.certificate.cases import MAX_PER_LENGTH, spread_lengths
 from exporter.certificate.comparison import Floats
+from exporter.samples import SEED, Tokens, random_tokens
 
 NUM_IMAGES = 40
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from engine.package.manifest import GenerationContract
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate.cases import Tokens
 from exporter.certificate.comparison import Floats, exported_graphs
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.replay import Asked, generate
 from exporter.certificate.scored_text import ScoredText
+from exporter.samples import Tokens
 
 BATCH_SIZE = 8
 

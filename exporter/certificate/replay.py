@@ -15,8 +15,8 @@ import numpy as np
 from engine.sampling.logits import Floats, StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate.cases import Tokens
 from exporter.certificate.generation_cases import Case
+from exporter.samples import Tokens
 
 WHOLE = 0  # in place of a chunk size: the prompt in one piece
 

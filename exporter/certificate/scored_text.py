@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
 from engine.package.manifest import GenerationContract
-from exporter.certificate.cases import Tokens
 from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.contracts import generation_contract
+from exporter.samples import Tokens
 
 PIECE = 128  # tokens; nothing before a piece is seen
 MAX_TOKENS = 2048

@@ -14,13 +14,14 @@ from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate.cases import NUM_TOPS, Tokens, prefill_chunk
+from exporter.certificate.cases import NUM_TOPS, prefill_chunk
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import Execution, OnCpu, load_for_cpu
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.half_comparison import Half
 from exporter.certificate.replay import WHOLE, Asked, generate, part_of
+from exporter.samples import Tokens
 
 MOST_TOP = max(NUM_TOPS)
 

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from engine.slots.batch import Encode, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate.cases import BATCH_SIZES, Tokens, largest_batch
+from exporter.certificate.cases import BATCH_SIZES, largest_batch
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.sides import Sides
+from exporter.samples import Tokens
 
 _OTHER_SIZES = (3, 4, 7)
 

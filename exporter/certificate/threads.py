@@ -11,11 +11,11 @@ import numpy as np
 from engine.sampling.logits import StepLogits
 from engine.slots.runner import SlotModelRunner
 from engine.threads import decoder_threads
-from exporter.certificate.cases import SEED, random_tokens
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.replay import Asked, Replay
 from exporter.certificate.sides import MOST_TOP, Sides
+from exporter.samples import SEED, random_tokens
 
 _NUM_STEPS = 3
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.package.manifest import ImageContract
-from exporter.checkpoint import Checkpoint, replace_file, writing_to
+from exporter.checkpoint import Checkpoint
 from exporter.explain.picture import ImageBlock, TextBlock, draw
+from exporter.files import replace_file, writing_to
 from exporter.models import EncoderDecoder, TransformerConfig
 from exporter.models.attention import record_probabilities
 

@@ -26,10 +26,14 @@ import onnx_ir as ir
 import torch
 
 from engine.package.manifest import GenerationContract
-from exporter.certificate.cases import SEED, Tokens, random_tokens
 from exporter.models import GPT, EncoderDecoder
-from exporter.models.cache import LayerCache, SourceRow
-from exporter.operator_bodies import INT8_OF, attach_bodies
+from exporter.models.cache import LayerCache
+from exporter.operators import bodies
+from exporter.operators.bodies import attach_bodies
+from exporter.operators.cached_attention import INT8_OF
+from exporter.operators.cross_attention import SourceRow
+from exporter.operators.domain import Functions
+from exporter.samples import SEED, Tokens, random_tokens
 
 NUM_PROMPTS = 8
 PROMPT_TOKENS = 256
@@ -66,8 +70,13 @@ def calibrate(
     return [CacheScale(*(value / _STEPS or 1.0 for value in layer)) for layer in largest.tolist()]
 
 
-def quantize_cache(decoder: ir.Model, scales: Sequence[CacheScale]) -> None:
-    """Rewrite every layer of a decoder in place; its past and present become int8."""
+def quantize_cache(
+    decoder: ir.Model, scales: Sequence[CacheScale], functions: Functions = bodies.CPU
+) -> None:
+    """Rewrite every layer of a decoder in place; its past and present become int8.
+
+    `functions` compute its operators.
+    """
     nodes = [node for node in decoder.graph if node.op_type in INT8_OF]
     for i, (node, scale) in enumerate(zip(nodes, scales, strict=True)):
         given = [
@@ -91,7 +100,7 @@ def quantize_cache(decoder: ir.Model, scales: Sequence[CacheScale]) -> None:
         for row in rows:
             assert row is not None
             row.type = ir.TensorType(ir.DataType.INT8)
-    attach_bodies(decoder, "cpu")
+    attach_bodies(decoder, functions)
 
 
 def _scale(graph: ir.Graph, name: str, scale: float) -> ir.Value:

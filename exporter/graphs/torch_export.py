@@ -19,15 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from exporter.graphs.fuse import fuse
+from engine.package.manifest import Precision
 from exporter.graphs.rewrite import simplify
+from exporter.graphs.target import CPU, DTYPES, Target
 from exporter.models import GPT, Bert, EncoderDecoder, Labeller, ViT
 from exporter.models.attention import MultiHeadAttention
-from exporter.models.cache import LayerCache, SourceRow, cache_head_dim
+from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import Decoder
-from exporter.operator_bodies import CUDA_BODIES, Body, attach_bodies
-from exporter.operators import OPSET, emit_top, emit_write_row
+from exporter.operators.bodies import attach_bodies
+from exporter.operators.cross_attention import SourceRow
+from exporter.operators.domain import OPSET, Functions
+from exporter.operators.top_k import emit_top
+from exporter.operators.write_row import emit_write_row
 
 Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...
 
@@ -38,36 +42,44 @@ _PIECE = 4  # numbers in float32
 
 
 def build_graphs(
-    model: nn.Module, *, body: Body = "cpu", dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    *,
+    target: Target = CPU,
+    precision: Precision = "fp32",
+    functions: Functions | None = None,
 ) -> Graphs:
     """Export every graph of a model in eval mode; the model itself is left as it is.
 
-    Weights, activations and cache are of `dtype`; what leaves a graph is float32 and ids.
+    Weights, activations and cache are of `precision`; what leaves a graph is float32 and ids.
+    `functions` compute the operators; without them, those of the target for this precision do.
     """
-    model = _copy_in(dtype, model)
+    graphs = _traced(_copy_in(DTYPES[precision], model), target)
+    for graph in graphs.values():
+        simplify(graph)
+        if target.fuse:
+            target.fuse(graph)
+        attach_bodies(graph, functions or target.functions[precision])
+    return graphs
+
+
+def _traced(model: nn.Module, target: Target) -> Graphs:
     match model:
         case EncoderDecoder():
             widen_heads(model.decoder)
-            graphs = {
+            return {
                 "encoder.onnx": _export_encoder(model),
-                "decoder.onnx": _export_decoder(model, body),
+                "decoder.onnx": _export_decoder(model, target),
             }
         case GPT():
             widen_heads(model.decoder)
-            graphs = {"decoder.onnx": _export_decoder(model, body)}
+            return {"decoder.onnx": _export_decoder(model, target)}
         case ViT():
-            model.embeddings.patches_as_product = body in CUDA_BODIES
-            graphs = {"model.onnx": _export_vision(model)}
+            model.embeddings.patches_as_product = target.patches_as_product
+            return {"model.onnx": _export_vision(model)}
         case Bert() | Labeller():
-            graphs = {"model.onnx": _export_one_pass(model)}
+            return {"model.onnx": _export_one_pass(model)}
         case _:
             raise TypeError(f"{type(model).__name__} is no model of exporter.models")
-    for graph in graphs.values():
-        simplify(graph)
-        if body in CUDA_BODIES:
-            fuse(graph)
-        attach_bodies(graph, body)
-    return graphs
 
 
 def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
@@ -246,7 +258,7 @@ class _Inputs(NamedTuple):
     names: list[str]
 
 
-def _export_decoder(model: EncoderDecoder | GPT, body: Body) -> ir.Model:
+def _export_decoder(model: EncoderDecoder | GPT, target: Target) -> ir.Model:
     config, batch = model.config, 2  # of the example; sizes of 1 would become constants
     dtype = _dtype_of(model)
     example, shapes, names = _decoder_inputs(config, batch, dtype)
@@ -258,7 +270,7 @@ def _export_decoder(model: EncoderDecoder | GPT, body: Body) -> ir.Model:
         shapes |= of_source.shapes
         names += of_source.names
         outputs.append("alignment")
-    decoder = _DecoderGraph(model.decoder, in_pieces=body in CUDA_BODIES)
+    decoder = _DecoderGraph(model.decoder, in_pieces=target.rows_in_pieces)
     graph = _export(decoder, example, shapes, names, outputs)
     for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
         value.shape = ir.Shape(["num_logits", "num_top"])

@@ -36,11 +36,10 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from engine.package.manifest import PackageFormat, Precision
+from exporter.graphs.target import target_of
 
 BLOCK_SIZE = 32  # inputs of an output that share a scale
-ACCURACY_LEVEL = 4  # of MatMulNBits: multiply in integers, at a scale for each block of a row
 
-_AS_ACTIVATIONS = 0  # ACCURACY_LEVEL of a product in the type of its input
 _DTYPES: dict[Precision, ir.DataType] = {
     "fp32": ir.DataType.FLOAT,
     "fp16": ir.DataType.FLOAT16,
@@ -132,7 +131,7 @@ class _Quantizer:
     def __init__(self, graph: ir.Graph, form: PackageFormat) -> None:
         self._graph = graph
         self._dtype = _DTYPES[form.precision]
-        self._accuracy_level = ACCURACY_LEVEL if form.target == "cpu" else _AS_ACTIVATIONS
+        self._accuracy_level = target_of(form).accuracy_level
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._constants: dict[str, ir.Value] = {}
         self._multiply: Callable[[ir.Node, _Product], ir.Value] = {

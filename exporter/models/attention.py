@@ -14,19 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exporter.models.cache import (
-    LayerCache,
-    cached_attention,
-    cross_alignment_over_row,
-    cross_attention_over_row,
-    merge_heads,
-    pad_heads,
-    split_heads,
-    unpad_heads,
-)
+from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
 from exporter.models.rotary import RotaryPositions
-from exporter.operators import emit_attention
+from exporter.operators.attention import emit_attention
+from exporter.operators.cached_attention import cached_attention
+from exporter.operators.cross_alignment import cross_alignment_over_row
+from exporter.operators.cross_attention import cross_attention_over_row
+from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
 
 Score = Literal["dot", "additive"]
 Normalizer = Literal["softmax", "relu"]

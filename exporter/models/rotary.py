@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from exporter.models.config import RotaryScaling, TransformerConfig
+from exporter.operators.heads import rotate
 
 
 class RotaryPositions(nn.Module):
@@ -45,12 +46,6 @@ def make_rotary(config: TransformerConfig, max_len: int) -> RotaryPositions | No
     return RotaryPositions(
         max_len, config.head_key_dim, base=config.rotary_base, scaling=config.rotary_scaling
     )
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn (B, h, S, width) by angles that broadcast to (B, h, S, width / 2)."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def rotary_frequencies(width: int, *, base: float, scaling: RotaryScaling | None = None) -> Tensor:

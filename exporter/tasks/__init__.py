@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exporter.tasks.task import Task
+    from exporter.training.task import Task
 
 TASKS = {
     "dates": "dates as people write them, into ISO 8601 (encoder-decoder)",

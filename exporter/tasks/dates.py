@@ -14,8 +14,8 @@ from tokenizers.trainers import BpeTrainer
 
 from exporter.models.config import TransformerConfig
 from exporter.tasks.date_lines import draw_date, write_date
-from exporter.tasks.task import Recipe, Task, accuracy_judge
 from exporter.training.data import Example
+from exporter.training.task import Recipe, Task, accuracy_judge
 
 PAD, BOS, EOS = "[PAD]", "[BOS]", "[EOS]"
 CHUNK_LINES = 8192

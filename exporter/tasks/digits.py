@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from exporter.models.config import ImageConfig, TransformerConfig
-from exporter.tasks.task import Recipe, Task, accuracy_judge
 from exporter.training.data import Example
+from exporter.training.task import Recipe, Task, accuracy_judge
 
 MAX_INK = 16  # of scikit-learn's pixels; a served image has 255
 IMAGE = ImageConfig(size=8, patch_size=2, channels=1, mean=(0.3,), std=(0.35,))

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, processors
 
 from exporter.models.config import TransformerConfig
 from exporter.tasks.opinions import NEGATIVE, POSITIVE, write_opinion
-from exporter.tasks.task import Recipe, Task, accuracy_judge
 from exporter.tasks.words import UNKNOWN, word_tokenizer
 from exporter.training.data import Example
+from exporter.training.task import Recipe, Task, accuracy_judge
 
 LABELS = (NEGATIVE, POSITIVE)
 CLS, SEP = "[CLS]", "[SEP]"

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from exporter.models.config import TransformerConfig
 from exporter.tasks.tagged_sentences import TAGS, TaggedSentence, write_sentence
-from exporter.tasks.task import Recipe, Task, accuracy_judge
 from exporter.tasks.words import UNKNOWN, word_tokenizer
 from exporter.training.data import Example
+from exporter.training.task import Recipe, Task, accuracy_judge
 
 CHUNK_SENTENCES = 4096
 HELD_OUT_SENTENCES = 1000

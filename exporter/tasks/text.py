@@ -16,9 +16,9 @@ from engine.errors import ConfigError
 from engine.json_file import read_bounded
 from exporter.models.config import TransformerConfig
 from exporter.tasks.ngram import AddOneTrigram
-from exporter.tasks.task import Outcome, Recipe, Task
 from exporter.training.data import Example
 from exporter.training.evaluation import Evaluation
+from exporter.training.task import Outcome, Recipe, Task
 
 END_OF_TEXT = "<|endoftext|>"  # between passages; the model ends its output with it
 MIN_BYTES = 20_000

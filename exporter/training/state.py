@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from engine.errors import CheckpointError
-from exporter.checkpoint import load_weights, replace_file, unique_weights, writing_to
+from exporter.checkpoint import load_weights, unique_weights
+from exporter.files import replace_file, writing_to
 from exporter.training.averaging import WeightAverage
 
 STATE_NAME = "training_state.safetensors"

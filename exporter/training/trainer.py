@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,15 +30,14 @@ from torch import nn
 from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import (
     CONFIG_NAME,
+    SAMPLES_NAME,
     TOKENIZER_NAME,
     WEIGHTS_NAME,
     load_checkpoint,
     save_checkpoint,
-    writing_to,
 )
+from exporter.files import writing_to
 from exporter.models import build_model
-from exporter.tasks import build_task
-from exporter.tasks.task import Recipe, Task
 from exporter.training.averaging import WeightAverage
 from exporter.training.data import BatchStream, Position
 from exporter.training.evaluation import Evaluation, evaluate
@@ -46,6 +45,7 @@ from exporter.training.losses import batch_logits, cross_entropy
 from exporter.training.progress import TrainingProgress, make_progress
 from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, RunState, read_state, restore_state, save_state
+from exporter.training.task import Recipe, Task
 
 LAST_NAME = "last"
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
@@ -70,33 +70,6 @@ class TrainingReport:
     samples: tuple[tuple[str, str], ...]  # inputs and outputs to try the model on
 
 
-def train(
-    task_name: str,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    seed: int | None = None,
-    steps: int | None = None,
-    files: Sequence[str | Path] = (),
-    progress: bool = True,
-) -> TrainingReport:
-    """Train the task of that name into the directory `out`.
-
-    seed: None is 0, or the seed of the run that is resumed. steps: None is the task's own number;
-    a resumed run may be given a larger one to go on. files: for the task `text`.
-    Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
-    Raises ConfigError for a wrong task, file or setting, CheckpointError for `out`.
-    """
-    _check_numbers(seed, steps)
-    directory = Path(out)
-    if resume:
-        seed = _seed_to_resume(read_state(directory), seed)
-    task = build_task(task_name, seed=seed or 0, files=[Path(file) for file in files])
-    return train_task(
-        task, directory, resume=resume, seed=seed or 0, steps=steps, progress=progress
-    )
-
-
 def train_task(
     task: Task,
     out: Path,
@@ -106,8 +79,13 @@ def train_task(
     steps: int | None = None,
     progress: bool = True,
 ) -> TrainingReport:
-    """Train a task that is already built; see `train`."""
-    _check_numbers(seed, steps)
+    """Train a task into the directory `out`.
+
+    steps: None is the task's own number; a resumed run may be given a larger one to go on.
+    Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
+    Raises ConfigError for a wrong setting, CheckpointError for `out`.
+    """
+    check_numbers(seed, steps)
     state = _resumed(out, task, seed, steps) if resume else _fresh(out, task, seed, steps)
     with _reproducible(seed):
         run = Run(task, out, state, restore=resume)
@@ -230,15 +208,19 @@ class Run:
         result = evaluate(self._model, task.config, task.validation)
         score = _score(task, result)
         is_best = self._state.best is None or score > self._state.best
-        save_checkpoint(self._out / LAST_NAME, task.name, self._model, task.tokenizer)
+        self._save_checkpoint(self._out / LAST_NAME)
         if is_best:
-            save_checkpoint(self._out, task.name, self._model, task.tokenizer)
+            self._save_checkpoint(self._out)
             self._state = self._state.model_copy(update={"best": score, "best_step": step})
         display.say(
             f"Validation after step {step}: loss {result.loss:.4f}, "
             f"labels right {result.label_accuracy:.2%}, examples right {result.exact_match:.2%}"
             + (" (best so far)" if is_best else "")
         )
+
+    def _save_checkpoint(self, out: Path) -> None:
+        task, samples = self._task, [text for text, _ in self._task.samples]
+        save_checkpoint(out, task.name, self._model, task.tokenizer, samples)
 
     def _save(self) -> None:
         save_state(self._out, self._state, self._model, self._average, self._optimizer)
@@ -294,14 +276,14 @@ def _check_overwritable(out: Path) -> None:
 
 
 def _remove_run(out: Path) -> None:
-    for name in (WEIGHTS_NAME, CONFIG_NAME, TOKENIZER_NAME, STATE_NAME):
+    for name in (WEIGHTS_NAME, CONFIG_NAME, TOKENIZER_NAME, SAMPLES_NAME, STATE_NAME):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / LAST_NAME, ignore_errors=True)
 
 
 def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
     state = read_state(out)
-    _seed_to_resume(state, seed)
+    seed_to_resume(state, seed)
     if state.task != task.name:
         raise CheckpointError(f"{out} holds a run of {state.task}, not of {task.name}")
     if state.fingerprint != _fingerprint(task):
@@ -315,14 +297,14 @@ def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
     return state.model_copy(update={"steps": steps, "finished": state.finished})
 
 
-def _check_numbers(seed: int | None, steps: int | None) -> None:
+def check_numbers(seed: int | None, steps: int | None) -> None:
     if steps is not None and not 1 <= steps <= MAX_STEPS:
         raise ConfigError(f"steps must be at least 1 and at most {MAX_STEPS}, got {steps}")
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise ConfigError(f"seed must be from 0 to {MAX_SEED}, got {seed}")
 
 
-def _seed_to_resume(state: RunState, seed: int | None) -> int:
+def seed_to_resume(state: RunState, seed: int | None) -> int:
     if seed is not None and seed != state.seed:
         raise ConfigError(
             f"the run was started with seed {state.seed}, it cannot go on with {seed}"

@@ -81,10 +81,10 @@ def _graphs(settings: Settings, model: str, precision: Precision, weights: str, 
     """Return the directory of the decoder's graph, made if it is not there."""
     from exporter.checkpoint import load_checkpoint
     from exporter.graphs.contracts import generation_contract
-    from exporter.graphs.package_graphs import body_of, write_graphs
+    from exporter.graphs.package_graphs import write_graphs
+    from exporter.graphs.target import target_of
     from exporter.graphs.torch_export import build_graphs
     from exporter.graphs.weights import quantize
-    from loadtest.gpu_check.shapes import DTYPES
 
     path = settings.work / model / f"probe-{precision}-{weights or 'plain'}-{body or 'own'}"
     if path.is_dir():
@@ -93,11 +93,9 @@ def _graphs(settings: Settings, model: str, precision: Precision, weights: str, 
     form = PackageFormat.of("cuda", precision, _weights(weights))
     contract = generation_contract(checkpoint.config.model, form)
     assert contract is not None, "only models that generate are looked at"
-    graphs = build_graphs(
-        checkpoint.model,
-        body="cuda-fp32" if body == "attention24" else body_of(form),
-        dtype=DTYPES[precision],
-    )
+    target = target_of(form)
+    functions = target.functions["fp32"] if body == "attention24" else None
+    graphs = build_graphs(checkpoint.model, target=target, precision=precision, functions=functions)
     for graph in graphs.values():
         quantize(graph, form)
     unfinished = path.with_name(f"{path.name}.unfinished")

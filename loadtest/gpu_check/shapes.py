@@ -18,7 +18,8 @@ from torch import nn
 
 from engine.package.manifest import PackageFormat, Precision, Weights
 from exporter.graphs.contracts import generation_contract
-from exporter.graphs.package_graphs import body_of, write_graphs
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import target_of
 from exporter.graphs.torch_export import build_graphs
 from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig, build_model
@@ -185,8 +186,8 @@ def build(
 
 
 def _write(config: TransformerConfig, form: PackageFormat, path: Path) -> None:
-    dtype = DTYPES[form.precision]
-    graphs = build_graphs(draw_model(config, dtype), body=body_of(form), dtype=dtype)
+    model = draw_model(config, DTYPES[form.precision])
+    graphs = build_graphs(model, target=target_of(form), precision=form.precision)
     for graph in graphs.values():
         quantize(graph, form)
     write_graphs(graphs, path)

@@ -78,7 +78,10 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
 
 
 def _make_package(out: Path, package: Path, device: Device, precision: Precision) -> None:
-    from exporter.training.trainer import train
+    from exporter.openmp import let_waiting_threads_sleep
+
+    let_waiting_threads_sleep()  # before torch is loaded
+    from exporter.tasks.train import train
 
     if device == "cuda":
         from engine.device.device import open_device

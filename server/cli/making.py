@@ -70,7 +70,10 @@ def train(
             if task == "text"
             else f"--file is for `text`; `{task}` makes its own data"
         )
-    from exporter.training.trainer import train as train_model
+    from exporter.openmp import let_waiting_threads_sleep
+
+    let_waiting_threads_sleep()  # before torch is loaded
+    from exporter.tasks.train import train as train_model
 
     with cleaned_up():
         report = train_model(task, out, resume=resume, seed=seed, steps=steps, files=files)
@@ -243,6 +246,9 @@ def export_with_progress(
     limits: LossLimits | None = None,
 ) -> None:
     """Export, show the progress, print the certificate."""
+    from exporter.openmp import let_waiting_threads_sleep
+
+    let_waiting_threads_sleep()  # before torch is loaded
     from exporter.export import export_package
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
@@ -328,6 +334,9 @@ def verify(
 
 
 def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
+    from exporter.openmp import let_waiting_threads_sleep
+
+    let_waiting_threads_sleep()  # before torch is loaded
     from exporter.verification import verify_package
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
@@ -340,6 +349,9 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
 
 def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineConfig) -> None:
     """Verify on the GPU, show the progress, print the certificate."""
+    from exporter.openmp import let_waiting_threads_sleep
+
+    let_waiting_threads_sleep()  # before torch is loaded
     from exporter.verify_device import verify_on_device
     from server.cli.progress import show_progress
     from server.cli.tables import device_table, print_table

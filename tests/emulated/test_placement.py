@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.package.manifest import Precision
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
-from exporter.operator_bodies import Body
 from tests.emulated.conftest import RunScript
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
@@ -87,20 +88,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "labels": ("a", "b"),
     },
 }
-PRECISIONS: dict[str, tuple[Body, torch.dtype]] = {
-    "fp32": ("cuda-fp32", torch.float32),
-    "fp16": ("cuda", torch.float16),
-    "bf16": ("cuda", torch.bfloat16),
-}
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 MOST_LAUNCHES = {"gpt2": 142, "llama": 153}  # of a decode step of 12 layers in half precision
 
 
-def export(name: str, precision: str, directory: Path, **options: Any) -> list[str]:
+def export(name: str, precision: Precision, directory: Path, **options: Any) -> list[str]:
     torch.manual_seed(0)
     model = build_model(TransformerConfig.model_validate({**MODELS[name], **options})).eval()
-    body, dtype = PRECISIONS[precision]
     directory.mkdir()
-    graphs = build_graphs(model, body=body, dtype=dtype)
+    graphs = build_graphs(model, target=CUDA, precision=precision)
     write_graphs(graphs, directory)
     return [str(directory / file) for file in graphs]
 

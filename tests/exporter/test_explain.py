@@ -17,7 +17,7 @@ from exporter.explain.explain import explain
 from exporter.explain.picture import ImageBlock, TextBlock, draw
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.attention import scaled_dot_product_attention
-from exporter.models.cache import split_heads
+from exporter.operators.heads import split_heads
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "I", "saw", "a", "café", "中文", "$x$"]
 TEXT = {

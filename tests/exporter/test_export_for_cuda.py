@@ -20,6 +20,7 @@ from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs.fuse import fuse
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
 from tests.exporter.conftest import MakeCheckpoint
@@ -352,7 +353,7 @@ def test_rows_of_a_long_vocabulary_are_summed_from_the_same_place_on(tmp_path: P
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    graphs = build_graphs(build_model(config).eval(), body="cuda-fp32")
+    graphs = build_graphs(build_model(config).eval(), target=CUDA)
     (softmax,) = (n for n in graphs["decoder.onnx"].graph if n.op_type == "LogSoftmax")
     assert softmax.inputs[0] is not None and softmax.inputs[0].shape is not None
     assert softmax.inputs[0].shape[-1] == 1028

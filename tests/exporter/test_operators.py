@@ -18,17 +18,15 @@ from exporter.certificate.certificate import certify
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
-from exporter.models.cache import (
-    SourceRow,
-    cached_attention,
-    cross_alignment_over_row,
-    cross_attention_over_row,
-)
-from exporter.operator_bodies import Body, attach_bodies
-from exporter.operators import DOMAIN
+from exporter.operators import bodies
+from exporter.operators.bodies import attach_bodies
+from exporter.operators.cached_attention import cached_attention
+from exporter.operators.cross_alignment import cross_alignment_over_row
+from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
+from exporter.operators.domain import DOMAIN
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
-BODIES: tuple[Body, ...] = ("cpu", "cuda", "reference")
+BODIES = {"cpu": bodies.CPU, "cuda": bodies.CUDA_HALF, "reference": bodies.REFERENCE}
 FIXED = {"total_seq", "cos", "sin"}  # inputs whose sizes are
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY, SCALE = 4, 2, 8, 12, 0.3
 ROTARY_HEAD_DIM = 16  # the smallest that the kernel turns
@@ -188,8 +186,8 @@ def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
     return program.model
 
 
-def run(graph: ir.Model, body: Body, inputs: dict[str, Tensor], path: Path) -> list[np.ndarray]:
-    attach_bodies(graph, body)
+def run(graph: ir.Model, body: str, inputs: dict[str, Tensor], path: Path) -> list[np.ndarray]:
+    attach_bodies(graph, BODIES[body])
     ir.save(graph, path / f"{body}.onnx")
     session = create_session(path / f"{body}.onnx", num_threads=1)
     outputs = session.run({name: tensor.numpy() for name, tensor in inputs.items()})
@@ -201,7 +199,7 @@ def run(graph: ir.Model, body: Body, inputs: dict[str, Tensor], path: Path) -> l
     ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([5], 5), ([9], 4)]
 )
 def test_cached_attention_is_the_eager_function(
-    body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+    body: str, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
 ) -> None:
     inputs = cached_inputs(lengths, num_new)
 
@@ -219,7 +217,7 @@ def test_cached_attention_is_the_eager_function(
     ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([5], 5), ([9], 4)]
 )
 def test_rotary_cached_attention_is_the_eager_function(
-    body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+    body: str, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
 ) -> None:
     inputs = rotary_inputs(lengths, num_new)
 
@@ -252,7 +250,7 @@ def test_a_rotary_prompt_padded_on_the_right_is_turned_from_its_start(
     ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([2], 5), ([12, 1, 7], 4)]
 )
 def test_cross_attention_is_the_eager_function(
-    body: Body, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+    body: str, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
 ) -> None:
     inputs = cross_inputs(lengths, num_new)
 
@@ -275,7 +273,7 @@ def test_cross_attention_is_the_eager_function(
     ids=lambda beams: "-".join(str(len(rows)) for rows in beams),
 )
 def test_several_rows_attend_to_one_source(
-    body: Body, beams: list[list[int]], graphs: dict[str, ir.Model], tmp_path: Path
+    body: str, beams: list[list[int]], graphs: dict[str, ir.Model], tmp_path: Path
 ) -> None:
     inputs = cross_inputs([7, 12, 1][: len(beams)], 1, beams)
 
@@ -309,7 +307,7 @@ def test_cross_attention_does_not_see_a_nan_behind_the_source_when_it_decodes(
     ],
 )
 def test_alignment_is_the_eager_function(
-    body: Body,
+    body: str,
     lengths: list[int],
     num_new: int,
     wanted: list[int],
@@ -357,7 +355,7 @@ def test_a_model_of_standard_operators_gets_the_certificate_too(
     path, graphs = tiny_graphs(family)
     checkpoint = load_checkpoint(path)
     for graph in graphs.values():
-        attach_bodies(graph, "reference")
+        attach_bodies(graph, bodies.REFERENCE)
     write_graphs(graphs, tmp_path)
 
     for_another_device = PackageFormat(target="cuda")  # no bits are promised

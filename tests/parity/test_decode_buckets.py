@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig
 from tests.parity.conftest import random_model
@@ -46,7 +46,7 @@ def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) 
 
 def _load(settings: dict[str, object], path: Path) -> SlotModelRunner:
     config = TransformerConfig.model_validate(settings)
-    graphs = build_graphs(random_model(config), body="cuda-fp32", dtype=torch.float32)
+    graphs = build_graphs(random_model(config), target=CUDA)
     write_graphs(graphs, path)
     contract = generation_contract(config)
     assert contract is not None

@@ -593,7 +593,7 @@ def test_demo_goes_on_with_its_own_unfinished_run(
         resumed.append(resume)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exporter.training.trainer.train", train)
+    monkeypatch.setattr("exporter.tasks.train.train", train)
     assert run(["demo", "--out", str(tmp_path)]) == 130
     _unfinished_run("dates", tmp_path / "checkpoint")
     assert run(["demo", "--out", str(tmp_path)]) == 130
@@ -612,7 +612,7 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
         return lambda *_, **options: done.append((name, options))
 
     monkeypatch.setattr("engine.device.device.open_device", note("open"))
-    monkeypatch.setattr("exporter.training.trainer.train", lambda *_, **__: trained)
+    monkeypatch.setattr("exporter.tasks.train.train", lambda *_, **__: trained)
     monkeypatch.setattr("server.cli.demonstrate.export_with_progress", note("export"))
     verified = "server.cli.demonstrate.verify_apart"
     monkeypatch.setattr(verified, lambda *given: done.append(("verify", given)))

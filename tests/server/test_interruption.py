@@ -57,7 +57,7 @@ from pathlib import Path
 import click
 from server.cli import app
 from server.cli.interruption import cleaned_up
-from exporter.staging import stage
+from exporter.files import stage
 
 def work():
     with cleaned_up(), stage(Path({str(tmp_path / "package")!r})):

@@ -8,12 +8,11 @@ from exporter.models import build_model
 from exporter.models.attention import scaled_dot_product_attention
 from exporter.models.cache import (
     LayerCache,
-    SourceRow,
     cache_head_dim,
-    cached_attention,
-    cross_attention_over_row,
 )
 from exporter.models.layers import Decoder
+from exporter.operators.cached_attention import cached_attention
+from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
 
 ATOL = 2e-5
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from exporter.models import build_model
-from exporter.models.cache import LayerCache, SourceRow
+from exporter.models.cache import LayerCache
+from exporter.operators.cross_attention import SourceRow
 
 
 class EncoderStep(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from exporter.checkpoint import load_checkpoint
 from exporter.tasks.tagged_sentences import TAGS
 from exporter.tasks.tagging import draw_sentences, make_tokenizer, part_of, tagging_task
-from exporter.training.trainer import train
+from exporter.tasks.train import train
 
 
 def test_words_have_more_than_one_tag() -> None:

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import ConfigError
 from exporter.tasks.ngram import AddOneTrigram
 from exporter.tasks.text import make_tokenizer, passages, read_files, split, text_task, windows
-from exporter.training.trainer import train
+from exporter.tasks.train import train
 
 
 @pytest.fixture

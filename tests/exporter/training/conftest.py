@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, models
 
 from exporter.models.config import TransformerConfig
-from exporter.tasks.task import Recipe, Task, accuracy_judge
 from exporter.training import trainer
 from exporter.training.data import Example
+from exporter.training.task import Recipe, Task, accuracy_judge
 
 MakeTask = Callable[..., Task]
 

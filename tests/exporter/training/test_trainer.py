@@ -15,10 +15,11 @@ import torch
 
 from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import load_checkpoint
-from exporter.tasks.task import Task
+from exporter.tasks.train import train
 from exporter.training import trainer
 from exporter.training.state import STATE_NAME, read_state
-from exporter.training.trainer import Run, train, train_task
+from exporter.training.task import Task
+from exporter.training.trainer import Run, train_task
 
 MakeTask = Callable[..., Task]
 
@@ -47,9 +48,11 @@ def test_a_run_leaves_the_best_and_the_last_checkpoint_and_its_state(
         "config.json",
         "model.safetensors",
         "tokenizer.json",
+        "samples.json",
         "last",
         STATE_NAME,
     }
+    assert load_checkpoint(tmp_path / "run").samples == ("3",)
     assert load_checkpoint(tmp_path / "run").config.task == "copy"
     assert load_checkpoint(tmp_path / "run" / "last").config.task == "copy"
     assert (report.task, report.steps, report.seed) == ("copy", 12, 0)

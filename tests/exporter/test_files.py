@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from exporter.staging import stage
+from exporter.files import stage
 
 UNFINISHED = """
     import sys
     from pathlib import Path
-    from exporter.staging import stage
+    from exporter.files import stage
 
     with stage(Path(sys.argv[1])) as staging:
         (staging.directory / "file").write_text("half")

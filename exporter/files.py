@@ -1,4 +1,4 @@
-"""A directory that is made beside its place and takes it when it is whole."""
+"""Files and directories that are made beside their place and take it when they are whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.errors import PackageError
+from engine.errors import CheckpointError, PackageError, TokenweirError
 
 
 class Staging:
@@ -35,22 +35,51 @@ class Staging:
 
 
 @contextmanager
-def stage(out: Path) -> Iterator[Staging]:
+def writing_to(path: Path, refusal: type[TokenweirError] = CheckpointError) -> Iterator[None]:
+    """Turn the operating system's refusals to write below `path` into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(
+            f"cannot write {path}: {error.strerror or error}; "
+            "free space there or give a directory that you may write to"
+        ) from error
+
+
+@contextmanager
+def stage(out: Path, refusal: type[TokenweirError] = PackageError) -> Iterator[Staging]:
     """Give a directory to be filled and published; without that, nothing of it is left.
 
-    What a process that was killed left beside `out` is removed first. Raises PackageError where
-    the disk or its permissions do not let it be written.
+    What a process that was killed left beside `out` is removed first. Raises `refusal` where the
+    disk or its permissions do not let it be written.
     """
-    try:
+    with writing_to(out, refusal):
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(out)
         with _hidden_directory(out) as hidden:
             yield Staging(out, hidden)
-    except OSError as error:
-        raise PackageError(
-            f"cannot write {out}: {error.strerror or error}; "
-            "free space there or give a directory that you may write to"
-        ) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, so that no reader sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _write_synced(temporary, content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write a checkpoint's files: a new directory appears at once, in one that exists each file."""
+    if directory.exists():
+        for name, content in files.items():
+            replace_file(directory / name, content)
+        return
+    with stage(directory, CheckpointError) as staging:
+        for name, content in files.items():
+            _write_synced(staging.directory / name, content)
+        staging.publish()
 
 
 @contextmanager
@@ -89,3 +118,10 @@ def _restore(old: Path, out: Path) -> None:
 
 def _prefix(out: Path) -> str:
     return f".{out.name}.export-"
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,60 @@
+"""What graphs are written for: a kind of device, and all that is done otherwise for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import onnx_ir as ir
+import torch
+
+from engine.package.manifest import PackageFormat, Precision
+from engine.package.manifest import Target as TargetName
+from exporter.graphs.fuse import fuse
+from exporter.operators import bodies
+from exporter.operators.domain import Functions
+
+DTYPES: Mapping[Precision, torch.dtype] = MappingProxyType(
+    {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of device; the default of a field asks for nothing beside the plain graph."""
+
+    name: TargetName
+    functions: Mapping[Precision, Functions]  # what computes the operators, by type of activations
+    accuracy_level: int  # of MatMulNBits: in what it multiplies
+    fuse: Callable[[ir.Model], None] | None = None  # joins nodes into kernels that it has
+    patches_as_product: bool = False  # its convolutions need a library that nothing else asks for
+    rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
+    # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
+    int8_cache_groups: tuple[int, ...] | None = None
+    runs_here: bool = True  # the bits that a CPU computes are those that are served
+
+
+CPU = Target(
+    "cpu",
+    MappingProxyType({"fp32": bodies.CPU}),
+    accuracy_level=4,  # in integers, at a scale for each block of a row
+)
+CUDA = Target(
+    "cuda",
+    MappingProxyType(
+        {"fp32": bodies.CUDA_FLOAT, "fp16": bodies.CUDA_HALF, "bf16": bodies.CUDA_HALF}
+    ),
+    accuracy_level=0,  # in the type of its input
+    fuse=fuse,
+    patches_as_product=True,
+    rows_in_pieces=True,
+    int8_cache_groups=(4, 8, 16, 32),
+    runs_here=False,
+)
+_TARGETS = {target.name: target for target in (CPU, CUDA)}
+
+
+def target_of(form: PackageFormat) -> Target:
+    """Return the target of a format."""
+    return _TARGETS[form.target]

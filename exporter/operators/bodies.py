@@ -1,0 +1,55 @@
+"""Which functions compute the operators of a graph: a set a kind of device, and the reference.
+
+`CPU` is made of the fastest kernels of onnxruntime there. Those for CUDA have no control flow and
+no node that onnxruntime keeps off the device (Shape), so that a call can be captured as a CUDA
+graph: sizes are attributes. `CUDA_HALF` has the kernel of `CPU` for a decoder's own row; in
+float32 that kernel is missing there, so `CUDA_FLOAT` has TensorScatter and Attention. Attention to
+the source is Attention with the lengths of the sources in both. `REFERENCE` says what all of them
+compute, in standard operators.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from exporter.operators import cached_attention, cross_alignment, cross_attention
+from exporter.operators.domain import DOMAIN, OPSET, Functions
+
+_CONTRIB = "com.microsoft"
+
+CPU: Functions = {
+    **cached_attention.GROUP_QUERY,
+    **cross_attention.BRANCHES,
+    **cross_alignment.IF_WANTED,
+}
+CUDA_HALF: Functions = {
+    **cached_attention.GROUP_QUERY,
+    **cross_attention.ONE_ATTENTION,
+    **cross_alignment.ALWAYS,
+}
+CUDA_FLOAT: Functions = {
+    **cached_attention.STANDARD,
+    **cross_attention.ONE_ATTENTION,
+    **cross_alignment.ALWAYS,
+}
+REFERENCE: Functions = {
+    **cached_attention.STANDARD,
+    **cross_attention.PRODUCTS,
+    **cross_alignment.IF_WANTED,
+}
+
+
+def attach_bodies(model: ir.Model, functions: Functions) -> None:
+    """Give every operator of the domain that the graph uses its function, in place of any other."""
+    model.functions.clear()
+    for name in sorted({node.op_type for node in model.graph if node.domain == DOMAIN}):
+        function = _parsed(functions[name])
+        model.functions[function.identifier()] = function
+        model.opset_imports.update(function.opset_imports)
+
+
+def _parsed(text: str) -> ir.Function:
+    opsets = f'"": {OPSET}' + (f', "{_CONTRIB}": 1' if f"{_CONTRIB}." in text else "")
+    proto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: [{opsets}]>{text}')
+    return ir.from_proto(proto)

@@ -1,0 +1,22 @@
+"""The operator domain `tokenweir`, and what the functions that compute its operators are made of.
+
+| operator              | inputs                                                                 |
+|-----------------------|------------------------------------------------------------------------|
+| CachedAttention       | packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids   |
+| RotaryCachedAttention | the same, cos_cache, sin_cache                                         |
+| Int8...               | of the two above, with an int8 cache: the same, key_scale, value_scale |
+| CrossAttention        | query, cross_key, cross_value, source_lengths, beam_rows, row_queries  |
+| CrossAlignment        | query, cross_key, source_lengths, alignment_idx, alignment_sources     |
+
+What the standard has an operator for is emitted as that operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DOMAIN = "tokenweir"
+VERSION = 1
+OPSET = 24
+
+Functions = Mapping[str, str]  # what computes operators, by their types, in ONNX's text form

@@ -1,0 +1,34 @@
+"""How threads wait is settled by commands, not by whoever imports a name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from exporter.openmp import let_waiting_threads_sleep
+
+
+def test_an_import_leaves_the_environment_as_it_is() -> None:
+    without = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code = "import os, exporter; print(os.environ.get('OMP_WAIT_POLICY'))"
+
+    done = subprocess.run([sys.executable, "-c", code], env=without, capture_output=True, text=True)
+
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def test_threads_of_a_command_soon_sleep_unless_a_policy_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    let_waiting_threads_sleep()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == ("ACTIVE", None)
+
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    let_waiting_threads_sleep()
+
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "3000")
