@@ -17,7 +17,12 @@ _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
 _NUM_OWN_TIMES = 64  # calls of late, of which half were as fast as one is given credit for
 _REMEMBERED = 10.0  # seconds after its last call that a tenant is still there
-_CAUTION = 1.15  # the wait that is foretold is about right, and who is late costs others their time
+# The wait that is foretold is about right, and who is late costs others their time: so it is taken
+# for longer, more so after every call that had its turn and was late, less after one in time. With
+# these steps one of forty is late, where what a call takes cannot be told better.
+_CAUTION, _MOST_CAUTION = 1.15, 2.5
+_CAUTION_IF_LATE, _TRUST_IF_IN_TIME = 0.08, 0.002
+_LATE = 0.05  # seconds before its deadline, from where on who fails has not had the time
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
 
@@ -40,6 +45,7 @@ class Admission:
         self._drain = DrainMeter(_LEAST_DRAINED)
         self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
         self._own_time = 0.0  # seconds that a call may be hoped to take from its turn
+        self._caution = _CAUTION
         self._refusal: TokenweirError | None = None
 
     def set_places(self, places: int | None, crowded: int | None = None) -> None:
@@ -76,6 +82,10 @@ class Admission:
         try:
             yield
             self._note_own_time(self._clock() - started)
+        except BaseException:
+            if deadline is not None and self._clock() > deadline - _LATE:
+                self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
+            raise
         finally:
             self._leave(share.tenant)
 
@@ -117,7 +127,10 @@ class Admission:
             raise self._cannot_meet(0.0, deadline - self._clock())
 
     def refuse_if_too_late(self, share: Share, time_left: float | None) -> None:
-        """Raise CannotMeet if a call would end after its deadline: it need not ask for a turn."""
+        """Raise CannotMeet if a call would end after its deadline: it need not ask for a turn.
+
+        Any thread may ask.
+        """
         if time_left is not None and not self._needs_no_turn(share):
             self._judge(share, self._clock() + time_left)
 
@@ -127,7 +140,7 @@ class Admission:
             return
         wait = (self._queue.num_before(share.tenant, share.priority) + 1) / rate
         time_left = deadline - self._clock()
-        if _CAUTION * wait + self._own_time > time_left:
+        if self._caution * wait + self._own_time > time_left:
             raise self._cannot_meet(wait, time_left)
 
     def _cannot_meet(self, wait: float, time_left: float) -> CannotMeet:
@@ -141,6 +154,7 @@ class Admission:
 
     def _note_own_time(self, seconds: float) -> None:
         """Take in what a call took: of late, as how much the next one asks is not known."""
+        self._caution = max(_CAUTION, self._caution - _TRUST_IF_IN_TIME)
         self._own_times.append(seconds)
         self._own_time = sorted(self._own_times)[len(self._own_times) // 2]
 

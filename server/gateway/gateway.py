@@ -153,14 +153,16 @@ class Gateway:
         except QueueFull as error:
             call.refuse(call_status(error, made_request_id()))
             return
-        tell = self._loop.call_soon_threadsafe
-        self._reader.read(call, lambda request: tell(self._has_come, call, request))
+        self._reader.read(call, lambda request: self._has_come(call, request))
 
     def _answer_locally(self, call: ServerCall) -> None:
         call.answer(self._local.answer(call))
 
     def _has_come(self, call: ServerCall, request: bytes | TokenweirError) -> None:
-        """Answer a call, or refuse it at once: under overload nothing may cost less."""
+        """In any thread: let a call be answered, or refuse it at once.
+
+        Under overload nothing may cost less, and to wake the event loop is a quarter of it.
+        """
         share = None
         try:
             if isinstance(request, TokenweirError):
@@ -172,8 +174,11 @@ class Gateway:
             self._wall.leave()
             call.refuse(call_status(error, _request_id(call.method, request, share)))
         else:
-            task = call.answer(self._answer(call, request, share))
-            task.add_done_callback(lambda _: self._wall.leave())
+            self._loop.call_soon_threadsafe(self._begin, call, request, share)
+
+    def _begin(self, call: ServerCall, request: bytes, share: Share | None) -> None:
+        task = call.answer(self._answer(call, request, share))
+        task.add_done_callback(lambda _: self._wall.leave())
 
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""

@@ -237,6 +237,52 @@ async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> No
     assert isinstance(calls.failed["w"], CannotMeet)
 
 
+async def _is_let_in(calls: Calls, name: str) -> bool:
+    """Return if a call with 0.8 s goes on waiting that would wait 0.5 s and take 0.1 s."""
+    others = [f"w{i}" for i in range(5)]
+    for other in others:
+        await calls.ask(other)
+
+    await calls.ask(name, time_left=0.8)
+
+    for other in others:
+        await calls.end(other)
+    if name in calls.running:
+        await calls.end(name)
+    return name not in calls.failed
+
+
+async def test_work_that_was_lost_teaches_caution_and_work_in_time_trust() -> None:
+    clock = Clock()
+    _, calls = await _measured(clock)
+    await calls.end("a100")
+    assert await _is_let_in(calls, "w before")
+
+    for i in range(20):
+        await calls.ask(f"lost {i}", time_left=1.0)
+        clock.now += 1.0
+        calls.tasks[f"lost {i}"].cancel()
+        await _settle()
+    assert not await _is_let_in(calls, "w cautious")
+    for i in range(1000):
+        await calls.ask(f"in time {i}", time_left=1.0)
+        await calls.end(f"in time {i}")
+
+    assert await _is_let_in(calls, "w again")
+
+
+async def test_calls_that_end_long_before_their_deadline_teach_no_caution() -> None:
+    _, calls = await _measured(Clock())
+    await calls.end("a100")
+
+    for i in range(20):
+        await calls.ask(f"gone {i}", time_left=1.0)
+        calls.tasks[f"gone {i}"].cancel()
+        await _settle()
+
+    assert await _is_let_in(calls, "w")
+
+
 async def test_a_call_whose_turn_leaves_it_less_time_than_half_of_them_take_goes_no_further() -> (
     None
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from server.gateway.fair_queue import FairQueue, Waiting
 
 
@@ -99,3 +101,30 @@ def test_how_many_go_before_a_new_call_is_known() -> None:
     assert queue.num_before("b", 0) == 3 + 2 * 2 + 1
     assert queue.num_before("c", -1) == 3
     assert queue.num_before("c", -2) == 0
+
+
+def test_other_threads_may_ask_while_calls_come_and_go() -> None:
+    queue = FairQueue()
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        try:
+            while not is_over.is_set():
+                queue.num_before("a", 500)
+                queue.may_overtake("a", 0, 8)
+        except BaseException as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for i in range(2_000):
+        calls = [Waiting(f"{i}", priority) for priority in range(i % 50)]
+        for call in calls:
+            queue.add(call)
+        for call in calls:
+            queue.remove(call)
+    is_over.set()
+    asking.join()
+
+    assert not errors

@@ -7,6 +7,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +19,20 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir import AsyncClient, Internal
-from tokenweir.v1 import admin_service_pb2
+from tokenweir.v1 import admin_service_pb2, generation_service_pb2_grpc
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
 from server.config import GatewayConfig
+from server.gateway.admission import Admission
 from server.gateway.gateway import Gateway
+from server.gateway.share import Share
 from server.status import call_status
 from server.worker.worker import Worker
 from tests.server.calls import (
     DOWN,
     UP,
+    Failure,
     Stubs,
     failure,
     failure_of,
@@ -288,6 +292,49 @@ async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_wor
         assert engine.requests[-1].tenant == "other"
         for call in (*others, *flood):
             call.cancel()
+
+
+async def test_a_call_that_would_come_too_late_is_refused_while_the_event_loop_is_busy() -> None:
+    gateway = Gateway(GatewayConfig())
+    port = await gateway.start()
+    gateway._admission = admission = await _slow_admission()
+    waiting = [asyncio.create_task(_have_a_turn(admission)) for _ in range(3)]
+    await until(lambda: admission.num_waiting == 2)
+
+    def ask() -> Failure:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            generation = generation_service_pb2_grpc.GenerationServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                generation.Generate(generate("a", request_id="mine"), timeout=3)
+        return failure(caught.value)
+
+    with ThreadPoolExecutor(1) as thread:
+        refused = thread.submit(ask).result(timeout=10)  # nothing else happens in this one
+
+    assert (refused.reason, refused.metadata["request_id"]) == ("CANNOT_MEET", "mine")
+    for task in waiting:
+        task.cancel()
+    await gateway.close()
+
+
+async def _slow_admission() -> Admission:
+    """Return one with a single place, which is handed over every two seconds."""
+    now = [0.0]
+    admission = Admission(clock=lambda: now[0])
+    admission.set_places(1)
+
+    async def have_a_turn() -> None:
+        async with admission.turn(Share(), None):
+            await asyncio.sleep(0)
+            now[0] += 2
+
+    await asyncio.gather(*(have_a_turn() for _ in range(40)))
+    return admission
+
+
+async def _have_a_turn(admission: Admission) -> None:
+    async with admission.turn(Share(), None):
+        await asyncio.Event().wait()
 
 
 async def test_a_call_without_a_message_is_refused(cell: Cell) -> None:
