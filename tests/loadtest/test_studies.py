@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any, cast
 
 import pytest
@@ -33,7 +34,8 @@ from loadtest.studies.loading import (
     measure_load,
     summary_under_load,
 )
-from loadtest.studies.overload import Fairness, Goodput, prompts
+from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.workload import LoadConfig
 
 WORK = TraceWork(
     num_requests=2000,
@@ -268,10 +270,36 @@ def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
     assert flooded is not None
 
     fairness = Fairness(idle, flooded, num_flooding=300)
-    goodput = Goodput(capacity=100.0, offered=400.0, timeout=1.0, answered=80.0, errors={})
+    rounds = (Overload(100.0, 400.0, n, {}) for n in (80.0, 20.0, 90.0))
+    goodput = Goodput(timeout=1.0, rounds=tuple(rounds))
 
     assert (round(fairness.ratio_p50, 6), round(fairness.ratio_p99, 6)) == (3.0, 3.0)
-    assert goodput.share == 0.8
+    assert (goodput.share, goodput.shares) == (0.8, (0.2, 0.8, 0.9))
+
+
+def test_every_overload_is_held_against_the_closed_loops_around_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speeds = iter([1.0, 100.0, 200.0, 400.0])  # of closed loops; the first warms up
+    offered = []
+
+    def run(config: LoadConfig) -> Any:
+        if config.rate is not None:
+            offered.append(config.rate)
+        report = Namespace(records=[Namespace(ok=True, end_to_end=0.5)] * 600, own=None)
+        speed = 0.0 if config.rate is not None else next(speeds)
+        report.summary = Namespace(errors={}, requests_per_second=speed)
+        return report
+
+    monkeypatch.setattr("loadtest.studies.overload.run", run)
+
+    goodput = measure_goodput(
+        "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+    )
+
+    assert offered == [400.0, 800.0]
+    assert [one.capacity for one in goodput.rounds] == [150.0, 300.0]
+    assert goodput.shares == (120 / 300, 120 / 150)
 
 
 async def test_a_study_that_fails_stops_its_engine() -> None:
