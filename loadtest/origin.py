@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +18,11 @@ def code_commit() -> str:
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown: the code is in no repository"
+
+
+def typed_command() -> str:
+    """Return the command of this process as a person would type it."""
+    return shlex.join(["tokenweir", *sys.argv[1:]])
 
 
 def now() -> str:

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 import click
 
-from server.cli.calling import classify, embed, health, label, models
-from server.cli.demonstrate import demo
+from server.cli.benchmark import bench
+from server.cli.checkpoints import explain, import_, train
+from server.cli.demo import demo
 from server.cli.exit_codes import DONE, FAILED, code_of, explanation
-from server.cli.generating import generate, score
-from server.cli.making import explain, export, import_, train, verify
-from server.cli.measuring import bench, loadtest
-from server.cli.serving import serve
+from server.cli.generation import generate, score
+from server.cli.load_test import loadtest
+from server.cli.packages import export, verify
+from server.cli.predictions import classify, embed, label
+from server.cli.service import serve
+from server.cli.status import health, models
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 

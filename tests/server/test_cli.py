@@ -152,7 +152,7 @@ def test_serve_takes_the_settings_of_its_engines(
     options: tuple[str, ...], settings: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[ServeConfig] = []
-    monkeypatch.setattr("server.cli.serving.serve_until_ended", served.append)
+    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
 
     assert run(["serve", "--model", "dates=packages/dates", *options]) == 0
 
@@ -163,7 +163,7 @@ def test_serve_takes_how_many_calls_a_crowd_has_at_a_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served: list[ServeConfig] = []
-    monkeypatch.setattr("server.cli.serving.serve_until_ended", served.append)
+    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
 
     assert run(["serve", "--model", "dates=packages/dates", "--crowded-calls", "7"]) == 0
 
@@ -613,10 +613,10 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
 
     monkeypatch.setattr("engine.device.device.open_device", note("open"))
     monkeypatch.setattr("exporter.tasks.train.train", lambda *_, **__: trained)
-    monkeypatch.setattr("server.cli.demonstrate.export_with_progress", note("export"))
-    verified = "server.cli.demonstrate.verify_apart"
+    monkeypatch.setattr("server.cli.demo.export_with_progress", note("export"))
+    verified = "server.cli.demo.verify_apart"
     monkeypatch.setattr(verified, lambda *given: done.append(("verify", given)))
-    monkeypatch.setattr("server.cli.demonstrate.serve_until_ended", lambda c: done.append(("", c)))
+    monkeypatch.setattr("server.cli.demo.serve_until_ended", lambda c: done.append(("", c)))
 
     code = run(["demo", "--out", str(tmp_path), "--device", "cuda", "--keep-serving"])
 

@@ -21,8 +21,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         done.append(command[command.index("verify") + 1 :])
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("server.cli.verifying.subprocess.run", verify)
-    monkeypatch.setattr("server.cli.serving.serve_until_ended", lambda _: done.append("served"))
+    monkeypatch.setattr("server.cli.verification.subprocess.run", verify)
+    monkeypatch.setattr("server.cli.service.serve_until_ended", lambda _: done.append("served"))
     return done
 
 
@@ -69,7 +69,7 @@ def test_one_package_is_verified_at_a_time(done: list[Any], tmp_path: Path) -> N
 def test_what_is_not_found_to_be_its_checkpoint_is_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr("server.cli.serving.serve_until_ended")
+    monkeypatch.delattr("server.cli.service.serve_until_ended")
     package = write_package(tmp_path / "p")
 
     code = run(["serve", str(package), "--verify", str(tmp_path)])

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
-from server.cli.generating import print_stream
+from server.cli.generation import print_stream
 from server.cli.interruption import cleaned_up
-from server.cli.making import export_with_progress, print_report
-from server.cli.measuring import num_failed, report_load_test
+from server.cli.load_test import num_failed, report_load_test
 from server.cli.options import any_path, examples
-from server.cli.serving import announce, serve_until_ended
+from server.cli.packages import export_with_progress
+from server.cli.service import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
-from server.cli.verifying import verify_apart
+from server.cli.verification import verify_apart
 
 if TYPE_CHECKING:
     from engine.config import Device

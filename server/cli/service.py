@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -122,25 +122,7 @@ if TYPE_CHECKING:
     help="Name of the service; two on one Ray cluster need two.",
 )
 def serve(
-    packages: tuple[Path, ...],
-    named: tuple[str, ...],
-    replicas: int | None,
-    min_replicas: int | None,
-    max_replicas: int | None,
-    target_live_requests: float,
-    host: str,
-    port: int,
-    threads: int,
-    max_num_seqs: int | None,
-    device: Device | None,
-    gpu_memory_utilization: float,
-    decode_buckets: tuple[int, ...],
-    num_gpus_per_replica: float | None,
-    checkpoint: Path | None,
-    max_step_seconds: float,
-    crowded_calls: int,
-    grace: float,
-    name: str,
+    packages: tuple[Path, ...], named: tuple[str, ...], checkpoint: Path | None, **typed: Any
 ) -> None:
     """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
 
@@ -148,21 +130,40 @@ def serve(
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
     still runs.
     """
-    low, high = _replica_bounds(replicas, min_replicas, max_replicas)
+    low, high = _replica_bounds(
+        typed.pop("replicas"), typed.pop("min_replicas"), typed.pop("max_replicas")
+    )
     models = collect_models(packages, named)
+    config = _serve_config(models, low, high, **typed)
+    if checkpoint is not None:
+        _verify(models, checkpoint, config)
+    click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
+    serve_until_ended(config)
+    click.echo("stopped", err=True)
+
+
+def _serve_config(
+    models: Mapping[str, Path],
+    min_replicas: int,
+    max_replicas: int,
+    *,
+    threads: int,
+    max_num_seqs: int | None,
+    max_step_seconds: float,
+    device: Device | None,
+    gpu_memory_utilization: float,
+    decode_buckets: tuple[int, ...],
+    crowded_calls: int,
+    **service: Any,
+) -> ServeConfig:
+    """Return the settings; those of `service` have the names that ServeConfig gives them."""
     from engine.config import EngineConfig
     from server.config import GatewayConfig, ServeConfig
 
-    config = ServeConfig(
+    return ServeConfig(
         packages=models,
-        host=host,
-        port=port,
-        min_replicas=low,
-        max_replicas=high,
-        target_live_requests=target_live_requests,
-        num_gpus_per_replica=num_gpus_per_replica,
-        grace=grace,
-        name=name,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
         gateway=GatewayConfig(crowded_calls_per_worker=crowded_calls),
         engine=EngineConfig(
             num_threads=threads,
@@ -172,18 +173,14 @@ def serve(
             gpu_memory_utilization=gpu_memory_utilization,
             decode_buckets=decode_buckets,
         ),
+        **service,
     )
-    if checkpoint is not None:
-        _verify(models, checkpoint, config)
-    click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
-    serve_until_ended(config)
-    click.echo("stopped", err=True)
 
 
 def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -> None:
     """Verify the only package as its workers will run it."""
     from engine.package.package import read_manifest
-    from server.cli.verifying import verify_apart
+    from server.cli.verification import verify_apart
 
     if len(models) > 1:
         raise click.UsageError(

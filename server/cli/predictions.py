@@ -1,4 +1,4 @@
-"""The commands that ask a running server for predictions, and what it is."""
+"""The commands that ask a server for predictions: classify, label, embed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from server.cli.connection import answer_each, open_client, print_json
-from server.cli.exit_codes import DONE, FAILED
 from server.cli.options import (
     examples,
     existing_file,
@@ -119,58 +118,3 @@ def embed(model: str, texts: tuple[str, ...], normalize: bool, server: str, **op
 
     with open_client(server) as client:
         return answer_each(texts, answer, as_json=True)
-
-
-@click.command(
-    short_help="List what a server serves.",
-    epilog=examples(
-        "tokenweir models",
-        "tokenweir models --server 10.0.0.7:50051",
-        "tokenweir models --json",
-    ),
-)
-@json_option
-@server_option
-def models(as_json: bool, server: str) -> None:
-    """List what the server serves: states, capabilities, limits, certificates."""
-    with open_client(server) as client:
-        found = client.models()
-    if as_json:
-        for model in found:
-            print_json(model)
-        return
-    from server.cli.tables import model_table, print_table
-
-    for model in found:
-        print_table(model_table(model))
-    if not found:
-        click.echo(f"{server} serves no model")
-
-
-@click.command(
-    short_help="Print the health of a server, service or model.",
-    epilog=examples(
-        "tokenweir health",
-        "tokenweir health dates",
-        "tokenweir health tokenweir.v1.GenerationService",
-    ),
-)
-@click.argument("service", default="", metavar="[SERVICE]")
-@json_option
-@server_option
-def health(service: str, as_json: bool, server: str) -> int:
-    """Print the health of the server, or of one SERVICE or model; exit with 1 if not SERVING."""
-    from tokenweir import NotFound
-
-    with open_client(server) as client:
-        try:
-            status = client.health(service)
-        except NotFound as error:
-            raise click.ClickException(
-                f"{server} has no service or model {service!r}; `tokenweir models` lists the models"
-            ) from error
-    if as_json:
-        print_json({"service": service, "status": status})
-    else:
-        click.echo(status)
-    return DONE if status == "SERVING" else FAILED

@@ -1,13 +1,13 @@
-"""The commands that make models: train, import, explain, export, verify."""
+"""The commands that make packages, and compare them with their checkpoints: export, verify."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporter.tasks import TASKS
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from engine.config import Device, EngineConfig
     from engine.package.manifest import CacheDtype, Precision, Target, Weights
     from exporter.certificate.loss import LossLimits
-    from exporter.training.trainer import TrainingReport
 
 _SHARE = Number(min=0)
 text_option = click.option(
@@ -31,108 +30,6 @@ text_option = click.option(
     type=existing_file,
     help="UTF-8 text to measure perplexity on; lines of source, tab, target for an encoder.",
 )
-
-
-@click.command(
-    short_help="Train a model and write its checkpoint.",
-    epilog=examples(
-        "tokenweir train dates --out checkpoints/dates",
-        "tokenweir train dates --out checkpoints/dates --resume",
-        "tokenweir train text --file book.txt --file letters.txt --out checkpoints/text",
-    ),
-)
-@click.argument("task", type=click.Choice(list(TASKS)))
-@click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted run in --out stopped.")
-@click.option("--seed", type=int, help="The same seed, the same run.  [default: 0]")
-@click.option("--steps", type=click.IntRange(1), help="Optimizer steps.  [default: the task's]")
-@click.option(
-    "--file", "files", type=existing_file, multiple=True, help="UTF-8 text, for `text` only."
-)
-def train(
-    task: str, out: Path, resume: bool, seed: int | None, steps: int | None, files: tuple[Path, ...]
-) -> None:
-    """Train a model for TASK and write its checkpoint to --out.
-
-    \b
-    dates      dates as people write them -> ISO 8601      encoder-decoder
-    tagging    words -> parts of speech                    sequence labeller
-    digits     images of digits -> the digit               ViT
-    sentiment  sentences -> positive or negative           BERT
-    text       goes on with a text; needs --file           GPT
-
-    All but `text` make their own data. The last line says how the best checkpoint does on held-out
-    data, against the task's target.
-    """
-    if (task == "text") != bool(files):
-        raise click.UsageError(
-            "`text` learns from your files: give --file FILE"
-            if task == "text"
-            else f"--file is for `text`; `{task}` makes its own data"
-        )
-    from exporter.openmp import let_waiting_threads_sleep
-
-    let_waiting_threads_sleep()  # before torch is loaded
-    from exporter.tasks.train import train as train_model
-
-    with cleaned_up():
-        report = train_model(task, out, resume=resume, seed=seed, steps=steps, files=files)
-    print_report(report)
-
-
-def print_report(report: TrainingReport) -> None:
-    """Say how the training went."""
-    click.echo(
-        f"{report.steps} steps in {report.seconds:.0f} s, {report.num_parameters:,} parameters; "
-        f"the best checkpoint is that of step {report.best_step}"
-    )
-    click.echo(report.summary)
-    click.echo(f"checkpoint: {report.out}")
-
-
-@click.command(
-    "import",
-    short_help="Turn a Hugging Face model into a checkpoint.",
-    epilog=examples("tokenweir import downloads/gpt2 --out checkpoints/gpt2"),
-)
-@click.argument("source", type=existing_directory)
-@click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
-def import_(source: Path, out: Path) -> None:
-    """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
-
-    Families: GPT-2, Llama and Marian. SOURCE holds config.json, tokenizer.json and the weights as
-    safetensors, as `save_pretrained` of transformers writes them; pickles are not read.
-    """
-    from exporter.huggingface import import_checkpoint
-
-    with cleaned_up():
-        imported = import_checkpoint(source, out)
-    click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
-    for note in imported.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"checkpoint: {out}")
-
-
-@click.command(
-    short_help="Draw what the attention heads look at.",
-    epilog=examples('tokenweir explain checkpoints/dates "3rd of Feb, 1998" --out heads.png'),
-)
-@click.argument("checkpoint", type=existing_directory)
-@click.argument("text")
-@click.option("--target", help="Output to explain.  [default: what the model writes]")
-@click.option(
-    "--out", type=any_path, default=Path("attention.png"), show_default=True, help="PNG to write."
-)
-def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
-    """Draw what every attention head of CHECKPOINT looks at in TEXT: layers x heads.
-
-    For a model of images TEXT is the path of one.
-    """
-    from exporter.checkpoint import load_checkpoint
-    from exporter.explain.explain import explain as draw_attention
-
-    draw_attention(load_checkpoint(checkpoint), text, out, target=target)
-    click.echo(out)
 
 
 @click.command(
@@ -179,18 +76,7 @@ def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
     "--max-logit-loss", type=_SHARE, help="Largest logit difference, in their standard deviations."
 )
 @click.option("--max-perplexity-loss", type=_SHARE, help="Rise on --text, as a share.")
-def export(
-    checkpoint: Path,
-    out: Path,
-    name: str | None,
-    version: str,
-    target: Target,
-    precision: Precision,
-    weights: Weights | None,
-    kv_cache: CacheDtype | None,
-    text: Path | None,
-    **limits: float | None,
-) -> None:
+def export(checkpoint: Path, out: Path, text: Path | None, **typed: Any) -> None:
     """Export CHECKPOINT to a package that `tokenweir serve` can run.
 
     Compares the exported model with the eager one over prompts, lengths, batches, paddings and
@@ -206,6 +92,24 @@ def export(
     written if that is more than the --max-...-loss options allow. They default to 0.1, 1 and 0.05;
     with int4 to 0.3, 4 and 0.25. A model with random weights needs --max-token-loss 1.
     """
+    limits = {name: typed.pop(name) for name in list(typed) if name.endswith("_loss")}
+    export_with_progress(
+        checkpoint, out, text=text, limits=_loss_limits(text, limits, **typed), **typed
+    )
+    click.echo(f"package: {out}")
+
+
+def _loss_limits(
+    text: Path | None,
+    limits: Mapping[str, float | None],
+    *,
+    target: Target,
+    precision: Precision,
+    weights: Weights | None,
+    kv_cache: CacheDtype | None,
+    **_: str | None,
+) -> LossLimits:
+    """Return what a package of this format may lose; UsageError if it loses nothing."""
     from dataclasses import replace
 
     from engine.package.manifest import PackageFormat
@@ -217,19 +121,7 @@ def export(
         raise click.UsageError(
             f"{form} loses nothing: give --weights or --kv-cache, or no --text and --max-...-loss"
         )
-    export_with_progress(
-        checkpoint,
-        out,
-        name=name,
-        version=version,
-        target=target,
-        precision=precision,
-        weights=weights,
-        kv_cache=kv_cache,
-        text=text,
-        limits=replace(DEFAULT_LIMITS[form.weights], **given),
-    )
-    click.echo(f"package: {out}")
+    return replace(DEFAULT_LIMITS[form.weights], **given)
 
 
 def export_with_progress(

@@ -1,0 +1,142 @@
+"""The command that measures an engine alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from server.cli.interruption import cleaned_up
+from server.cli.options import (
+    any_path,
+    decode_buckets_option,
+    device_option,
+    examples,
+    existing_directory,
+    gpu_memory_option,
+    read_numbers,
+)
+
+if TYPE_CHECKING:
+    from engine.benchmark import BenchmarkReport, BenchmarkWork
+    from engine.config import Device, EngineConfig
+
+
+@click.command(
+    short_help="Measure the engine on a package, without a server.",
+    epilog=examples(
+        "tokenweir bench packages/gpt2",
+        "tokenweir bench packages/marian --concurrency 1,32 --prompt-tokens 25 --new-tokens 32 "
+        "--beam 4 --json bench.json",
+    ),
+)
+@click.argument("package", type=existing_directory)
+@click.option(
+    "--concurrency",
+    "concurrencies",
+    default="1,8,32",
+    show_default=True,
+    callback=read_numbers,
+    metavar="N,...",
+    help="Requests at once; each is measured.",
+)
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--strategy", type=click.Choice(["greedy", "topk"]), help="[default: greedy]")
+@click.option("--beam", type=click.IntRange(2), metavar="WIDTH", help="Beam search instead.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--threads", type=click.IntRange(1), help="Of the model.  [default: one a core]")
+@device_option
+@gpu_memory_option
+@decode_buckets_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
+@click.option("--json", "json_file", type=any_path, help="Write every number here.")
+def bench(
+    package: Path,
+    concurrencies: tuple[int, ...],
+    rounds: int,
+    json_file: Path | None,
+    **typed: Any,
+) -> None:
+    """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
+
+    Every request has exactly so many prompt tokens and gets exactly so many new ones. The rates are
+    medians; a decode step is what the work takes beyond its prompts.
+    """
+    work, settings = _work_and_settings(**typed)
+    from engine.benchmark import run_benchmark
+    from server.cli.progress import show_progress
+    from server.cli.tables import benchmark_tables, print_table
+
+    if json_file is not None:
+        from loadtest.report import check_place
+
+        check_place(json_file)
+    with cleaned_up(), show_progress("Rounds") as progress:
+        report = run_benchmark(
+            package,
+            work,
+            concurrencies,
+            num_rounds=rounds,
+            settings=settings,
+            progress=progress,
+            tell=lambda line: click.echo(line, err=True),
+        )
+    for table in benchmark_tables(report):
+        print_table(table)
+    if json_file is not None:
+        _write_benchmark(report, json_file)
+        click.echo(f"written: {json_file}")
+
+
+def _work_and_settings(
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    strategy: Literal["greedy", "topk"] | None,
+    beam: int | None,
+    threads: int | None,
+    device: Device | None,
+    gpu_memory_utilization: float,
+    decode_buckets: tuple[int, ...],
+    seed: int,
+) -> tuple[BenchmarkWork, EngineConfig]:
+    if beam is not None and strategy is not None:
+        raise click.UsageError("give --strategy, or --beam for beam search")
+    from engine.benchmark import BenchmarkWork
+    from engine.config import EngineConfig
+
+    work = BenchmarkWork(
+        num_prompt_tokens=prompt_tokens,
+        num_new_tokens=new_tokens,
+        strategy="beam" if beam is not None else strategy or "greedy",
+        beam_width=beam or 1,
+        seed=seed,
+    )
+    settings = EngineConfig(
+        num_threads=threads or 0,
+        max_num_seqs=max(decode_buckets, default=0),
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        decode_buckets=decode_buckets,
+    )
+    return work, settings
+
+
+def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
+    from pydantic import TypeAdapter
+
+    from engine.benchmark import BenchmarkReport
+    from engine.machine import machine_name
+    from loadtest.origin import code_commit, now, typed_command
+    from loadtest.result_file import write_document
+
+    content = {
+        "command": typed_command(),
+        "commit": code_commit(),
+        "machine": machine_name(),
+        "written_at": now(),
+        **TypeAdapter(BenchmarkReport).dump_python(report, mode="json"),
+    }
+    write_document(content, path)
