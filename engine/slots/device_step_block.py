@@ -52,7 +52,9 @@ class DeviceStepBlock:
         self._read = memory.zeros((num_bytes,), "int8")
         self._end = self._end_of_standing = 0
         self._logits = memory.zeros((num_slots, contract.vocab_size), "float32")
-        self._chunk_logits = memory.zeros((self._num_chunk_rows, contract.vocab_size), "float32")
+        self._row_bytes = aligned(4 * contract.vocab_size)
+        self._chunk_logits = memory.zeros((self._num_chunk_rows * self._row_bytes,), "int8")
+        self._calls: list[int] = []  # the first rows of the calls of chunks
         self._outputs: dict[int, _SmallOutputs] = {}
         self._fetched: NDArray[np.uint8] | None = None
 
@@ -71,6 +73,7 @@ class DeviceStepBlock:
         """See StepBlock."""
         self._size = size
         self._end = self._end_of_standing
+        self._calls.clear()
         self._outputs_of(size.num_top).begin(size)
 
     def add(self, array: NDArray[Any]) -> Bound:
@@ -90,8 +93,10 @@ class DeviceStepBlock:
 
     def chunk_outputs(self, first: int, last: int) -> CallOutputs:
         """See StepBlock."""
+        self._calls.append(first)
+        logits = self._logits_of_chunks(first, first, last)
         top = self._outputs_of(self._size.num_top).chunks
-        return CallOutputs(self._chunk_logits[first:last], *(array[first:last] for array in top))
+        return CallOutputs(logits, *(array[first:last] for array in top))
 
     def alignment(self, first: int, last: int) -> Bound:
         """See StepBlock."""
@@ -134,18 +139,33 @@ class DeviceStepBlock:
         return [*inside, *beyond]
 
     def _download(self, target: Floats, rows: Sequence[int]) -> None:
-        """Queue copies of logits: one for rows that lie beside each other."""
-        start, num_decoding = 0, self._size.num_decoding
+        """Queue copies of logits: one for rows of a call that lie beside each other."""
+        calls = {self._size.num_decoding + first for first in self._calls}
+        start = 0
         for stop in range(1, len(rows) + 1):
             is_last = stop == len(rows)
-            if is_last or rows[stop] != rows[stop - 1] + 1 or rows[stop] == num_decoding:
-                row, count = rows[start], stop - start
-                source = self._logits[row : row + count]
-                if row >= num_decoding:
-                    behind = row - num_decoding
-                    source = self._chunk_logits[behind : behind + count]
+            if is_last or rows[stop] != rows[stop - 1] + 1 or rows[stop] in calls:
+                source = self._logits_at(rows[start], rows[start] + stop - start)
                 self._memory.download(target[start:stop], source)
                 start = stop
+
+    def _logits_at(self, first: int, last: int) -> DeviceArray:
+        """Return where logits of a step lie, of rows of one call."""
+        num_decoding = self._size.num_decoding
+        if first < num_decoding:
+            return self._logits[first:last]
+        first, last = first - num_decoding, last - num_decoding
+        call = max(row for row in self._calls if row <= first)
+        return self._logits_of_chunks(call, first, last)
+
+    def _logits_of_chunks(self, call: int, first: int, last: int) -> DeviceArray:
+        """Return where rows lie of the call that begins with row `call`.
+
+        They are packed, as the graph writes them, and every call begins as an array of its own
+        does: kernels are chosen by that, too.
+        """
+        start = call * self._row_bytes + (first - call) * 4 * self._vocab_size
+        return self._chunk_logits.view(start, "float32", (last - first, self._vocab_size))
 
 
 class _SmallOutputs:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.device.cuda_runtime import CudaRuntime
 from engine.device.device import CudaDevice
-from engine.device.memory import DeviceArray, DeviceMemory
+from engine.device.memory import ALIGNMENT, DeviceArray, DeviceMemory, aligned
 
 NAME = "NVIDIA Fake 9000"
 OUT_OF_MEMORY = 2
@@ -82,8 +82,10 @@ class FakeCuda:
         raise AssertionError(f"{num_bytes} bytes at {address} are not memory of the device")
 
     def _allocate(self, found: Any, num_bytes: int, memory: dict[int, Any]) -> None:
-        buffer = (ctypes.c_uint8 * num_bytes)()
-        address = ctypes.addressof(buffer)
+        block = (ctypes.c_uint8 * (num_bytes + ALIGNMENT))()
+        address = aligned(ctypes.addressof(block))
+        offset = address - ctypes.addressof(block)
+        buffer = (ctypes.c_uint8 * num_bytes).from_buffer(block, offset)
         ctypes.memset(address, _DIRT, num_bytes)
         memory[address] = buffer
         found._obj.value = address

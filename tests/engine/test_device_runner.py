@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.device.memory import ALIGNMENT, DeviceArray
 from engine.errors import OutOfDeviceMemory
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
 from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import load_on
+from tests.engine.fake_device_session import FakeDeviceBinding, load_on
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
 from tests.engine.test_model_runner import TinyModel
 
@@ -152,6 +153,30 @@ def test_logits_are_fetched_in_one_copy_for_rows_beside_each_other(tmp_path: Pat
         found.fetch(rows)
         assert cuda.calls == ["cudaMemcpyAsync"] * num_copies + ["cudaStreamSynchronize"]
     assert found.all_logits.tobytes() == wanted.tobytes()
+
+
+def test_logits_of_every_call_begin_where_those_of_a_decode_call_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are chosen by that too: else a chunk's bits would depend on the chunks beside it."""
+    places: list[int] = []
+    bind = FakeDeviceBinding.output
+
+    def output(binding: FakeDeviceBinding, name: str, array: DeviceArray) -> None:
+        places.extend([array.address % ALIGNMENT] if name == "logits" else [])
+        bind(binding, name, array)
+
+    monkeypatch.setattr(FakeDeviceBinding, "output", output)
+    model = TinyModel(4, has_encoder=False)  # of 23 tokens
+    runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    wanted = (1, 0, 2, 9)  # logits of the chunks
+    chunks = [PrefillChunk(row, ids(row, 9), many) for row, many in enumerate(wanted, 1)]
+    step = replace(NOTHING, decode_ids=(4,), chunks=tuple(chunks))
+
+    found = runner.run(step).all_logits
+
+    assert len(places) == 5 and set(places) == {places[0]}
+    assert found.tobytes() == load(model, tmp_path).run(step).all_logits.tobytes()
 
 
 def test_numbers_of_likeliest_tokens_share_memory(
