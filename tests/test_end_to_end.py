@@ -35,7 +35,7 @@ from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.api import REPLICA_KEY
 from server.config import ServeConfig
-from server.ray.deployment import serving
+from server.ray.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -124,7 +124,7 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     """Serve the package and use it as a client would; return the exit code."""
     import asyncio
 
-    from server.ray.deployment import serving
+    from server.ray.serving import serving
     from server.signals import cancelled_by_signals
 
     _headline("Serve")

@@ -24,7 +24,7 @@ from server.cli.options import (
 if TYPE_CHECKING:
     from engine.config import Device
     from server.config import ServeConfig
-    from server.ray.deployment import Service
+    from server.ray.serving import Service
 
 
 @click.command(
@@ -195,7 +195,7 @@ def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -
 
 def serve_until_ended(config: ServeConfig) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
-    from server.ray.deployment import serve_models
+    from server.ray.serving import serve_models
     from server.ray.thread import RayLost
 
     _log_to_stderr()

@@ -15,16 +15,10 @@ import pytest
 from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError, PackageError
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
-from server.ray.deployment import (
-    LiveRequestsPolicy,
-    _ended_with_raylet,
-    check_gpus,
-    check_port_is_free,
-    num_threads,
-    resources,
-    serve_models,
-    shortage,
-)
+from server.ray.autoscaling import LiveRequestsPolicy
+from server.ray.cluster import _ended_with_raylet
+from server.ray.resources import check_gpus, num_threads, resources, shortage
+from server.ray.serving import check_port_is_free, serve_models
 from tests.engine.test_distributions import install
 
 CONFIG = ServeConfig(packages={"model": Path("nowhere")})
@@ -63,7 +57,7 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
 ) -> None:
     manifest = SimpleNamespace(target="cuda", precision="bf16")
     package = SimpleNamespace(path=Path("nowhere"), manifest=manifest)
-    monkeypatch.setattr("server.ray.deployment.load_package", lambda path: package)
+    monkeypatch.setattr("server.ray.serving.load_package", lambda path: package)
     config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cpu"))
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -304,7 +298,7 @@ def test_agents_of_ray_are_started_to_end_with_it() -> None:
 def test_a_worker_can_be_imported_without_torch_and_without_ray() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['ray'] = None\n"
-        "import server.ray.deployment, server.worker.worker, engine.factory, engine.session\n"
+        "import server.ray.serving, server.worker.worker, engine.factory, engine.session\n"
         "import engine.generation.async_engine, engine.one_pass.engine, engine.one_pass.image\n"
         "print('fine')"
     )

@@ -1,0 +1,151 @@
+"""Ray itself: one of our own on this machine, or a cluster that is joined."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+from server.config import ServeConfig
+from server.ray import end_with_parent
+from server.ray.address import joins_cluster
+from server.ray.beside import beside
+from server.ray.claim import NAMESPACE, claim_name
+from server.ray.resources import check_gpus_of_cluster, num_cores, num_threads
+from server.ray.run_directory import RunDirectory, remove_what_dead_owners_left, run_directory
+from server.ray.thread import RayThread, watch
+
+# Ray reads these when it is imported, so `import ray` stands inside the functions below.
+_LOCAL_RAY = {
+    "RAY_memory_monitor_refresh_ms": "0",  # else Ray kills replicas when other programs use memory
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints nothing; what matters is logged here
+    "RAY_kill_worker_timeout_milliseconds": "500",  # then SIGKILL, which a stopped process needs
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",  # else agents look every 0.4 s
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # else who loses it dies amid the drain
+    # Nobody reads what Ray reports of itself, and nothing here waits for its rounds.
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_enable_timeline": "0",
+    "RAY_event_stats": "0",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Workers give way to the gateway: calls that it has not read expire. 15 would be Ray's choice.
+    "RAY_worker_niceness": "5",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: every server of Ray on 127.0.0.1
+    "RAY_AUTH_MODE": "token",
+}
+
+
+@contextlib.asynccontextmanager
+async def running_ray(config: ServeConfig) -> AsyncIterator[RayThread]:
+    """Start Ray, or join a cluster; notice its loss; leave nothing behind."""
+    remove_what_dead_owners_left()
+    with RayThread() as ray, run_directory() as directory:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(ray.finish, _stop_ray)
+            await ray.run(_start_ray, config, directory)
+            await ray.run(check_gpus_of_cluster, config)
+            _reinstall_signal_handler()
+            claim = await ray.run(claim_name, config.name) if joins_cluster() else None
+            stack.callback(lambda: claim)  # held until then
+            watching = partial(watch, await ray.run(_servers), ray.lose)
+            await stack.enter_async_context(beside("watching Ray", watching))
+            yield ray
+
+
+def node_address() -> str:
+    """Return the IP address of this host in the cluster."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
+    """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
+    local: dict[str, Any] = {}
+    if not joins_cluster():
+        for name, value in _LOCAL_RAY.items():
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        local = {
+            "address": "local",
+            "num_cpus": max(num_cores(), config.max_replicas * num_threads(config)),
+            "object_store_memory": 80 << 20,  # the smallest that Ray takes; nothing goes there
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(directory.for_ray),
+        }
+    import ray
+
+    with directory.marked_environment(), _adapted_processes():
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local)
+
+
+@contextlib.contextmanager
+def _adapted_processes() -> Iterator[None]:
+    """Have ray.init start no process that nobody asks here, and none that stays when all is killed.
+
+    Not started are the autoscaler of nodes, the log monitor and the dashboard. The raylet's agents
+    end with it: by themselves they stay for ever. A signal to the process group of the command does
+    not reach Ray, which the drain needs. Where a cluster is joined nothing is started.
+    """
+    from ray._private import parameter, services
+
+    before = parameter.RayParams, services.start_api_server, services.start_ray_process
+    make_parameters, _, start = before
+    popen = services.ConsolePopen
+
+    def start_adapted(command: list[str], *args: Any, **options: Any) -> Any:
+        return start([_ended_with_raylet(word) for word in command], *args, **options)
+
+    parameter.RayParams = partial(make_parameters, no_monitor=True, include_log_monitor=False)
+    services.start_api_server = lambda *_, **__: ("", None)
+    services.start_ray_process = start_adapted
+    services.ConsolePopen = partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+        parameter.RayParams, services.start_api_server, services.start_ray_process = before
+
+
+def _ended_with_raylet(option: str) -> str:
+    """Return an option of the raylet; if it is the command of an agent, one that ends with it."""
+    launcher = subprocess.list2cmdline([sys.executable, "-I", end_with_parent.__file__])
+    return re.sub(r"^--\w+_agent_command=", lambda found: f"{found[0]}{launcher} ", option)
+
+
+def _reinstall_signal_handler() -> None:
+    """Have Python handle SIGTERM again: Ray's core has put a handler of its own before it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def _stop_ray() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _servers() -> dict[str, tuple[str, int]]:
+    """Return host and port of the servers of Ray that this process cannot do without."""
+    import ray
+
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return {
+        "gcs_server": (host.strip("[]"), int(port)),
+        "raylet": (node["NodeManagerAddress"], node["NodeManagerPort"]),
+    }

@@ -1,0 +1,141 @@
+"""A worker in a process of Ray: it loads its engines, serves, and tells the command so."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from engine.background import in_background
+from engine.errors import EngineFailure, TokenweirError
+from engine.factory import load_engine
+from engine.package.package import load_package
+from server.config import ServeConfig
+from server.ray.claim import undeploy_if_abandoned
+from server.ray.registry import HEARTBEAT, WorkerInfo
+from server.ray.resources import num_threads
+from server.ray.roster import RosterAddress
+from server.ray.roster_link import LinkHandler, RosterLink
+from server.worker.engines import Engine
+from server.worker.worker import Worker
+
+DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
+UNHEALTHY_GRACE = 2.0  # seconds that running requests get of a replica that cannot serve any more
+UNHEALTHY_EXIT = 5.0  # seconds in which such a replica ends, whatever hangs in it
+ABANDONED_AFTER = 5.0  # seconds without the command, until a replica looks if it is gone
+logger = logging.getLogger(__name__)
+
+
+class WorkerReplica:
+    """A Ray Serve replica: engines, the worker that serves them, and its place in the registry."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, config: ServeConfig, roster: RosterAddress
+    ) -> None:
+        self._link = RosterLink(roster)
+        _forward_log(self._link)
+        look = partial(self._end_without_command, config.name)
+        self._looking = in_background("looking for the command", look)
+        try:
+            self._info = await self._start(config)
+        except Exception as error:
+            is_expected = isinstance(error, TokenweirError)
+            logger.error("it cannot start: %s", error, exc_info=not is_expected)
+            await self._link.close()
+            raise
+        self._link.alive(self._info)
+        self._watching = in_background("watching the worker", self._end_when_unhealthy)
+
+    async def _start(self, config: ServeConfig) -> WorkerInfo:
+        host = _bind_serve_to_node()
+        engines = await asyncio.to_thread(_load_engines, config)
+        self._grace = config.grace
+        self._worker = Worker(
+            engines,
+            dataclasses.replace(config.worker, host=host, port=0, limits=config.engine.limits),
+        )
+        return WorkerInfo(
+            address=await self._worker.start(),
+            pid=os.getpid(),
+            replica_id=self._worker.replica_id,
+            actor=_actor_name(),
+        )
+
+    async def check_health(self) -> None:
+        """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
+        if not self._worker.healthy:
+            raise EngineFailure(f"worker {self._info.address} or one of its engines is unhealthy")
+        if self._link.broken:
+            raise EngineFailure(f"worker {self._info.address} no longer sends heartbeats")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Ray Serve how busy the worker is; LiveRequestsPolicy reads it."""
+        return {"live_requests": float(self._worker.load())}
+
+    async def __del__(self) -> None:
+        """Leave: Ray Serve awaits this before it stops a replica."""
+        if not hasattr(self, "_watching"):
+            return  # never got as far as to serve
+        self._watching.cancel()
+        grace = 0.0 if await self._link.leave() else self._grace
+        await asyncio.sleep(DEREGISTERED_PAUSE)
+        await self._worker.drain(grace)
+        await self._link.close()
+
+    async def _end_without_command(self, name: str) -> None:
+        """Undeploy the service once its command is gone: a cluster would run it for ever."""
+        while True:
+            await asyncio.sleep(HEARTBEAT)
+            if self._link.silence > ABANDONED_AFTER:
+                await asyncio.to_thread(undeploy_if_abandoned, name)
+
+    async def _end_when_unhealthy(self) -> None:
+        """End the process at once: Ray Serve would ask three times, then allow the whole grace."""
+        while self._worker.healthy:
+            await asyncio.sleep(HEARTBEAT)
+        logger.error("%s cannot serve any more; its process ends", self._info)
+        try:
+            async with asyncio.timeout(UNHEALTHY_EXIT):
+                await self._link.leave()
+                await self._worker.drain(min(self._grace, UNHEALTHY_GRACE))
+                await self._link.close()
+        finally:
+            os._exit(1)
+
+
+def _load_engines(config: ServeConfig) -> Mapping[str, Engine]:
+    engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
+    return {
+        name: load_engine(load_package(path), engine_config)
+        for name, path in config.packages.items()
+    }
+
+
+def _actor_name() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_actor_name())
+
+
+def _forward_log(link: RosterLink) -> None:
+    """Tell the command the log of this process: nobody reads the files of a worker."""
+    logging.getLogger().addHandler(LinkHandler(link))
+    for package in ("server", "engine"):
+        logging.getLogger(package).setLevel(logging.INFO)
+
+
+def _bind_serve_to_node() -> str:
+    """Keep Serve's own gRPC server of this replica off other interfaces; return the node's IP.
+
+    It unpickles what it is sent, and Ray binds it to every interface. Nothing of ours uses it.
+    """
+    import ray
+    from ray.serve._private import replica
+
+    host = str(ray.util.get_node_ip_address())
+    add_port = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, _address: add_port(server, f"{host}:0")
+    return host

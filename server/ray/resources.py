@@ -1,0 +1,83 @@
+"""What the workers need of their machines, and what is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from engine.errors import ConfigError
+from server.config import ServeConfig
+from server.ray.address import joins_cluster
+
+
+def num_threads(config: ServeConfig) -> int:
+    """Return the threads of one replica's engines: its share of the cores unless given."""
+    return config.engine.num_threads or max(1, num_cores() // config.max_replicas)
+
+
+def resources(config: ServeConfig) -> dict[str, float]:
+    """Return what Ray reserves for one replica, by Ray's own names."""
+    gpus = {"GPU": config.num_gpus_per_replica} if config.num_gpus_per_replica else {}
+    return {"CPU": num_threads(config), **gpus}
+
+
+def check_gpus(config: ServeConfig, num_gpus: int) -> None:
+    """Raise ConfigError if the least number of replicas does not fit on so many GPUs."""
+    gpus = config.num_gpus_per_replica
+    if not gpus or config.min_replicas <= num_gpus * config.replicas_per_gpu:
+        return
+    if not num_gpus:
+        raise ConfigError("Ray finds no GPU on this machine; serve with --device cpu")
+    raise ConfigError(
+        f"{config.min_replicas} replicas want {gpus:g} GPUs each, and this machine has {num_gpus}; "
+        "ask for fewer with --replicas, or let several share one, such as two with "
+        "--num-gpus-per-replica 0.5"
+    )
+
+
+def check_gpus_of_cluster(config: ServeConfig) -> None:
+    """Raise ConfigError if a Ray of our own has too few GPUs for the workers: it gets no more."""
+    import ray
+
+    if config.num_gpus_per_replica and not joins_cluster():
+        check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
+
+
+def shortage(
+    num_workers: int,
+    wanted: Mapping[str, float],
+    free: Mapping[str, float],
+    total: Mapping[str, float],
+) -> str | None:
+    """Return what is missing for so many workers that want so much each; None if nothing is."""
+    words = {"CPU": ("cores", "--threads"), "GPU": ("GPUs", "--num-gpus-per-replica")}
+    for resource, amount in wanted.items():
+        if free.get(resource, 0) >= num_workers * amount:
+            continue
+        what, option = words[resource]
+        return (
+            f"waiting for {what}: {num_workers} more workers want {amount:g} each, and of the "
+            f"{total.get(resource, 0):g} of the Ray cluster {free.get(resource, 0):g} are free; "
+            f"ask for fewer with --replicas or {option}, or let the cluster grow"
+        )
+    return None
+
+
+def shortage_now(num_workers: int, config: ServeConfig) -> str | None:
+    """Return what Ray lacks for so many workers that have no process; None if nothing.
+
+    A Ray of our own has as many cores as it is asked for.
+    """
+    import ray
+
+    wanted = resources(config)
+    if not joins_cluster():
+        del wanted["CPU"]
+    return shortage(num_workers, wanted, ray.available_resources(), ray.cluster_resources())
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,151 @@
+"""Serves models: Ray Serve replicas behind a gateway, from the first of them to the drain.
+
+    command's process                                       Ray
+    serving() ── Roster, Registry ◄── heartbeat, log ── WorkerReplica, one a process
+                   └── Gateway ─────────── gRPC ─────────► Worker, its engines
+
+Ray Serve places, health-checks, restarts and scales the replicas. Requests never pass through
+Ray: every replica opens its own gRPC server and tells the roster where; the gateway follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import uvloop
+
+from engine.device.distributions import check_cuda_distribution, check_distributions
+from engine.errors import ConfigError, EngineFailure
+from engine.factory import device_of
+from engine.package.package import load_package
+from server.config import ServeConfig
+from server.gateway.gateway import Gateway
+from server.listening import address_of
+from server.ray.address import joins_cluster
+from server.ray.beside import beside
+from server.ray.cluster import node_address, running_ray
+from server.ray.deployment import deploy, deployment_problem, undeploy
+from server.ray.follow import follow, kill_hung
+from server.ray.registry import Registry, WorkerInfo
+from server.ray.resources import shortage_now
+from server.ray.roster import Roster
+from server.ray.thread import RayThread
+from server.signals import cancelled_by_signals
+
+SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """What `serving` has started."""
+
+    def __init__(self, address: str, gateway: Gateway, registry: Registry, ray: RayThread) -> None:
+        self.address = address
+        self._gateway = gateway
+        self._registry = registry
+        self._ray = ray
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """Return the workers that are alive now."""
+        return self._registry.workers
+
+    @property
+    def num_serving(self) -> int:
+        """The number of workers that the gateway sends calls to."""
+        return self._gateway.num_serving
+
+    async def wait_for_workers(self, count: int) -> None:
+        """Return once the gateway sends calls to so many workers."""
+        while self.num_serving < count:
+            await asyncio.sleep(0.05)
+
+    async def wait_until_lost(self) -> None:
+        """Raise RayLost as soon as Ray is gone: without it no worker is replaced."""
+        await self._ray.wait_until_lost()
+
+
+def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> None:
+    """Serve until a signal ends it, then drain; call `announce` once requests are answered.
+
+    Raises ConfigError or PackageError before Ray is started, EngineFailure if no worker starts,
+    RayLost if Ray is gone or hangs: what is left of it in this process keeps the interpreter.
+    """
+    uvloop.run(_serve_until_signal(config, announce))  # a refusal costs a fifth less
+
+
+@contextlib.asynccontextmanager
+async def serving(config: ServeConfig) -> AsyncIterator[Service]:
+    """Start Ray, the workers and the gateway; at the end drain and stop them all."""
+    check_distributions()
+    packages = [load_package(path) for path in config.packages.values()]
+    devices = [device_of(package, config.engine) for package in packages]
+    config = config.settled([package.manifest.target for package in packages])
+    if not joins_cluster() and "cuda" in devices:
+        check_cuda_distribution()  # on a cluster workers run where others have installed it
+    check_port_is_free(config.host, config.port)
+    async with contextlib.AsyncExitStack() as stack:
+        ray = await stack.enter_async_context(running_ray(config))
+        registry = Registry()
+        roster = Roster(registry)
+        roster_address = await roster.start(await ray.run(node_address))
+        stack.push_async_callback(roster.close)
+        workers: dict[str, WorkerInfo] = {}
+        gateway = Gateway(config.gateway_settings, partial(kill_hung, ray, workers))
+        port = await gateway.start()
+        stack.push_async_callback(gateway.close)  # after the workers have had their last words
+        stack.push_async_callback(ray.finish, undeploy, config)
+        stack.callback(roster.end)
+        await ray.run(deploy, config, roster_address)
+        following = partial(follow, registry, gateway, workers)
+        await stack.enter_async_context(beside("following the registry", following))
+        service = Service(address_of(config.host, port), gateway, registry, ray)
+        await _wait_until_served(config, service, ray, roster)
+        stack.push_async_callback(gateway.drain, config.grace)
+        yield service
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise ConfigError if nobody can listen there; a server that is found out later costs time."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
+                "uses the port, or choose another with --port (0: any that is free)"
+            ) from error
+
+
+async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service], None]) -> None:
+    with cancelled_by_signals() as seen:
+        try:
+            async with serving(config) as service:
+                announce(service)
+                await service.wait_until_lost()
+        except asyncio.CancelledError:
+            if not seen:
+                raise
+
+
+async def _wait_until_served(
+    config: ServeConfig, service: Service, ray: RayThread, roster: Roster
+) -> None:
+    started, told = time.monotonic(), 0
+    while service.num_serving < config.min_replicas:
+        problem = await ray.run(deployment_problem, config.name)
+        if problem:
+            raise EngineFailure(f"the workers do not start: {problem}")
+        if time.monotonic() - started > SHORTAGE_AFTER + told * SHORTAGE_PERIOD:
+            told += 1
+            missing = config.min_replicas - roster.num_workers
+            if problem := await ray.run(shortage_now, missing, config):
+                logger.warning(problem)
+        await asyncio.sleep(0.2)
