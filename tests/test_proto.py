@@ -46,6 +46,19 @@ def test_there_is_generated_code_for_every_proto_file_and_no_other() -> None:
     assert generated == {f"{Path(name).stem}_pb2.py" for name in FILES}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["GenerateResponse", "ScoreResponse", "ClassifyResponse", "LabelResponse", "EmbedResponse"],
+)
+def test_every_answer_of_a_model_says_whose_it_is_and_what_it_took(
+    answer: str, compiled: dict[str, FileDescriptorProto]
+) -> None:
+    messages = {m.name: m for file in compiled.values() for m in file.message_type}
+
+    fields = {field.name for field in messages[answer].field}
+    assert {"request_id", "usage", "timing", "provenance"} <= fields
+
+
 def test_lower_bounds_of_the_project_are_those_of_the_generated_code() -> None:
     project = tomllib.loads((PROTO.parent / "pyproject.toml").read_text())["project"]
     source = (PROTO / "python/tokenweir/v1/generation_service_pb2_grpc.py").read_text()

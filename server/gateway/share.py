@@ -45,6 +45,7 @@ def _views() -> dict[str, Any]:
     wanted = {
         "GenerateStreamRequest": ("request",),
         "GenerateRequest": ("scheduling", "request_id"),
+        "ScoreRequest": ("scheduling", "request_id"),
     }
     file = FileDescriptorProto(name="share.proto", package="tokenweir.v1", syntax="proto3")
     messages = generation_service_pb2.DESCRIPTOR.message_types_by_name
@@ -53,10 +54,12 @@ def _views() -> dict[str, Any]:
     file.message_type.append(_only(messages["Scheduling"], "tenant", "priority"))
     pool = DescriptorPool()  # of its own: in the default one the whole messages have these names
     pool.Add(file)
-    stream, generate = (
-        GetMessageClass(pool.FindMessageTypeByName(f"tokenweir.v1.{name}")) for name in wanted
-    )
-    return {f"{_SERVICE}/GenerateStream": stream, f"{_SERVICE}/Generate": generate}
+    return {
+        f"{_SERVICE}/{name.removesuffix('Request')}": GetMessageClass(
+            pool.FindMessageTypeByName(f"tokenweir.v1.{name}")
+        )
+        for name in wanted
+    }
 
 
 def _only(message: Descriptor, *names: str) -> DescriptorProto:

@@ -23,6 +23,14 @@ def check_generation(
     )
 
 
+def check_scoring(
+    request: generation_service_pb2.ScoreRequest, capabilities: Collection[str]
+) -> None:
+    """Do the same for what is asked of a score."""
+    asked = _asked_of_scheduling(request.scheduling)
+    raise_if_unsupported([path for path, name in asked if name not in capabilities])
+
+
 def raise_if_unsupported(features: Sequence[str]) -> None:
     """Raise CapabilityNotSupported if a feature is asked for that this server does not have."""
     if features:

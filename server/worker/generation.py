@@ -67,12 +67,18 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         inputs = requests.score_requests(
             request,
             manifest=found.model.package.manifest,
+            capabilities=found.model.capabilities,
             limits=self._limits,
             request_ids=self._engine_ids(),
             deadline=engine_deadline(context),
         )
         scores = await all_of([found.engine.score(one) for one in inputs])
-        answering = GenerationAnswers(found.model, current_request_id(), found.engine.token_bytes)
+        answering = GenerationAnswers(
+            found.model,
+            current_request_id(),
+            found.engine.token_bytes,
+            may_vary=_may_vary(request.scheduling),
+        )
         return answering.score_response(scores)
 
     def _prepare(
@@ -100,8 +106,12 @@ def _answering(request: pb.GenerateRequest, found: Found[GeneratingEngine]) -> G
         current_request_id(),
         found.engine.token_bytes,
         with_ids=request.output.token_ids,
-        may_vary=request.scheduling.determinism == common_pb2.DETERMINISM_BEST_EFFORT,
+        may_vary=_may_vary(request.scheduling),
     )
+
+
+def _may_vary(scheduling: pb.Scheduling) -> bool:
+    return scheduling.determinism == common_pb2.DETERMINISM_BEST_EFFORT
 
 
 async def _messages(

@@ -114,7 +114,9 @@ class GenerationAnswers:
                 for score in scores
             ],
             usage=usage([score.usage for score in scores]),
+            timing=timing([score.timing for score in scores]),
             provenance=self._provenance(0),
+            request_id=self.request_id,
         )
 
     def _sequence(self, event: SequenceFinished) -> pb.Sequence:

@@ -36,6 +36,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             usage=answers.prediction_usage(prediction.items),
             timing=timing([prediction.timing]),
             provenance=provenance(model),
+            request_id=current_request_id(),
         )
 
     async def Label(self, request: pb.LabelRequest, context: Context) -> pb.LabelResponse:
@@ -47,6 +48,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             usage=answers.prediction_usage(prediction.items),
             timing=timing([prediction.timing]),
             provenance=provenance(model),
+            request_id=current_request_id(),
         )
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
@@ -59,6 +61,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             usage=answers.prediction_usage(prediction.items),
             timing=timing([prediction.timing]),
             provenance=provenance(model),
+            request_id=current_request_id(),
         )
 
     async def _predict(

@@ -15,7 +15,7 @@ from engine.package.manifest import GenerationContract, Manifest
 from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
 from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
 from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
-from server.worker.capabilities import check_generation, raise_if_unsupported
+from server.worker.capabilities import check_generation, check_scoring, raise_if_unsupported
 from server.worker.params import sampling_params
 
 MAX_TENANT_CHARS = 128
@@ -64,32 +64,25 @@ def score_requests(
     request: generation_service_pb2.ScoreRequest,
     *,
     manifest: Manifest,
+    capabilities: Collection[str] = (),
     limits: RequestLimits,
     request_ids: Iterator[str],
     deadline: float | None,
 ) -> list[ScoreRequest]:
-    """Return one engine request per input, in order; raise InvalidRequest for what is wrong."""
+    """Return one engine request per input, in order; raises as `generation_requests`."""
     assert manifest.generation is not None
     _check_count("inputs", len(request.inputs), limits)
     _check_num_ids(request.inputs, manifest.generation)
-    top = request.top_logprobs if request.HasField("top_logprobs") else 0
-    violations = check_logprobs(top, "top_logprobs", limits)
-    violations += _check_request_id(request.request_id)
-    violations += _check_inputs(request.inputs)
-    violations += [
-        FieldViolation(
-            f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
-        )
-        for i, one in enumerate(request.inputs)
-        if one.WhichOneof("target_prefix") is None
-    ]
-    raise_if_any(violations)
+    check_scoring(request, capabilities)
+    raise_if_any(_wrong_fields_of_score(request, limits))
     return [
         ScoreRequest(
             request_id=next(request_ids),
             source=_prompt(one),
             target=_target_prefix(one),
-            top_logprobs=top,
+            top_logprobs=request.top_logprobs,  # 0 if it is absent
+            priority=request.scheduling.priority,
+            tenant=request.scheduling.tenant,
             deadline=deadline,
             input_path=f"inputs[{i}]",
         )
@@ -170,6 +163,24 @@ def _wrong_fields(
         *_check_request_id(request.request_id),
         *_check_inputs(request.inputs),
         *_check_constraint(request.decoding),
+        *_check_tenant(request.scheduling.tenant),
+    ]
+
+
+def _wrong_fields_of_score(
+    request: generation_service_pb2.ScoreRequest, limits: RequestLimits
+) -> list[FieldViolation]:
+    return [
+        *check_logprobs(request.top_logprobs, "top_logprobs", limits),
+        *_check_request_id(request.request_id),
+        *_check_inputs(request.inputs),
+        *(
+            FieldViolation(
+                f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
+            )
+            for i, one in enumerate(request.inputs)
+            if one.WhichOneof("target_prefix") is None
+        ),
         *_check_tenant(request.scheduling.tenant),
     ]
 

@@ -116,6 +116,12 @@ def test_score() -> None:
     )
 
 
+def test_a_score_is_scheduled_as_asked() -> None:
+    request = score_request("m", "source", "target", {"priority": 2, "tenant": "team"})
+
+    assert request.scheduling == pb.Scheduling(priority=2, tenant="team")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -541,3 +541,40 @@ def test_of_many_extensions_a_few_are_named() -> None:
         _convert(generate("a", extensions=extensions))
 
     assert len(caught.value.features) == 8
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoding": {"num_outputs": 0}},
+        {"decoding": {"sampling": {"temperature": 0}}},
+        {"decoding": {"sampling": {"top_p": 0}}},
+        {"decoding": {"sampling": {"typical_p": 0}}},
+        {"decoding": {"sampling": {"best_of": 0}}},
+        {"decoding": {"beam": {"width": 0}}},
+        {"decoding": {"controls": {"repetition_penalty": 0}}},
+        {"stopping": {"max_new_tokens": 0}},
+    ],
+)
+def test_a_zero_is_refused_where_the_protocol_says_so(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        _convert(generate("a", **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoding": {"sampling": {"top_k": 0, "min_p": 0, "seed": 7}}},
+        {
+            "decoding": {
+                "controls": {"frequency_penalty": 0, "presence_penalty": 0, "no_repeat_ngram": 0}
+            }
+        },
+        {"stopping": {"min_new_tokens": 0}},
+        {"scheduling": {"priority": 0}},
+    ],
+)
+def test_a_zero_is_the_same_as_nothing_where_the_protocol_says_so(fields: dict[str, Any]) -> None:
+    nothing = {"decoding": {"sampling": {"seed": 7}}} if "sampling" in str(fields) else {}
+
+    assert _convert(generate("a", **fields)) == _convert(generate("a", **nothing))

@@ -20,6 +20,7 @@ from engine.errors import EngineFailure, QueueFull
 from tests.server.calls import Stubs, as_dict, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import (
     OPTIONS,
+    TIMING,
     FakeGenerator,
     FakePredictor,
     generation_package,
@@ -463,3 +464,41 @@ async def test_a_reader_that_is_slower_than_the_engine_gets_fewer_and_longer_mes
     assert [m.sequence_number for m in messages] == list(range(1, len(messages) + 1))
     assert sum(len(m.delta.text) for m in messages) == 2_000 * 1_001
     assert len(messages) < 1_000
+
+
+async def test_a_score_is_scheduled_as_asked_and_says_what_it_took(
+    stubs: Stubs, engine: FakeGenerator
+) -> None:
+    engine.capabilities = OPTIONS
+    request = _score("a b")
+    request.scheduling.priority, request.scheduling.tenant = 3, "team"
+
+    response = await stubs.generation.Score(request)
+
+    assert [(one.priority, one.tenant) for one in engine.scored] == [(3, "team")]
+    assert response.request_id == "call-1"
+    assert response.timing.prefill.ToTimedelta().total_seconds() == pytest.approx(TIMING.prefill)
+
+
+async def test_a_score_that_asks_for_what_the_model_has_not_is_refused(
+    stubs: Stubs, engine: FakeGenerator
+) -> None:
+    engine.capabilities = OPTIONS
+    request = _score("a")
+    request.scheduling.adapter = "x"
+
+    failure = await failure_of(stubs.generation.Score(request))
+
+    assert failure.code is grpc.StatusCode.UNIMPLEMENTED
+    assert failure.metadata["features"] == "scheduling.adapter"
+
+
+@pytest.mark.parametrize("method", ["Classify", "Label", "Embed"])
+async def test_a_prediction_tells_the_id_of_its_call(stubs: Stubs, method: str) -> None:
+    model = {"Classify": "digits"}.get(method, "tags")
+    fields = {"model": model, "request_id": "call-2", "items": [{"text": "a"}]}
+    request = getattr(prediction_service_pb2, f"{method}Request")(**fields)
+
+    response = await getattr(stubs.prediction, method)(request)
+
+    assert response.request_id == "call-2"

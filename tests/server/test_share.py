@@ -20,6 +20,14 @@ def test_tenant_and_priority_are_found() -> None:
     assert share_of(GENERATE, unary) == share_of(STREAM, streamed) == Share("a", -2)
 
 
+def test_those_of_a_score_are_found_too() -> None:
+    request = pb.ScoreRequest(request_id="r", scheduling={"tenant": "a", "priority": 4})
+
+    found = share_of("/tokenweir.v1.GenerationService/Score", request.SerializeToString())
+
+    assert found == Share("a", 4, "r")
+
+
 def test_without_them_or_in_other_calls_the_defaults_count() -> None:
     assert share_of(GENERATE, generate("one").SerializeToString()) == Share()
     assert share_of(STREAM, b"") == Share()

@@ -76,7 +76,9 @@ def score(response: generation_service_pb2.ScoreResponse) -> Score:
         sum_logprob=response.scores[0].sum_logprob,
         positions=_positions(response.scores[0].positions),
         usage=_usage(response.usage),
+        timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
+        request_id=response.request_id,
     )
 
 
@@ -87,6 +89,7 @@ def classification(response: prediction_service_pb2.ClassifyResponse) -> Classif
         usage=_usage(response.usage),
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
+        request_id=response.request_id,
     )
 
 
@@ -104,7 +107,9 @@ def labelling(response: prediction_service_pb2.LabelResponse, text: str) -> Labe
             for span in _only(response.results).spans
         ),
         usage=_usage(response.usage),
+        timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
+        request_id=response.request_id,
     )
 
 
@@ -113,7 +118,9 @@ def embedding(response: prediction_service_pb2.EmbedResponse) -> Embedding:
     return Embedding(
         values=tuple(_only(response.vectors).values),
         usage=_usage(response.usage),
+        timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
+        request_id=response.request_id,
     )
 
 

@@ -18,7 +18,15 @@ class CallOptions(TypedDict, total=False):
     timeout: float | None  # seconds; None: no deadline
 
 
-class GenerateOptions(CallOptions, total=False):
+class SchedulingOptions(TypedDict, total=False):
+    """Options that say when, and how exactly, a request runs."""
+
+    priority: int | None  # lower runs earlier
+    tenant: str | None  # among whom the server is shared fairly
+    batch_invariant: bool | None  # True: or refuse; False: last bits may depend on the batch
+
+
+class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     """Options of a generation: the fields of SamplingParams under names that read well in a call.
 
     None is the same as leaving an option out, but for `timeout`.
@@ -59,9 +67,6 @@ class GenerateOptions(CallOptions, total=False):
     prompt_logprobs: int | None  # the same of the prompt or the target prefix
     alignment: bool | None  # attention from every output token to the source
     allow_partial: bool | None  # at the deadline or a drain, return what there is
-    priority: int | None  # lower runs earlier
-    tenant: str | None  # among whom the server is shared fairly
-    batch_invariant: bool | None  # True: or refuse; False: last bits may depend on the batch
 
 
 class StreamOptions(GenerateOptions, total=False):
@@ -70,7 +75,7 @@ class StreamOptions(GenerateOptions, total=False):
     tokens_per_message: int | None
 
 
-class ScoreOptions(CallOptions, total=False):
+class ScoreOptions(CallOptions, SchedulingOptions, total=False):
     """Options of the scoring of a target."""
 
     top_logprobs: int | None  # alternatives of every token

@@ -85,6 +85,8 @@ def score_request(
     request = generation_service_pb2.ScoreRequest(inputs=[_input(source, "source")])
     _set_prefix(request.inputs[0], target, "target")
     set_fields(request, options, "top_logprobs")
+    if (asked := scheduling(options)).ListFields():
+        request.scheduling.CopyFrom(asked)
     _fill_identity(request, model, options)
     return request
 

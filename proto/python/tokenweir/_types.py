@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 
@@ -135,7 +135,9 @@ class Score:
     sum_logprob: float
     positions: tuple[PositionLogprobs, ...]  # of the target's tokens
     usage: Usage
+    timing: Timing
     provenance: Provenance
+    request_id: str = field(compare=False)  # "" of an older server
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class Classification:
     usage: Usage
     timing: Timing
     provenance: Provenance
+    request_id: str = field(compare=False)  # "" of an older server
 
     @property
     def label(self) -> str:
@@ -177,7 +180,9 @@ class Labelling:
 
     spans: tuple[LabelledSpan, ...]
     usage: Usage
+    timing: Timing
     provenance: Provenance
+    request_id: str = field(compare=False)  # "" of an older server
 
 
 @dataclass(frozen=True)
@@ -186,12 +191,14 @@ class Embedding:
 
     values: tuple[float, ...]
     usage: Usage
+    timing: Timing
     provenance: Provenance
+    request_id: str = field(compare=False)  # "" of an older server
 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What requests are checked against; 0: the server did not say."""
+    """What requests are checked against; 0: the model cannot, or the server did not say."""
 
     max_input_tokens: int
     max_output_tokens: int

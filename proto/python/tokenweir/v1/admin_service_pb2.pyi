@@ -124,7 +124,7 @@ class ListModelsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most this many; 0 means the server's choice."""
+    """At most this many; 0: all."""
     page_token: _builtins.str
     """From an earlier answer."""
     def __init__(
@@ -245,7 +245,7 @@ Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """Limits."""
+    """Limits.  0: the model cannot do it, or the server does not say."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,7 +266,7 @@ class Limits(_message.Message):
     max_beam_width: _builtins.int
     """Beam width."""
     max_num_outputs: _builtins.int
-    """Sequences returned."""
+    """Sequences returned for one input."""
     max_stop_strings: _builtins.int
     """Stop strings in one request."""
     max_logprobs: _builtins.int
@@ -510,7 +510,7 @@ class GetLoadResponse(_message.Message):
         cache_used: _builtins.float
         """Used share of the cache, 0 to 1.  Always 0 for models without one."""
         tokens_per_second: _builtins.float
-        """Tokens per second of late."""
+        """Tokens per second of late; 0 before the first."""
         model: _builtins.str
         """Model."""
         @_builtins.property

@@ -78,7 +78,7 @@ class Decoding(_message.Message):
     CONTROLS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     num_outputs: _builtins.int
-    """Sequences to return; default 1."""
+    """Sequences to return; absent: 1, and 0 is refused."""
     @_builtins.property
     def greedy(self) -> Global___Greedy:
         """Take the most likely token."""
@@ -155,23 +155,25 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     BEST_OF_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Above 0; default 1."""
+    """Above 0; absent: 1, and 0 is refused: for the most likely token ask for greedy."""
     top_k: _builtins.int
-    """0 or absent means all."""
+    """The most likely tokens that are drawn from; 0 or absent: all."""
     top_p: _builtins.float
-    """In (0, 1]; default 1."""
+    """In (0, 1]; 1 or absent: all, and 0 is refused."""
     min_p: _builtins.float
-    """In [0, 1); default 0."""
+    """In [0, 1); 0 or absent: all."""
     typical_p: _builtins.float
-    """In (0, 1]; default 1."""
+    """In (0, 1]; 1 or absent: all, and 0 is refused."""
     seed: _builtins.int
     """Absent: the server draws one and reports it in Provenance.  Each sequence
     has its own counter-based stream, so a result does not depend on the batch.
     One seed serves all inputs of a call: equal inputs then give equal outputs;
-    for different ones ask for num_outputs.
+    for different ones ask for num_outputs.  0 is a seed as any other.
     """
     best_of: _builtins.int
-    """Sample this many and return the num_outputs best by mean log-probability."""
+    """Sample this many and return the num_outputs best by mean log-probability; absent:
+    num_outputs, and 0 is refused.
+    """
     def __init__(
         self,
         *,
@@ -228,11 +230,11 @@ class BeamSearch(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOP_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Hypotheses kept; 1 to the server's limit."""
+    """Hypotheses kept; 1 to the server's limit, and 0 is refused."""
     length_penalty: _builtins.float
-    """Alpha of the length penalty ((5 + n) / 6) ^ alpha; default 0.6."""
+    """Alpha of the length penalty ((5 + n) / 6) ^ alpha; absent: 0.6, 0: no penalty."""
     early_stop: _builtins.bool
-    """Stop when no open hypothesis can win; default true."""
+    """Stop when no open hypothesis can win; absent: true."""
     def __init__(
         self,
         *,
@@ -288,13 +290,13 @@ class LogitControls(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     BANNED_TOKENS_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
-    """Above 0; 1 is none."""
+    """Above 0; 1 or absent: none, and 0 is refused."""
     frequency_penalty: _builtins.float
-    """-2 to 2; 0 is none."""
+    """-2 to 2; 0 or absent: none."""
     presence_penalty: _builtins.float
-    """-2 to 2; 0 is none."""
+    """-2 to 2; 0 or absent: none."""
     no_repeat_ngram: _builtins.int
-    """No n-gram of this size twice; 0 is none."""
+    """No n-gram of this size twice; 0 or absent: none."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of a token id."""
@@ -417,9 +419,9 @@ class Stopping(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """Required above 0 or absent; absent means the model's default."""
+    """Absent: until the context is full, and 0 is refused."""
     min_new_tokens: _builtins.int
-    """No end-of-sequence before this many."""
+    """No end-of-sequence or stop before this many; 0 or absent: no least."""
     include_stop: _builtins.bool
     """Keep the matched stop in the output."""
     ignore_eos: _builtins.bool
@@ -474,7 +476,7 @@ class Output(_message.Message):
     """Return ids besides text."""
     logprobs: _builtins.int
     """Alternatives per generated position; absent: no log-probabilities at all,
-    0: those of the chosen token only.
+    0: that of the chosen token only.
     """
     prompt_logprobs: _builtins.int
     """The same for the prompt or the given prefix."""
@@ -768,11 +770,13 @@ class GenerateStreamRequest(_message.Message):
     TOKENS_PER_MESSAGE_FIELD_NUMBER: _builtins.int
     RESUME_AFTER_FIELD_NUMBER: _builtins.int
     tokens_per_message: _builtins.int
-    """Tokens of a sequence to gather into a message; default 1.  A reader that is
+    """Tokens of a sequence to gather into a message; absent: 1, and 0 is refused.  A reader that is
     slower than the model gets more of them at a time, never a longer queue.
     """
     resume_after: _builtins.int
-    """Last sequence number received, when resuming a lost stream by request_id."""
+    """Last sequence number received, when resuming a lost stream by request_id; 0: from its
+    beginning, absent: a new stream.
+    """
     @_builtins.property
     def request(self) -> Global___GenerateRequest:
         """The generation; exactly one input."""
@@ -984,6 +988,7 @@ class ScoreRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SCHEDULING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
@@ -991,10 +996,14 @@ class ScoreRequest(_message.Message):
     request_id: _builtins.str
     """Names the call."""
     top_logprobs: _builtins.int
-    """Alternatives per position; absent: none."""
+    """Alternatives per position; 0 or absent: none, the target's own tokens only."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """Source and, as its prefix, the target."""
+
+    @_builtins.property
+    def scheduling(self) -> Global___Scheduling:
+        """Scheduling."""
 
     def __init__(
         self,
@@ -1004,10 +1013,11 @@ class ScoreRequest(_message.Message):
         request_id: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
         top_logprobs: _builtins.int | None = ...,
+        scheduling: Global___Scheduling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "scheduling", b"scheduling", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "scheduling", b"scheduling", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
@@ -1050,6 +1060,10 @@ class ScoreResponse(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    TIMING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in the request, or made by the server."""
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreResponse.Score]:
         """One per input."""
@@ -1062,16 +1076,22 @@ class ScoreResponse(_message.Message):
     def provenance(self) -> _common_pb2.Provenance:
         """What answered."""
 
+    @_builtins.property
+    def timing(self) -> _common_pb2.Timing:
+        """Times."""
+
     def __init__(
         self,
         *,
         scores: _abc.Iterable[Global___ScoreResponse.Score] | None = ...,
         usage: _common_pb2.Usage | None = ...,
         provenance: _common_pb2.Provenance | None = ...,
+        timing: _common_pb2.Timing | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "scores", b"scores", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "request_id", b"request_id", "scores", b"scores", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

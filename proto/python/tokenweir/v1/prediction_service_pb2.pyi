@@ -136,6 +136,9 @@ class ClassifyResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in the request, or made by the server."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassifyResponse.Classes]:
         """One per item."""
@@ -146,7 +149,7 @@ class ClassifyResponse(_message.Message):
 
     @_builtins.property
     def timing(self) -> _common_pb2.Timing:
-        """Times."""
+        """Times.  Here they come before the provenance, in the other answers after it."""
 
     @_builtins.property
     def provenance(self) -> _common_pb2.Provenance:
@@ -159,10 +162,11 @@ class ClassifyResponse(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         timing: _common_pb2.Timing | None = ...,
         provenance: _common_pb2.Provenance | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "results", b"results", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "request_id", b"request_id", "results", b"results", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +300,9 @@ class LabelResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in the request, or made by the server."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelResponse.Spans]:
         """One per item."""
@@ -319,10 +326,11 @@ class LabelResponse(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         provenance: _common_pb2.Provenance | None = ...,
         timing: _common_pb2.Timing | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "results", b"results", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "request_id", b"request_id", "results", b"results", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,6 +408,9 @@ class EmbedResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in the request, or made by the server."""
     @_builtins.property
     def vectors(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedResponse.Vector]:
         """One per item."""
@@ -423,10 +434,11 @@ class EmbedResponse(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         provenance: _common_pb2.Provenance | None = ...,
         timing: _common_pb2.Timing | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage", "vectors", b"vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "request_id", b"request_id", "timing", b"timing", "usage", b"usage", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
