@@ -92,6 +92,7 @@ def _load_generating(
     from engine.slots.invariance import rows_are_bit_equal
     from engine.slots.largest_step import largest_step_seconds
     from engine.slots.warm_up import warm_up
+    from engine.text.constraint import ConstraintCompiler
 
     tokenizer = _load_tokenizer(package, contract.vocab_size)
     runner = load_runner(package, contract, config, device)
@@ -107,7 +108,9 @@ def _load_generating(
         runner.num_padding = 0  # all of it was nobody's: there was no request yet
         return Trial(is_equal, seconds)
 
-    return AsyncEngine(package, core, tokenizer, config, warm_up=warm)
+    eos_ids = contract.eos_token_ids
+    constraints = ConstraintCompiler(tokenizer, contract.vocab_size, eos_ids)
+    return AsyncEngine(package, core, tokenizer, config, constraints=constraints, warm_up=warm)
 
 
 def load_runner(

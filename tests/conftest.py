@@ -20,6 +20,7 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
 from engine.scheduling.scheduler import Scheduler
 from engine.slots.batch import RowOp, ScheduledBatch
+from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes
@@ -241,7 +242,10 @@ async def make_engine(
             has_encoder=contract.cross_cache is not None,
         )
         core = EngineCore(Scheduler(config, contract), runner, Sampler())
-        engines.append(AsyncEngine(package, core, byte_tokenizer, config))
+        constraints = ConstraintCompiler(
+            byte_tokenizer, contract.vocab_size, contract.eos_token_ids
+        )
+        engines.append(AsyncEngine(package, core, byte_tokenizer, config, constraints=constraints))
         await engines[-1].start()
         return engines[-1], runner
 

@@ -6,28 +6,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import ExpiredInQueue
 from engine.generation.core import EngineCore, StepTimes
 from engine.generation.engine_thread import EngineThread
 from engine.generation.prompt import PromptReader
-from engine.generation.request_stream import RequestStream, searched_text
+from engine.generation.request_stream import RequestStream
+from engine.generation.sequence_text import searched_text
 from engine.lifecycle import ErrorOf, Lifecycle, draining, failure
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
+from engine.requests.text import GenerationTokenizer
 from engine.sampling.draws import TokenMatcher
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
-from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
 from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,17 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
 )
 
 
+class Constraints(Protocol):
+    """Compiles what an output must match; `engine.text.constraint` in production."""
+
+    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> TokenMatcher:
+        """Return what follows a sequence behind the given beginning of its text; any thread asks.
+
+        Raises InvalidRequest for a constraint that is wrong or too large, or that no text matches
+        which begins so; CapabilityNotSupported if the model's tokenizer cannot follow any.
+        """
+
+
 class AsyncEngine:
     """Runs an EngineCore in a thread of its own; streams and text are touched on the event loop."""
 
@@ -61,9 +73,10 @@ class AsyncEngine:
         self,
         package: Package,
         core: EngineCore,
-        tokenizer: Tokenizer,
+        tokenizer: GenerationTokenizer,
         config: EngineConfig,
         *,
+        constraints: Constraints,
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
@@ -75,9 +88,7 @@ class AsyncEngine:
         self._core = core
         self._tokenizer = tokenizer
         self._prompts = PromptReader(generation, tokenizer, config)
-        self._constraints = ConstraintCompiler(
-            tokenizer, generation.vocab_size, generation.eos_token_ids
-        )
+        self._constraints = constraints
         self._clock = clock
         self._life = Lifecycle(package.manifest.name, "engine", warm_up, config.max_step_seconds)
         self._thread = EngineThread(core, self._life, self._receive)

@@ -10,7 +10,7 @@ from engine.errors import FieldViolation
 from engine.package.manifest import GenerationContract
 from engine.requests.checks import check_sampling_params, raise_if_any
 from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
-from engine.text.tokenizer import Tokenizer
+from engine.requests.text import GenerationTokenizer
 
 _MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
 _MAX_NAMED_IDS = 8  # wrong token ids named in one answer
@@ -30,7 +30,7 @@ class PromptReader:
     """Knows what a model takes: nothing that would make a step fail gets past it."""
 
     def __init__(
-        self, contract: GenerationContract, tokenizer: Tokenizer, config: EngineConfig
+        self, contract: GenerationContract, tokenizer: GenerationTokenizer, config: EngineConfig
     ) -> None:
         self._contract = contract
         self._tokenizer = tokenizer

@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import Callable
 
 from engine.errors import TokenweirError
+from engine.generation.sequence_text import SequenceText
 from engine.requests.events import (
     Admitted,
-    FinishReason,
     GenerationEvent,
     PositionLogprobs,
     RequestFinished,
-    SequenceFinished,
-    TextDelta,
     Timing,
     Usage,
 )
 from engine.requests.request import SamplingParams
+from engine.requests.text import GenerationTokenizer
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
@@ -28,7 +27,6 @@ from engine.scheduling.output import (
     ScoresOutput,
     TokenOutput,
 )
-from engine.text.tokenizer import IncrementalDetokenizer, Piece, Tokenizer
 
 
 class RequestStream:
@@ -44,7 +42,7 @@ class RequestStream:
         self,
         request_id: str,
         params: SamplingParams,
-        tokenizer: Tokenizer,
+        tokenizer: GenerationTokenizer,
         *,
         seed: int,
         num_input_tokens: int,
@@ -62,7 +60,7 @@ class RequestStream:
         self._is_streamed = not is_beam and params.num_sequences == params.num_outputs
         count = params.num_outputs if is_beam else params.num_sequences
         self._sequences = [
-            _SequenceText(index, params, tokenizer, prefix_ids) for index in range(count)
+            SequenceText(index, params, tokenizer, prefix_ids) for index in range(count)
         ]
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._admitted = False
@@ -137,12 +135,12 @@ class RequestStream:
         if sequence.is_finished and output.finish_reason is None:
             self._finish_sequence(output.index)
 
-    def _best(self) -> list[_SequenceText]:
+    def _best(self) -> list[SequenceText]:
         """Return the sequences with the highest scores, the lower index first among equals."""
         found = [sequence for sequence in self._sequences if sequence.is_finished]
         return sorted(found, key=lambda sequence: -sequence.score)[: self._num_outputs]
 
-    def _finished(self, timing: Timing, returned: list[_SequenceText]) -> RequestFinished:
+    def _finished(self, timing: Timing, returned: list[SequenceText]) -> RequestFinished:
         made = sum(sequence.num_generated for sequence in self._sequences)
         num_output = sum(sequence.num_generated for sequence in returned)
         self.num_discarded += made - num_output
@@ -159,156 +157,4 @@ class RequestStream:
             self._seed,
             tuple(self._prompt_logprobs),
             self._source_ids,
-        )
-
-
-def searched_text(
-    params: SamplingParams, tokenizer: Tokenizer, prefix_ids: tuple[int, ...] = ()
-) -> IncrementalDetokenizer | None:
-    """Return the text in which a beam search finds its stop strings, behind the given prefix.
-
-    None if there are none to find. It finds those that RequestStream does.
-    """
-    if params.strategy != "beam" or not params.stop_strings:
-        return None
-    # With the stop no text is held back, so that there is less to copy for every candidate.
-    text = _detokenizer(params, tokenizer, len(prefix_ids), include_stop=True)
-    text.push(prefix_ids)
-    return text
-
-
-def _detokenizer(
-    params: SamplingParams, tokenizer: Tokenizer, num_prefix: int, include_stop: bool
-) -> IncrementalDetokenizer:
-    min_new_tokens = max(1, params.min_new_tokens)  # the prefix alone ends nothing
-    return IncrementalDetokenizer(
-        tokenizer, params.stop_strings, include_stop, num_prefix + min_new_tokens
-    )
-
-
-class _SequenceText:
-    """One sequence: every token it got, their text, and how much of both was sent."""
-
-    def __init__(
-        self, index: int, params: SamplingParams, tokenizer: Tokenizer, prefix_ids: tuple[int, ...]
-    ) -> None:
-        self._index = index
-        self._include_stop = params.include_stop
-        self._detokenizer = _detokenizer(params, tokenizer, len(prefix_ids), params.include_stop)
-        self._num_prefix = len(prefix_ids)
-        self._token_ids = list(prefix_ids)
-        self._logprobs: list[PositionLogprobs] = []
-        self._alignment: list[tuple[float, ...]] = []
-        self._num_sent_ids = 0
-        self._text: list[str] = []
-        self._num_sent_pieces = 0
-        self._sum_logprob = 0.0
-        self._score: float | None = None
-        self._reason: FinishReason | None = None
-        self._matched_stop: str | int | None = None
-        self._end_is_sent = False
-        self._has_failed = False
-        if prefix_ids:
-            self._add(self._detokenizer.push(prefix_ids))
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more is taken."""
-        return self._reason is not None
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens without the given prefix."""
-        return len(self._token_ids) - self._num_prefix
-
-    @property
-    def score(self) -> float:
-        """That of beam search, or the mean log-probability."""
-        if self._score is not None:
-            return self._score
-        return self._sum_logprob / max(1, self.num_generated)
-
-    def push(self, output: TokenOutput) -> None:
-        """Take a token in, and whatever ended the sequence with it."""
-        self._token_ids.append(output.token_id)
-        self._sum_logprob += output.logprob
-        if output.position is not None:
-            self._logprobs.append(output.position)
-        if output.attention:
-            self._alignment.append(output.attention)
-        self._reason, self._matched_stop = output.finish_reason, output.matched_stop
-        if self._is_text():
-            self._add(self._detokenizer.push([output.token_id]))
-        if self._reason is not None:
-            self._add(self._detokenizer.finish())
-
-    def cut(self, reason: FinishReason) -> None:
-        """End with what there is."""
-        if self._reason is None:
-            self._reason = reason
-            self._add(self._detokenizer.finish())
-
-    def fail(self) -> None:
-        """Hold nothing back any longer: no more comes; without a token there is nothing to send."""
-        self._has_failed = True
-        if self.num_generated == 0:
-            self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
-        elif self._reason is None:
-            self._add(self._detokenizer.finish())
-
-    def fill(self, output: HypothesisOutput) -> None:
-        """Take in a whole sequence."""
-        hypothesis = output.hypothesis
-        self._alignment += output.alignment
-        self._token_ids += hypothesis.token_ids
-        self._logprobs += hypothesis.logprobs
-        self._sum_logprob, self._score = hypothesis.sum_logprob, hypothesis.score
-        self._reason, self._matched_stop = hypothesis.reason, hypothesis.matched_stop
-        text_ids = hypothesis.token_ids[: None if self._is_text() else -1]
-        self._add(self._detokenizer.push(text_ids))
-        self._add(self._detokenizer.finish())
-
-    def _is_text(self) -> bool:
-        """Whether the last token belongs to the text: the end and a matched stop token do not."""
-        if self._reason is FinishReason.STOP:
-            # A stop string may be a part of the token only, and the detokenizer cuts it out.
-            return self._include_stop or isinstance(self._matched_stop, str)
-        return self._reason is not FinishReason.EOS
-
-    def _add(self, piece: Piece) -> None:
-        if piece.text:
-            self._text.append(piece.text)
-        if piece.stop is not None:
-            self._reason, self._matched_stop = FinishReason.STOP, piece.stop
-
-    def take_events(self) -> list[GenerationEvent]:
-        """Return what was not returned before."""
-        events: list[GenerationEvent] = []
-        text = "".join(self._text[self._num_sent_pieces :])
-        unsent_ids = tuple(self._token_ids[self._num_sent_ids :])
-        is_end = self._reason is not None and not self._end_is_sent
-        # Tokens without text wait for the text they become part of, or for the end.
-        if text or ((is_end or self._has_failed) and unsent_ids):
-            first = max(0, self._num_sent_ids - self._num_prefix)
-            events.append(TextDelta(self._index, text, unsent_ids, tuple(self._logprobs[first:])))
-            self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
-        if is_end:
-            self._end_is_sent = True
-            events.append(self.finished(self._index, was_streamed=True))
-        return events
-
-    def finished(self, index: int, *, was_streamed: bool = False) -> SequenceFinished:
-        """Return the whole sequence."""
-        assert self._reason is not None
-        return SequenceFinished(
-            index=index,
-            reason=self._reason,
-            text="".join(self._text),
-            token_ids=tuple(self._token_ids),
-            matched_stop=self._matched_stop,
-            sum_logprob=self._sum_logprob,
-            score=0.0 if was_streamed else self.score,
-            logprobs=tuple(self._logprobs),
-            alignment=tuple(self._alignment),
-            was_streamed=was_streamed,
         )

@@ -27,7 +27,7 @@ from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import Timing
 from engine.requests.load import LoadSnapshot
-from engine.text.tokenizer import Tokenizer
+from engine.requests.text import ItemTokenizer
 from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class EncoderEngine:
         self,
         package: Package,
         graph: Graph,
-        tokenizer: Tokenizer | None,
+        tokenizer: ItemTokenizer | None,
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -15,7 +15,7 @@ from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest
 from engine.requests.checks import raise_if_any
-from engine.text.tokenizer import Tokenizer
+from engine.requests.text import ItemTokenizer
 
 _MAX_NAMED_IDS = 8  # wrong ids of one item that are named; one says enough, a million too much
 _PIXELS_PER_TOKEN = 16 * 16
@@ -36,7 +36,7 @@ class ItemEncoder:
     """Checks and encodes items for one model; `encode` raises InvalidRequest for all at once."""
 
     def __init__(
-        self, manifest: Manifest, tokenizer: Tokenizer | None, limits: RequestLimits
+        self, manifest: Manifest, tokenizer: ItemTokenizer | None, limits: RequestLimits
     ) -> None:
         self._task = manifest.task
         self._text = manifest.encoding

@@ -16,7 +16,7 @@ from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest
-from engine.text.tokenizer import Tokenizer
+from engine.requests.text import ItemTokenizer
 from engine.trial import Trial
 
 _SHORT = 8  # tokens of a short text
@@ -28,7 +28,7 @@ Group = tuple[str, Sequence[EncodedItem]]  # what they are called; items of one 
 def warm_up_one_pass(
     graph: Graph,
     manifest: Manifest,
-    tokenizer: Tokenizer | None,
+    tokenizer: ItemTokenizer | None,
     config: EngineConfig,
     path: str | os.PathLike[str],
     *,
@@ -58,7 +58,7 @@ def warm_up_one_pass(
 
 
 def _groups(
-    manifest: Manifest, encoder: ItemEncoder, tokenizer: Tokenizer | None
+    manifest: Manifest, encoder: ItemEncoder, tokenizer: ItemTokenizer | None
 ) -> Iterator[Group]:
     if manifest.image is not None:
         yield "an image", _images(manifest.image, encoder)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from engine.requests.events import FinishReason, PositionLogprobs
 from engine.requests.request import LogitControls, SamplingParams
+from engine.requests.text import Detokenizer as IncrementalDetokenizer
 from engine.sampling.draws import Candidate
-from engine.text.tokenizer import IncrementalDetokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from engine.requests.events import Timing
 from engine.requests.request import SamplingParams
+from engine.requests.text import Detokenizer as IncrementalDetokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
-from engine.text.tokenizer import IncrementalDetokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,13 @@ import codecs
 import os
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 from engine.errors import PackageError
+from engine.requests.text import Encoding, Piece
 from engine.text.stop_strings import StopMatcher
 from engine.text.tokenizer_file import read_tokenizer_file
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """A text as token ids; one entry a token in each field."""
-
-    ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]  # first byte and one past the last, in the UTF-8 text
-    special: tuple[bool, ...]  # added by the tokenizer, such as [CLS]
-    token_types: tuple[int, ...]  # 0; the second text of a pair may have 1
 
 
 class Tokenizer:
@@ -113,6 +103,12 @@ class Tokenizer:
         """Return a decoder that takes one token after the other."""
         return _ByteLevelStream(self) if self.is_byte_level else _WindowStream(self)
 
+    def detokenizer(
+        self, stop_strings: Sequence[str], *, include_stop: bool, min_new_tokens: int
+    ) -> IncrementalDetokenizer:
+        """Return the empty text of a sequence, see IncrementalDetokenizer."""
+        return IncrementalDetokenizer(self, stop_strings, include_stop, min_new_tokens)
+
     def visible_token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary has it; None if a decoded text leaves it out."""
         if token_id in self._special_ids:
@@ -128,15 +124,6 @@ class Tokenizer:
             and token.startswith("<0x")
             and token.endswith(">")
         )
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one push brought."""
-
-    text: str  # may be sent now; never retracted
-    stop: str | None  # the stop string that ended the text, if one did
-    num_tokens: int  # of the pushed ones, up to the one that completed the stop string
 
 
 class IncrementalDetokenizer:
@@ -163,20 +150,19 @@ class IncrementalDetokenizer:
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Take the next tokens in; after a match nothing is taken any more."""
         sendable: list[str] = []
-        before = self._num_tokens
         for token_id in token_ids:
             if self._matcher.matched is not None:
                 break
             self._num_tokens += 1
             sendable.append(self._match(self._stream.push(token_id)))
-        return Piece("".join(sendable), self._matcher.matched, self._num_tokens - before)
+        return Piece("".join(sendable), self._matcher.matched)
 
     def finish(self) -> Piece:
         """Return what was held back, now that the sequence has ended; it may hold a match, too."""
         text = ""
         if self._matcher.matched is None:
             text = self._match(self._stream.finish()) + self._matcher.finish()
-        return Piece(text, self._matcher.matched, 0)
+        return Piece(text, self._matcher.matched)
 
     @property
     def matched_stop(self) -> str | None:

@@ -38,6 +38,7 @@ from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
+from engine.text.constraint import ConstraintCompiler
 from engine.trial import Trial
 from tests.engine.watching import fail_once
 
@@ -663,7 +664,8 @@ async def test_before_start_requests_are_told_to_come_back(
     make_package, make_core, byte_tokenizer, spell
 ) -> None:
     core, _ = make_core(spell("x"))
-    engine = AsyncEngine(make_package(), core, byte_tokenizer, EngineConfig(max_num_seqs=4))
+    config, constraints = EngineConfig(max_num_seqs=4), ConstraintCompiler(byte_tokenizer, 258, ())
+    engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
 
     with pytest.raises(Starting):
         await collect(engine, request())
@@ -739,7 +741,8 @@ async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell)
 def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], Trial]) -> AsyncEngine:
     package, config = make_package(), EngineConfig(max_num_seqs=1)
     core = EngineCore(Scheduler(config, package.manifest.generation), runner, Sampler())
-    return AsyncEngine(package, core, tokenizer, config, warm_up=warm_up)
+    constraints = ConstraintCompiler(tokenizer, 258, ())
+    return AsyncEngine(package, core, tokenizer, config, constraints=constraints, warm_up=warm_up)
 
 
 async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(

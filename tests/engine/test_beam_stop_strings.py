@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.request_stream import searched_text
+from engine.generation.sequence_text import searched_text
 from engine.requests.events import FinishReason, RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.beam_search import BeamSearch

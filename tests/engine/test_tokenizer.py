@@ -167,7 +167,6 @@ def _stream(
         piece = detokenizer.push(ids[start : start + size])
         text += piece.text
         if piece.stop is not None:
-            assert piece.num_tokens <= size
             return text, piece.stop
         start, turn = start + size, turn + 1
     rest = detokenizer.finish()
@@ -317,7 +316,7 @@ def test_text_and_tokens_behind_a_stop_string_are_dropped(kinds: dict[str, Token
 
     piece = detokenizer.push(tokenizer.encode("a stop now a"))
 
-    assert (piece.text, piece.stop, piece.num_tokens) == ("a stop"[:6], "op", 2)
+    assert (piece.text, piece.stop) == ("a stop"[:6], "op")
     assert detokenizer.push(tokenizer.encode("b")).text == ""
     assert detokenizer.finish().text == ""
 
@@ -330,7 +329,7 @@ def test_stop_string_completed_before_min_new_tokens_is_plain_text(
 
     piece = detokenizer.push(tokenizer.encode("ababxab"))
 
-    assert (piece.text, piece.stop, piece.num_tokens) == ("ababx", "ab", 7)
+    assert (piece.text, piece.stop) == ("ababx", "ab")
 
 
 def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer]) -> None:

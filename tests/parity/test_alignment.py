@@ -237,7 +237,9 @@ async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer
     older = package.model_copy(
         update={"manifest": manifest.model_copy(update={"generation": contract})}
     )
-    with_old = AsyncEngine(older, engine._core, engine._tokenizer, ENGINE)
+    with_old = AsyncEngine(
+        older, engine._core, engine._tokenizer, ENGINE, constraints=engine._constraints
+    )
     await with_old.start()
 
     try:

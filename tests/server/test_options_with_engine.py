@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.package import Package
+from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.config import WorkerConfig
 from server.worker.worker import Worker
@@ -48,7 +49,13 @@ def serving(
     ) -> AsyncIterator[AsyncClient]:
         core, runner = make_core(script, config=CONFIG, **shape)
         runner.before_step = lambda: time.sleep(step_seconds)
-        engine = AsyncEngine(make_package(**shape), core, byte_tokenizer, CONFIG)
+        package = make_package(**shape)
+        contract = package.manifest.generation
+        assert contract is not None
+        constraints = ConstraintCompiler(
+            byte_tokenizer, contract.vocab_size, contract.eos_token_ids
+        )
+        engine = AsyncEngine(package, core, byte_tokenizer, CONFIG, constraints=constraints)
         worker = Worker({MODEL: engine}, WorkerConfig())
         address = await worker.start()
         try:

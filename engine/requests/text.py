@@ -1,0 +1,73 @@
+"""What engines ask of a model's text, and what they get; `engine.text` in production."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as token ids; one entry a token in each field."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]  # first byte and one past the last, in the UTF-8 text
+    special: tuple[bool, ...]  # added by the tokenizer, such as [CLS]
+    token_types: tuple[int, ...]  # 0; the second text of a pair may have 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one push brought."""
+
+    text: str  # may be sent now; never retracted
+    stop: str | None  # the stop string that ended the text, if one did
+
+
+class Detokenizer(Protocol):
+    """The text of one sequence while its tokens arrive, cut at the first stop string."""
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        """Take the next tokens in; after a match nothing is taken any more."""
+
+    def finish(self) -> Piece:
+        """Return what was held back, now that the sequence has ended; it may hold a match, too."""
+
+    def fork(self) -> Detokenizer:
+        """Return a copy that goes its own way."""
+
+
+class GenerationTokenizer(Protocol):
+    """What a generating engine asks of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with the special tokens that the model wants around it."""
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text that is a part of another: no special tokens around it."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds in the middle of a text."""
+
+    def detokenizer(
+        self, stop_strings: Sequence[str], *, include_stop: bool, min_new_tokens: int
+    ) -> Detokenizer:
+        """Return the empty text of a sequence.
+
+        A stop string that is completed by an earlier token than `min_new_tokens` is plain text.
+        """
+
+
+class ItemTokenizer(Protocol):
+    """What a one-pass engine asks of a tokenizer."""
+
+    def encode_with_offsets(self, text: str, text_pair: str | None = None) -> Encoding:
+        """Return ids and where each token stands in its text; special tokens stand at (0, 0)."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; special tokens and ids that have no token are left out."""
