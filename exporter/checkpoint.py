@@ -109,9 +109,9 @@ def save_checkpoint(
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
     files[WEIGHTS_NAME] = safetensors.torch.save(unique_weights(model))
     with writing_to(directory):
+        write_directory(directory, files)
         if not samples:
             (directory / SAMPLES_NAME).unlink(missing_ok=True)
-        write_directory(directory, files)
 
 
 def read_config(directory: Path) -> CheckpointConfig:

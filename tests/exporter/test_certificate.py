@@ -1064,7 +1064,9 @@ def test_the_scale_of_one_layer_used_for_all_loses_more_than_is_allowed(
         monkeypatch.setattr(
             package_graphs,
             "quantize_cache",
-            lambda decoder, scales: quantize_cache(decoder, [scales[0]] * len(scales)),
+            lambda decoder, scales, *functions: quantize_cache(
+                decoder, [scales[0]] * len(scales), *functions
+            ),
         )
 
     with pytest.raises(CertificateError, match="loss") if is_spoilt else nullcontext():
