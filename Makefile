@@ -8,12 +8,12 @@
 PYTHON ?= python3
 ifeq ($(GPU),1)
 VENV := .venv-gpu
-EXTRAS := gpu,export,loadtest,dev
+EXTRAS := gpu,serve,export,loadtest,dev
 DEMO := demo --device cuda --out demo-gpu
 TESTS := -m "not long and not emulated"  # those marked gpu are among them
 else
 VENV := .venv
-EXTRAS := cpu,export,loadtest,dev
+EXTRAS := cpu,serve,export,loadtest,dev
 DEMO := demo
 endif
 BIN := $(VENV)/bin

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from loadtest.errors import LoadTestError
 from loadtest.metrics import Distribution, RequestRecord
 from loadtest.result_file import write_atomically
 from loadtest.runner import LoadReport
-from loadtest.workload import LoadTestError
 
 try:
     from matplotlib.axes import Axes

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.errors import LoadTestError
 from loadtest.metrics import Distribution, LoadSummary, OwnLoad
 from loadtest.result_file import write_atomically
 from loadtest.runner import LoadReport
-from loadtest.workload import LoadTestError
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
 _LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # with borders; five digits

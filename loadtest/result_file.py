@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtest.workload import LoadTestError
+from loadtest.errors import LoadTestError
 
 
 def write_document(content: Mapping[str, object], path: Path) -> None:

@@ -23,8 +23,9 @@ from tokenweir import (
 )
 from tokenweir.v1 import common_pb2
 
+from loadtest.errors import LoadTestError, NoServerError
 from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, distribution, summarize
-from loadtest.workload import LoadConfig, LoadTestError, NoServerError, arrival_times
+from loadtest.workload import LoadConfig, arrival_times
 
 Progress = Callable[[int, int], None]  # requests finished, requests in all
 Item = str | bytes

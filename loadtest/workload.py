@@ -11,17 +11,11 @@ from typing import Literal
 import numpy as np
 from pydantic import JsonValue
 
+from loadtest.errors import LoadTestError
+
 _MAX_PROMPT_BYTES = 2**28
 
 Arrival = Literal["poisson", "constant"]
-
-
-class LoadTestError(Exception):
-    """A load test cannot be run as asked; the message says what to change."""
-
-
-class NoServerError(LoadTestError):
-    """Nobody answers at the address."""
 
 
 @dataclass(frozen=True)

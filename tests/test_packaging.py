@@ -1,11 +1,18 @@
-"""What is installed: every requirement has its pin, and the two onnxruntimes never meet."""
+"""What is installed: pins, the two onnxruntimes that never meet, a light client, its extras."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -14,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
     name: {canonicalize_name(requirement.name): requirement for requirement in requirements}
     for name, requirements in (
-        (name, [Requirement(line) for line in lines])
+        (name, [Requirement(line) for line in lines if not line.startswith("tokenweir[")])
         for name, lines in {
             **PROJECT["optional-dependencies"],
             "": PROJECT["dependencies"],
@@ -50,3 +57,132 @@ def test_the_same_peers_are_compared_on_a_gpu() -> None:
     twins = {"onnxruntime-genai": "onnxruntime-genai-cuda"}
 
     assert {twins.get(name, name) for name in EXTRAS["peers"]} == set(EXTRAS["peers-gpu"])
+
+
+def test_the_client_does_not_bring_what_runs_or_serves_models() -> None:
+    assert set(EXTRAS[""]) == {
+        "click",
+        "googleapis-common-protos",
+        "grpcio",
+        "grpcio-health-checking",
+        "grpcio-status",
+        "protobuf",
+        "rich",
+    }
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the built wheel beside what it asks for without an extra, and nothing else."""
+    place = tmp_path_factory.mktemp("light")
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(place / "wheel"))
+    site = place / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for one in _closure(EXTRAS[""]):
+        for top in {file.parts[0] for file in one.files or () if file.parts[0] != ".."}:
+            _link(Path(str(one.locate_file(top))), site / top)
+    return site
+
+
+def _closure(requirements: Iterable[str]) -> list[Distribution]:
+    """Return the installed distributions of these names, with all that they ask for."""
+    found: dict[str, Distribution] = {}
+    waiting = list(requirements)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in found:
+            found[name] = distribution(name)
+            asked = map(Requirement, found[name].requires or ())
+            waiting += [
+                one.name for one in asked if not one.marker or one.marker.evaluate({"extra": ""})
+            ]
+    return list(found.values())
+
+
+def _link(source: Path, place: Path) -> None:
+    """Link a file or folder; one that several distributions share is a folder of links."""
+    if source.name == "google" or (source.is_dir() and place.is_dir()):
+        place.mkdir(exist_ok=True)
+        for child in source.iterdir():
+            _link(child, place / child.name)
+    elif not place.exists():
+        place.symlink_to(source)
+
+
+def _run(light: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-S", "-P", "-W", "error", *command],
+        env={**environment, "PYTHONPATH": str(light), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=light,
+        capture_output=True,
+        text=True,
+    )
+
+
+def _tokenweir(light: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _run(light, "-c", "from server.cli import main; main()", *arguments)
+
+
+def test_the_wheel_brings_the_client_typed_and_nothing_that_compares_engines(light: Path) -> None:
+    assert (light / "tokenweir" / "py.typed").is_file()
+    assert (light / "tokenweir" / "v1" / "common_pb2.pyi").is_file()
+    assert not (light / "loadtest" / "peers").exists()
+    assert not (light / "loadtest" / "results").exists()
+    assert sum(path.stat().st_size for path in light.rglob("*") if _is_ours(path, light)) < 4e6
+
+
+def _is_ours(path: Path, light: Path) -> bool:
+    ours = ("tokenweir", "engine", "exporter", "server", "loadtest")
+    return path.is_file() and path.relative_to(light).parts[0] in ours
+
+
+def test_a_light_install_imports_the_client(light: Path) -> None:
+    done = _run(light, "-c", "import tokenweir; tokenweir.Client('127.0.0.1:1').close()")
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_light_install_has_the_help_of_every_command(light: Path) -> None:
+    from server.cli.app import cli
+
+    code = (
+        "import sys; from server.cli.app import run;"
+        "sys.exit(max(run([*name, '--help']) for name in [(), *((n,) for n in sys.argv[1:])]))"
+    )
+    done = _run(light, "-c", code, *cli.commands)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"Usage: tokenweir {name} " in done.stdout for name in cli.commands)
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [
+        ("train dates --out x", "export"),
+        ("import . --out x", "export"),
+        ("explain . text", "export"),
+        ("export . --out x", "export,cpu"),
+        ("verify . .", "export,cpu"),
+        ("serve .", "serve,cpu"),
+        ("bench .", "cpu"),
+        ("loadtest --model m", "loadtest"),
+        ("demo", "serve,cpu,export,loadtest"),
+    ],
+)
+def test_a_command_whose_extra_is_missing_names_it_in_one_line(
+    light: Path, command: str, extras: str
+) -> None:
+    done = _tokenweir(light, *command.split())
+
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"install it with: pip install 'tokenweir[{extras}]'" in done.stderr
+
+
+def test_a_light_install_calls_a_server(light: Path) -> None:
+    done = _tokenweir(light, "generate", "--model", "m", "text", "--server", "127.0.0.1:1")
+
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: no server answers at 127.0.0.1:1")

@@ -13,6 +13,7 @@ from server.cli.benchmark import bench
 from server.cli.checkpoints import explain, import_, train
 from server.cli.demo import demo
 from server.cli.exit_codes import DONE, FAILED, code_of, explanation
+from server.cli.extras import how_to_install
 from server.cli.generation import generate, score
 from server.cli.load_test import loadtest
 from server.cli.packages import export, verify
@@ -109,20 +110,10 @@ def _message(error: Exception) -> str:
 
 
 def _missing_module(error: ModuleNotFoundError) -> str:
-    name = (error.name or "").partition(".")[0]
-    extra = {
-        "torch": "export",
-        "onnx": "export",
-        "onnxscript": "export",
-        "safetensors": "export",
-        "sklearn": "export",
-        "matplotlib": "loadtest",
-        "onnxruntime": "cpu",
-    }.get(name)
-    if extra is None:
+    how = how_to_install(error)
+    if how is None:
         raise error
-    gpu = ", or for a GPU 'tokenweir[gpu]'" if extra == "cpu" else ""
-    return f"this command needs {name}; install it with: pip install 'tokenweir[{extra}]'{gpu}"
+    return how
 
 
 def _system_problem(error: OSError) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     any_path,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 @decode_buckets_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
+@needs("cpu")
 def bench(
     package: Path,
     concurrencies: tuple[int, ...],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from exporter.tasks import TASKS
+from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import any_path, examples, existing_directory, existing_file
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--file", "files", type=existing_file, multiple=True, help="UTF-8 text, for `text` only."
 )
+@needs("export")
 def train(
     task: str, out: Path, resume: bool, seed: int | None, steps: int | None, files: tuple[Path, ...]
 ) -> None:
@@ -79,6 +81,7 @@ def print_report(report: TrainingReport) -> None:
 )
 @click.argument("source", type=existing_directory)
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
+@needs("export")
 def import_(source: Path, out: Path) -> None:
     """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
 
@@ -105,6 +108,7 @@ def import_(source: Path, out: Path) -> None:
 @click.option(
     "--out", type=any_path, default=Path("attention.png"), show_default=True, help="PNG to write."
 )
+@needs("export")
 def explain(checkpoint: Path, text: str, target: str | None, out: Path) -> None:
     """Draw what every attention head of CHECKPOINT looks at in TEXT: layers x heads.
 

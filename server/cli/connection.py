@@ -1,4 +1,4 @@
-"""What commands that call a server share: its client, their inputs, JSON."""
+"""What commands that call a server share: its client, their inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from server.cli.exit_codes import DONE, FAILED, UNAVAILABLE, USAGE, CommandError
+from server.cli.json_lines import print_json
 
 if TYPE_CHECKING:
     from tokenweir import Client
@@ -60,14 +61,6 @@ def answer_each(
             elif not is_single:
                 click.echo()
     return code
-
-
-def print_json(value: object) -> None:
-    """Print a dataclass, or what JSON has, as one line of JSON; bytes in base64."""
-    from pydantic_core import to_json
-
-    text = to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
-    click.echo(text)
 
 
 def _lines(inputs: Sequence[T]) -> Iterator[T | str]:

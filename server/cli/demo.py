@@ -9,6 +9,7 @@ import click
 
 from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
+from server.cli.extras import needs
 from server.cli.generation import print_stream
 from server.cli.interruption import cleaned_up
 from server.cli.load_test import num_failed, report_load_test
@@ -57,6 +58,7 @@ LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
     type=click.Choice(["fp32", "fp16", "bf16"]),
     help="In which it computes.  [default: fp32; with --device cuda fp16]",
 )
+@needs("serve", "cpu", "export", "loadtest")
 def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | None) -> int:
     """Train a model on dates, export it and prove the export equal, serve it with two workers, ask
     it a dozen dates, load-test it, stop everything. Takes a few minutes on two cores.

@@ -23,28 +23,6 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
     }
 )
 
-# By name, for importing the client's errors takes long; both trees mean the same by a name.
-# A class that is not here has the code of the nearest of its bases that is.
-_CODES: Mapping[str, int] = MappingProxyType(
-    {
-        "TokenweirError": FAILED,
-        "ConfigError": NOT_USABLE,
-        "PackageError": NOT_USABLE,
-        "CheckpointError": NOT_USABLE,
-        "CertificateError": FAILED,
-        "Overloaded": UNAVAILABLE,
-        "DeadlineExpired": UNAVAILABLE,
-        "Unavailable": UNAVAILABLE,
-        "TokenweirClientError": FAILED,
-        "ResourceExhausted": UNAVAILABLE,
-        "DeadlineExceeded": UNAVAILABLE,
-        "LoadTestError": NOT_USABLE,
-        "NoServerError": UNAVAILABLE,
-        "ModuleNotFoundError": NOT_USABLE,
-        "OSError": NOT_USABLE,
-    }
-)
-
 
 class CommandError(Exception):
     """Ends a command with one line and one of the codes."""
@@ -58,8 +36,36 @@ def code_of(error: BaseException) -> int | None:
     """Return the exit code for an error that is raised on purpose; None for any other."""
     if isinstance(error, CommandError):
         return error.exit_code
-    names = (base.__name__ for base in type(error).__mro__)
-    return next((_CODES[name] for name in names if name in _CODES), None)
+    codes = _codes()
+    return next((codes[base] for base in type(error).__mro__ if base in codes), None)
+
+
+def _codes() -> Mapping[type, int]:
+    """Return the codes; a class that is not here has that of the nearest of its bases that is."""
+    # Here, for what is imported takes long, and only a command that has failed needs it.
+    import tokenweir
+
+    from engine import errors
+    from loadtest.errors import LoadTestError, NoServerError
+
+    return {
+        errors.TokenweirError: FAILED,
+        errors.ConfigError: NOT_USABLE,
+        errors.PackageError: NOT_USABLE,
+        errors.CheckpointError: NOT_USABLE,
+        errors.CertificateError: FAILED,
+        errors.Overloaded: UNAVAILABLE,
+        errors.DeadlineExpired: UNAVAILABLE,
+        errors.Unavailable: UNAVAILABLE,
+        tokenweir.TokenweirClientError: FAILED,
+        tokenweir.Unavailable: UNAVAILABLE,
+        tokenweir.ResourceExhausted: UNAVAILABLE,
+        tokenweir.DeadlineExceeded: UNAVAILABLE,
+        LoadTestError: NOT_USABLE,
+        NoServerError: UNAVAILABLE,
+        ModuleNotFoundError: NOT_USABLE,
+        OSError: NOT_USABLE,
+    }
 
 
 def explanation() -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from server.cli.connection import answer_each, open_client, print_json
+from server.cli.connection import answer_each, open_client
 from server.cli.generation_options import client_options, generation_options, token_ids
+from server.cli.json_lines import print_json
 from server.cli.options import (
     examples,
     json_option,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli.exit_codes import DONE, FAILED, CommandError
+from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 @click.option("--png", "png_file", type=any_path, help="Draw the latency distributions here.")
 @timeout_option
 @server_option
+@needs("loadtest")
 def loadtest(json_file: Path | None, png_file: Path | None, **typed: Any) -> int:
     """Stream many requests and print latencies, throughput and errors; exit with 1 if one failed.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
@@ -76,6 +77,7 @@ text_option = click.option(
     "--max-logit-loss", type=_SHARE, help="Largest logit difference, in their standard deviations."
 )
 @click.option("--max-perplexity-loss", type=_SHARE, help="Rise on --text, as a share.")
+@needs("export", "cpu")
 def export(checkpoint: Path, out: Path, text: Path | None, **typed: Any) -> None:
     """Export CHECKPOINT to a package that `tokenweir serve` can run.
 
@@ -185,6 +187,7 @@ def export_with_progress(
 )
 @decode_buckets_option
 @gpu_memory_option
+@needs("export", "cpu")
 def verify(
     package: Path,
     checkpoint: Path,

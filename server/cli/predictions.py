@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from server.cli.connection import answer_each, open_client, print_json
+from server.cli.connection import answer_each, open_client
+from server.cli.json_lines import print_json
 from server.cli.options import (
     examples,
     existing_file,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli.exit_codes import FAILED
+from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Name of the service; two on one Ray cluster need two.",
 )
+@needs("serve", "cpu")
 def serve(
     packages: tuple[Path, ...], named: tuple[str, ...], checkpoint: Path | None, **typed: Any
 ) -> None:

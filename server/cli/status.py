@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from server.cli.connection import open_client, print_json
+from server.cli.connection import open_client
 from server.cli.exit_codes import DONE, FAILED
+from server.cli.json_lines import print_json
 from server.cli.options import examples, json_option, server_option
 
 

@@ -48,7 +48,7 @@ def on_device(device: Path) -> RunScript:
     """Run a script of this folder beside the emulated device; return the JSON that it prints."""
 
     def run(script: str, *arguments: str) -> Any:
-        path = [str(WHEEL), str(ROOT), str(ROOT / "proto" / "gen")]
+        path = [str(WHEEL), str(ROOT), str(ROOT / "proto" / "python")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path),

@@ -273,7 +273,7 @@ for module in pkgutil.iter_modules(check.__path__):
     if module.name not in ("__main__", "hugging_face"):  # that, and torch inside, import more
         importlib.import_module(f"loadtest.gpu_check.{module.name}")
 """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "proto" / "gen")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "proto" / "python")])
     environment = {**os.environ, "PYTHONPATH": path}
 
     done = subprocess.run(

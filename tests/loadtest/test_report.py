@@ -13,11 +13,12 @@ from PIL import Image
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from loadtest.errors import LoadTestError
 from loadtest.metrics import RequestRecord, summarize
 from loadtest.plots import write_png
 from loadtest.report import print_table, write_json
 from loadtest.runner import LoadReport
-from loadtest.workload import LoadConfig, LoadTestError
+from loadtest.workload import LoadConfig
 
 
 def report_of(*records: RequestRecord, method: str = "generate") -> LoadReport:

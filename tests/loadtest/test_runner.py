@@ -13,9 +13,10 @@ import pytest
 from google.rpc import error_details_pb2
 from tokenweir.v1 import admin_service_pb2, common_pb2, prediction_service_pb2
 
+from loadtest.errors import LoadTestError
 from loadtest.report import notes
 from loadtest.runner import run
-from loadtest.workload import LoadConfig, LoadTestError, arrival_times
+from loadtest.workload import LoadConfig, arrival_times
 from tests.server.scripted_server import (
     ScriptedServer,
     fail,

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.workload import LoadConfig, LoadTestError, arrival_times, read_prompts
+from loadtest.errors import LoadTestError
+from loadtest.workload import LoadConfig, arrival_times, read_prompts
 
 OPEN = LoadConfig("127.0.0.1:1", "m", ("p",), num_requests=5000, rate=50.0)
 

@@ -6,7 +6,7 @@ import pytest
 from tokenweir import _errors
 
 from engine import errors
-from loadtest.workload import LoadTestError, NoServerError
+from loadtest.errors import LoadTestError, NoServerError
 from server.cli.app import run
 from server.cli.exit_codes import MEANINGS, code_of
 
