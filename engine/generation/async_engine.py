@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import ExpiredInQueue
 from engine.generation.core import EngineCore, StepTimes
 from engine.generation.engine_thread import EngineThread
-from engine.generation.prompt import PromptReader
+from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
-from engine.generation.sequence_text import searched_text
 from engine.lifecycle import ErrorOf, Lifecycle, draining, failure
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
-from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
+from engine.requests.request import GenerationRequest, ScoreRequest
 from engine.requests.text import GenerationTokenizer
-from engine.sampling.draws import TokenMatcher
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.trial import Trial
@@ -55,17 +50,6 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
 )
 
 
-class Constraints(Protocol):
-    """Compiles what an output must match; `engine.text.constraint` in production."""
-
-    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> TokenMatcher:
-        """Return what follows a sequence behind the given beginning of its text; any thread asks.
-
-        Raises InvalidRequest for a constraint that is wrong or too large, or that no text matches
-        which begins so; CapabilityNotSupported if the model's tokenizer cannot follow any.
-        """
-
-
 class AsyncEngine:
     """Runs an EngineCore in a thread of its own; streams and text are touched on the event loop."""
 
@@ -87,12 +71,10 @@ class AsyncEngine:
         self._device = device_name(package, config)
         self._core = core
         self._tokenizer = tokenizer
-        self._prompts = PromptReader(generation, tokenizer, config)
-        self._constraints = constraints
+        self._reader = RequestReader(generation, tokenizer, constraints, config)
         self._clock = clock
         self._life = Lifecycle(package.manifest.name, "engine", warm_up, config.max_step_seconds)
         self._thread = EngineThread(core, self._life, self._receive)
-        self._keys = count()
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
         self._num_discarded = 0  # tokens that streams have thrown away
@@ -167,25 +149,7 @@ class AsyncEngine:
         """
         arrival = self._clock()
         self._life.refuse_if_closed()
-        prompt = await self._prompts.read(request)
-        matcher = await self._compile(request.params.constraint, prompt.target_ids)
-        # The first of the decoder's given tokens has none before it that could predict it.
-        score_from = None if request.params.prompt_logprobs is None else 1
-        source = TokenRequest(
-            next(self._keys),
-            request.request_id,
-            prompt.ids,
-            request.params,
-            _seed_of(request.params),
-            arrival,
-            request.deadline,
-            target_ids=prompt.target_ids,
-            priority=request.priority,
-            tenant=request.tenant,
-            score_from=score_from,
-            matcher=matcher,
-            text=searched_text(request.params, self._tokenizer, prompt.target_ids),
-        )
+        source = await self._reader.read(request, arrival)
         stream = self._submit(source)
         try:
             while True:
@@ -196,13 +160,6 @@ class AsyncEngine:
         finally:
             self._close(source.key, stream)
 
-    async def _compile(
-        self, constraint: Constraint | None, given_ids: tuple[int, ...]
-    ) -> TokenMatcher | None:
-        if constraint is None:
-            return None
-        return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
-
     async def score(self, request: ScoreRequest) -> Score:
         """Return the log-probabilities of a given target, without generating anything.
 
@@ -211,20 +168,7 @@ class AsyncEngine:
         """
         arrival = self._clock()
         self._life.refuse_if_closed()
-        prompt = await self._prompts.read_scored(request)
-        source = TokenRequest(
-            next(self._keys),
-            request.request_id,
-            prompt.ids,
-            SamplingParams(max_new_tokens=0, prompt_logprobs=request.top_logprobs),
-            0,
-            arrival,
-            request.deadline,
-            target_ids=prompt.target_ids,
-            priority=request.priority,
-            tenant=request.tenant,
-            score_from=self._prompts.first_target(prompt),
-        )
+        source = await self._reader.read_scored(request, arrival)
         stream = self._submit(source)
         try:
             events: list[GenerationEvent] = []
@@ -243,16 +187,8 @@ class AsyncEngine:
         if source.deadline is not None and self._clock() >= source.deadline:
             raise ExpiredInQueue(f"{source.request_id}: its deadline passed before it was queued")
         key = source.key
-        stream = RequestStream(
-            source.request_id,
-            source.params,
-            self._tokenizer,
-            seed=source.seed,
-            num_input_tokens=len(source.prompt_ids) + len(source.target_ids),
-            finish_sequence=partial(self._thread.finish_sequence, key),
-            prefix_ids=source.target_ids,
-            source_ids=source.prompt_ids if source.params.alignment else (),
-        )
+        finish_sequence = partial(self._thread.finish_sequence, key)
+        stream = RequestStream(source, self._tokenizer, finish_sequence)
         self._streams[key] = stream
         self._no_streams.clear()
         self._thread.add(source)
@@ -285,10 +221,3 @@ class AsyncEngine:
     async def _wait_for_streams(self) -> None:
         if self._streams:
             await self._no_streams.wait()
-
-
-def _seed_of(params: SamplingParams) -> int:
-    """Return the seed of a request's draws: the one given, else a random one; 0 without draws."""
-    if params.strategy != "sampling":
-        return 0
-    return secrets.randbits(64) if params.seed is None else params.seed

@@ -15,7 +15,6 @@ from engine.requests.events import (
     Timing,
     Usage,
 )
-from engine.requests.request import SamplingParams
 from engine.requests.text import GenerationTokenizer
 from engine.scheduling.output import (
     AdmittedOutput,
@@ -27,6 +26,7 @@ from engine.scheduling.output import (
     ScoresOutput,
     TokenOutput,
 )
+from engine.scheduling.sequence import TokenRequest
 
 
 class RequestStream:
@@ -40,27 +40,19 @@ class RequestStream:
 
     def __init__(
         self,
-        request_id: str,
-        params: SamplingParams,
+        source: TokenRequest,
         tokenizer: GenerationTokenizer,
-        *,
-        seed: int,
-        num_input_tokens: int,
-        finish_sequence: Callable[[int], None],  # tells the engine that no more tokens are needed
-        prefix_ids: tuple[int, ...] = (),  # that every output begins with
-        source_ids: tuple[int, ...] = (),  # that its alignment is to, if asked for
+        finish_sequence: Callable[[int], None],
     ) -> None:
-        self.request_id = request_id
-        self._seed = seed
-        self._num_input_tokens = num_input_tokens
-        self._source_ids = source_ids
+        """`finish_sequence` tells the engine that no more tokens of a sequence are needed."""
+        params = source.params
+        self._source = source
         self._finish_sequence = finish_sequence
-        self._num_outputs = params.num_outputs
         is_beam = params.strategy == "beam"
         self._is_streamed = not is_beam and params.num_sequences == params.num_outputs
         count = params.num_outputs if is_beam else params.num_sequences
         self._sequences = [
-            SequenceText(index, params, tokenizer, prefix_ids) for index in range(count)
+            SequenceText(index, params, tokenizer, source.target_ids) for index in range(count)
         ]
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._admitted = False
@@ -70,6 +62,11 @@ class RequestStream:
         self._error: TokenweirError | None = None
         self._changed = asyncio.Event()
         self.is_read = False  # RequestFinished was returned
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, as its caller chose it."""
+        return self._source.request_id
 
     @property
     def has_ended(self) -> bool:
@@ -138,23 +135,26 @@ class RequestStream:
     def _best(self) -> list[SequenceText]:
         """Return the sequences with the highest scores, the lower index first among equals."""
         found = [sequence for sequence in self._sequences if sequence.is_finished]
-        return sorted(found, key=lambda sequence: -sequence.score)[: self._num_outputs]
+        return sorted(found, key=lambda sequence: -sequence.score)[
+            : self._source.params.num_outputs
+        ]
 
     def _finished(self, timing: Timing, returned: list[SequenceText]) -> RequestFinished:
         made = sum(sequence.num_generated for sequence in self._sequences)
         num_output = sum(sequence.num_generated for sequence in returned)
         self.num_discarded += made - num_output
+        source = self._source
         usage = Usage(
-            input_tokens=self._num_input_tokens,
+            input_tokens=len(source.prompt_ids) + len(source.target_ids),
             output_tokens=num_output,
             cached_input_tokens=self._num_cached,
             discarded_tokens=self.num_discarded,
         )
         return RequestFinished(
-            self.request_id,
+            source.request_id,
             usage,
             timing,
-            self._seed,
+            source.seed,
             tuple(self._prompt_logprobs),
-            self._source_ids,
+            source.prompt_ids if source.params.alignment else (),
         )

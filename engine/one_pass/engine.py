@@ -27,12 +27,11 @@ from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import Timing
 from engine.requests.load import LoadSnapshot
-from engine.requests.text import ItemTokenizer
+from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
 from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 
-_MAX_INLINE_CHARS = 4096  # longer texts, and images, are encoded off the event loop
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 
 
@@ -291,9 +290,10 @@ class EncoderEngine:
 
 
 def _is_small(items: Sequence[PredictionItem]) -> bool:
+    """Say whether encoding takes so little that the event loop can do it; images take long."""
     if any(isinstance(item.content, bytes) for item in items):
         return False
-    return sum(len(i.content) + len(i.text_pair or "") for i in items) <= _MAX_INLINE_CHARS
+    return sum(len(i.content) + len(i.text_pair or "") for i in items) <= MAX_INLINE_CHARS
 
 
 def _jobs(rows: list[Row]) -> list[PredictionJob]:

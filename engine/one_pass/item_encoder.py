@@ -16,8 +16,8 @@ from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest
 from engine.requests.checks import raise_if_any
 from engine.requests.text import ItemTokenizer
+from engine.requests.token_ids import check_token_ids
 
-_MAX_NAMED_IDS = 8  # wrong ids of one item that are named; one says enough, a million too much
 _PIXELS_PER_TOKEN = 16 * 16
 
 
@@ -121,15 +121,9 @@ class ItemEncoder:
         if not ids:
             raise _invalid(f"{path}.tokens.ids", "no token id is given; give at least one")
         _check_length(len(ids), contract.max_len, f"{path}.tokens.ids")
-        wrong = [
-            FieldViolation(
-                f"{path}.tokens.ids[{i}]",
-                f"{token_id} is outside the vocabulary, 0 to {contract.vocab_size - 1}",
-            )
-            for i, token_id in enumerate(ids)
-            if not 0 <= token_id < contract.vocab_size
-        ]
-        raise_if_any(wrong[:_MAX_NAMED_IDS])
+        raise_if_any(
+            check_token_ids(ids, contract.vocab_size, lambda i, _: f"{path}.tokens.ids[{i}]")
+        )
         return EncodedItem(np.array(ids, dtype=np.int64), length=len(ids), cost=len(ids))
 
 

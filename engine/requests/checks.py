@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.requests.request import Constraint, LogitControls, SamplingParams
+from engine.requests.token_ids import MAX_NAMED_IDS, check_token_ids
 
 _MAX_LENGTH_PENALTY = 10.0  # beyond it only the length counts, and powers of it overflow
 _MAX_LOGIT_BIAS = 1e4
 _MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 0.01, 100.0  # logits must stay finite
-_MAX_NAMED_IDS = 8  # wrong token ids named in one answer
 
 _Check = tuple[bool, str, str]  # whether the field is good, its path, what is wrong if it is not
 
@@ -156,7 +156,7 @@ def _check_biases(c: LogitControls, limits: RequestLimits, vocab_size: int) -> I
     )
     yield from _check_ids([token_id for token_id, _ in c.logit_bias], path, vocab_size, by_id=True)
     wrong = [(i, bias) for i, bias in c.logit_bias if not abs(bias) <= _MAX_LOGIT_BIAS]
-    for token_id, bias in wrong[:_MAX_NAMED_IDS]:
+    for token_id, bias in wrong[:MAX_NAMED_IDS]:
         yield (
             False,
             f"{path}[{token_id}]",
@@ -254,10 +254,8 @@ def _check_ids(
     ids: list[int] | tuple[int, ...], path: str, vocab_size: int, *, by_id: bool = False
 ) -> Iterator[_Check]:
     """Name the first ids outside the vocabulary by their place, or by themselves."""
-    wrong = [(i, token_id) for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size]
-    for i, token_id in wrong[:_MAX_NAMED_IDS]:
-        yield (
-            False,
-            f"{path}[{token_id if by_id else i}]",
-            f"{token_id} is outside the vocabulary, 0 to {vocab_size - 1}",
-        )
+    found = check_token_ids(
+        ids, vocab_size, lambda i, token_id: f"{path}[{token_id if by_id else i}]"
+    )
+    for violation in found:
+        yield False, violation.field, violation.description

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
+
 
 @dataclass(frozen=True)
 class Encoding:

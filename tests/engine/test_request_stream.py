@@ -24,6 +24,7 @@ from engine.scheduling.output import (
     FinishedOutput,
     TokenOutput,
 )
+from engine.scheduling.sequence import TokenRequest
 from engine.text.tokenizer import Tokenizer
 
 EOS = 257
@@ -35,14 +36,8 @@ class Watched:
 
     def __init__(self, tokenizer: Tokenizer, **params) -> None:
         self.ended: list[int] = []
-        self.stream = RequestStream(
-            "r-1",
-            SamplingParams(**params),
-            tokenizer,
-            seed=5,
-            num_input_tokens=3,
-            finish_sequence=self.ended.append,
-        )
+        source = TokenRequest(0, "r-1", (1, 2, 3), SamplingParams(**params), 5, 0.0)
+        self.stream = RequestStream(source, tokenizer, self.ended.append)
 
     def give(self, text: str, index: int = 0) -> None:
         for token_id in text.encode():
@@ -137,15 +132,9 @@ async def test_what_waited_for_more_text_comes_before_the_error_too(
 async def test_a_request_that_fails_before_its_first_token_sends_no_text(
     byte_tokenizer: Tokenizer,
 ) -> None:
-    stream = RequestStream(
-        "r-1",
-        SamplingParams(),
-        byte_tokenizer,
-        seed=0,
-        num_input_tokens=3,
-        finish_sequence=lambda index: None,
-        prefix_ids=tuple(b"given"),
-    )
+    given = tuple(b"given")
+    source = TokenRequest(0, "r-1", (1, 2, 3), SamplingParams(), 0, 0.0, target_ids=given)
+    stream = RequestStream(source, byte_tokenizer, lambda index: None)
     stream.take(FailedOutput(0, EngineFailure("r-1 failed")))
 
     with pytest.raises(EngineFailure, match="r-1 failed"):

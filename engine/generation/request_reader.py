@@ -1,40 +1,54 @@
-"""Checks a generation request and turns its prompt into token ids."""
+"""Checks what a caller asks and makes of it what the scheduler takes."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import secrets
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import FieldViolation
+from engine.generation.sequence_text import searched_text
 from engine.package.manifest import GenerationContract
 from engine.requests.checks import check_sampling_params, raise_if_any
-from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
-from engine.requests.text import GenerationTokenizer
+from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
+from engine.requests.text import MAX_INLINE_CHARS, GenerationTokenizer
+from engine.requests.token_ids import check_token_ids
+from engine.sampling.draws import TokenMatcher
+from engine.scheduling.sequence import TokenRequest
 
-_MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
-_MAX_NAMED_IDS = 8  # wrong token ids named in one answer
 _SOURCE = ("text", "tokens")  # fields of the protocol's input
 _TARGET = ("prefix_text", "prefix_tokens")
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A request's tokens as the scheduler takes them."""
+class Constraints(Protocol):
+    """Compiles what an output must match; `engine.text.constraint` in production."""
 
-    ids: tuple[int, ...]  # encoder-decoder: the source
-    target_ids: tuple[int, ...] = ()  # given tokens behind the prompt, or the start token
+    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> TokenMatcher:
+        """Return what follows a sequence behind the given beginning of its text; any thread asks.
+
+        Raises InvalidRequest for a constraint that is wrong or too large, or that no text matches
+        which begins so; CapabilityNotSupported if the model's tokenizer cannot follow any.
+        """
 
 
-class PromptReader:
+class RequestReader:
     """Knows what a model takes: nothing that would make a step fail gets past it."""
 
     def __init__(
-        self, contract: GenerationContract, tokenizer: GenerationTokenizer, config: EngineConfig
+        self,
+        contract: GenerationContract,
+        tokenizer: GenerationTokenizer,
+        constraints: Constraints,
+        config: EngineConfig,
     ) -> None:
         self._contract = contract
         self._tokenizer = tokenizer
+        self._constraints = constraints
         self._config = config
+        self._keys = count()
         self._has_source = contract.cross_cache is not None
         self._max_target = contract.cache.max_len - 1  # room for one token of output
         if contract.cross_cache is not None:
@@ -43,15 +57,16 @@ class PromptReader:
         else:
             self._max_tokens = self._max_target
 
-    async def read(self, request: GenerationRequest) -> Prompt:
-        """Return the prompt's token ids; InvalidRequest names every wrong field at once."""
+    async def read(self, request: GenerationRequest, arrival: float) -> TokenRequest:
+        """Return the request in tokens; InvalidRequest names every wrong field at once."""
+        params = request.params
         violations = check_sampling_params(
-            request.params,
+            params,
             limits=self._config.limits,
             vocab_size=self._contract.vocab_size,
-            has_encoder=self._contract.cross_cache is not None,
+            has_encoder=self._has_source,
         )
-        violations += self._check_against_engine(request.params)
+        violations += self._check_against_engine(params)
         ids, found = await self._read_source(request.prompt, request.input_path)
         violations += found
         target_ids: tuple[int, ...] = ()
@@ -61,10 +76,26 @@ class PromptReader:
             )
             violations += found
         raise_if_any(violations)
-        return Prompt(ids, target_ids)
+        matcher = await self._compile(params.constraint, target_ids)
+        return TokenRequest(
+            next(self._keys),
+            request.request_id,
+            ids,
+            params,
+            _seed_of(params),
+            arrival,
+            request.deadline,
+            target_ids=target_ids,
+            priority=request.priority,
+            tenant=request.tenant,
+            # The first of the decoder's given tokens has none before it that could predict it.
+            score_from=None if params.prompt_logprobs is None else 1,
+            matcher=matcher,
+            text=searched_text(params, self._tokenizer, target_ids),
+        )
 
-    async def read_scored(self, request: ScoreRequest) -> Prompt:
-        """Return source and target of a score; InvalidRequest names every wrong field at once."""
+    async def read_scored(self, request: ScoreRequest, arrival: float) -> TokenRequest:
+        """Return a target to be scored, behind its source; InvalidRequest as of `read`."""
         path = request.input_path
         ids, violations = await self._read_source(request.source, path)
         target_ids, found = await self._read_target(request.target, path, len(ids))
@@ -74,11 +105,27 @@ class PromptReader:
             what = f"{request.top_logprobs} is outside 0 to {most}"
             violations.append(FieldViolation("top_logprobs", what))
         raise_if_any(violations)
-        return Prompt(ids, target_ids)
+        return TokenRequest(
+            next(self._keys),
+            request.request_id,
+            ids,
+            SamplingParams(max_new_tokens=0, prompt_logprobs=request.top_logprobs),
+            0,
+            arrival,
+            request.deadline,
+            target_ids=target_ids,
+            priority=request.priority,
+            tenant=request.tenant,
+            # Where the target begins among the decoder's tokens.
+            score_from=1 if self._has_source else len(ids),
+        )
 
-    def first_target(self, prompt: Prompt) -> int:
-        """Return where the target begins among the decoder's tokens."""
-        return 1 if self._has_source else len(prompt.ids)
+    async def _compile(
+        self, constraint: Constraint | None, given_ids: tuple[int, ...]
+    ) -> TokenMatcher | None:
+        if constraint is None:
+            return None
+        return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
     async def _read_source(
         self, given: str | tuple[int, ...], path: str
@@ -117,7 +164,7 @@ class PromptReader:
         if not text:
             return ()
         encode = self._tokenizer.encode_part if is_part else self._tokenizer.encode
-        if len(text) <= _MAX_INLINE_CHARS:
+        if len(text) <= MAX_INLINE_CHARS:
             return tuple(encode(text))
         return tuple(await asyncio.to_thread(encode, text))
 
@@ -128,15 +175,11 @@ class PromptReader:
             return [FieldViolation(path, "is empty; give at least one token")]
         if len(ids) > limit[0]:
             return [FieldViolation(path, f"{len(ids)} tokens are {limit[1]}; shorten it")]
-        last = self._contract.vocab_size - 1
-        wrong = [i for i, token_id in enumerate(ids) if not 0 <= token_id <= last]
-        return [
-            FieldViolation(
-                path if ids_path is None else f"{ids_path}[{i}]",
-                f"token id {ids[i]} is outside the vocabulary, 0 to {last}",
-            )
-            for i in wrong[:_MAX_NAMED_IDS]
-        ]
+        return check_token_ids(
+            ids,
+            self._contract.vocab_size,
+            lambda i, _: path if ids_path is None else f"{ids_path}[{i}]",
+        )
 
     def _check_against_engine(self, params: SamplingParams) -> list[FieldViolation]:
         found = []
@@ -158,6 +201,13 @@ class PromptReader:
             what = "every token is banned or would end the sequence before min_new_tokens"
             found.append(FieldViolation("stopping.token_ids", what))
         return found
+
+
+def _seed_of(params: SamplingParams) -> int:
+    """Return the seed of a request's draws: the one given, else a random one; 0 without draws."""
+    if params.strategy != "sampling":
+        return 0
+    return secrets.randbits(64) if params.seed is None else params.seed
 
 
 def _field_of_num_sequences(params: SamplingParams) -> str:
