@@ -18,13 +18,13 @@ from typing import NamedTuple
 import click
 from matplotlib.figure import Figure
 
-from engine.benchmark import generation_contract
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.machine import machine_name
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import load_package
+from loadtest.benchmark.work import generation_contract
 from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure
 from loadtest.result_file import write_document

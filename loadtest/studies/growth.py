@@ -19,11 +19,11 @@ import click
 import numpy as np
 from matplotlib.figure import Figure
 
-from engine.benchmark import generation_contract
 from engine.machine import machine_name
 from engine.package.manifest import GenerationContract
 from engine.package.package import load_package
 from engine.slots.runner import SlotModelRunner
+from loadtest.benchmark.work import generation_contract
 from loadtest.machine import Machine, measure_machine
 from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure

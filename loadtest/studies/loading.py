@@ -23,20 +23,20 @@ from typing import Any
 
 import click
 
-from engine.benchmark import (
-    BenchmarkWork,
-    EngineBench,
-    cache_bytes,
-    check_fits,
-    generation_contract,
-    random_prompts,
-    read_memory,
-)
 from engine.errors import ConfigError
 from engine.machine import machine_name
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package, load_package
 from engine.requests.request import SamplingParams
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.memory import read_memory
+from loadtest.benchmark.work import (
+    BenchmarkWork,
+    cache_bytes,
+    check_fits,
+    generation_contract,
+    random_prompts,
+)
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
 
@@ -44,7 +44,7 @@ from loadtest.result_file import write_document
 _PROGRAM = """
 import json, sys, time
 started = time.perf_counter()
-from engine.benchmark import read_memory
+from loadtest.benchmark.memory import read_memory
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package.package import load_package

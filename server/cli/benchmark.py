@@ -20,8 +20,9 @@ from server.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from engine.benchmark import BenchmarkReport, BenchmarkWork
     from engine.config import Device, EngineConfig
+    from loadtest.benchmark.report import BenchmarkReport
+    from loadtest.benchmark.work import BenchmarkWork
 
 
 @click.command(
@@ -67,7 +68,7 @@ def bench(
     medians; a decode step is what the work takes beyond its prompts.
     """
     work, settings = _work_and_settings(**typed)
-    from engine.benchmark import run_benchmark
+    from loadtest.benchmark.run import run_benchmark
     from server.cli.progress import show_progress
     from server.cli.tables import benchmark_tables, print_table
 
@@ -106,8 +107,8 @@ def _work_and_settings(
 ) -> tuple[BenchmarkWork, EngineConfig]:
     if beam is not None and strategy is not None:
         raise click.UsageError("give --strategy, or --beam for beam search")
-    from engine.benchmark import BenchmarkWork
     from engine.config import EngineConfig
+    from loadtest.benchmark.work import BenchmarkWork
 
     work = BenchmarkWork(
         num_prompt_tokens=prompt_tokens,
@@ -129,8 +130,8 @@ def _work_and_settings(
 def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
     from pydantic import TypeAdapter
 
-    from engine.benchmark import BenchmarkReport
     from engine.machine import machine_name
+    from loadtest.benchmark.report import BenchmarkReport
     from loadtest.origin import code_commit, now, typed_command
     from loadtest.result_file import write_document
 

@@ -14,8 +14,9 @@ from rich.table import Table
 if TYPE_CHECKING:
     from tokenweir import ModelInfo
 
-    from engine.benchmark import BenchmarkReport, ConcurrencyResult, Memory
     from engine.package.manifest import Certificate, DeviceCertificate, Loss, Manifest
+    from loadtest.benchmark.memory import Memory
+    from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult
 
 _PIPE_WIDTH = 120
 _LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # of a table of measurements, with borders

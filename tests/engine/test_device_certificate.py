@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from engine.benchmark import settings_for
 from engine.config import Device, EngineConfig
 from engine.errors import PackageError
 from engine.package import device_certificate
 from engine.package import package as packages
 from engine.package.device_certificate import device_name, settings_as_shown
 from engine.package.package import load_package, read_manifest, write_manifest
+from loadtest.benchmark.engine_bench import settings_for
 from tests.engine.test_package import LOSS, ONE_PASS, TEXT
 from tests.engine.test_package import _write as write_package
 

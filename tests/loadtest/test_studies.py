@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from engine.benchmark import BenchmarkWork, EngineBench, generation_contract
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.work import BenchmarkWork, generation_contract
 from loadtest.machine import Machine
 from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace

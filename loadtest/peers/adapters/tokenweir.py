@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from engine.benchmark import BenchmarkWork, EngineBench
 from engine.config import EngineConfig
 from engine.package.package import load_package
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.work import BenchmarkWork
 from loadtest.origin import versions_of
 from loadtest.peers.worker import LoadOptions, Prompts
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from engine.benchmark import (
-    BenchmarkWork,
-    EngineBench,
-    cache_bytes,
-    check_fits,
-    generation_contract,
-    random_prompts,
-    read_memory,
-)
 from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
 from engine.generation.core import StepTimes
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.memory import read_memory
+from loadtest.benchmark.work import (
+    BenchmarkWork,
+    cache_bytes,
+    check_fits,
+    generation_contract,
+    random_prompts,
+)
 from tests.conftest import EOS
 
 MakeEngine = Callable[..., Awaitable[Any]]

@@ -1,0 +1,25 @@
+"""What memory this process uses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the process in bytes; None where the system does not tell."""
+
+    resident: int | None
+    peak: int | None  # of the resident
+    mapped: int | None  # of the resident now, pages of files: the system takes them back at need
+
+
+def read_memory() -> Memory:
+    """Return what this process uses now and has used at most."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return Memory(None, None, None)
+    kilobytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", status.read_text(), re.MULTILINE))
+    return Memory(*(int(kilobytes[name]) * 1024 for name in ("VmRSS", "VmHWM", "RssFile")))

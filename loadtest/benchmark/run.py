@@ -1,0 +1,170 @@
+"""Measures an engine at every concurrency, and says where the time goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+from engine.config import EngineConfig
+from engine.machine import num_cores
+from engine.package.manifest import GenerationContract
+from engine.package.package import Package, load_package
+from engine.threads import decoder_threads
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.memory import Memory, read_memory
+from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, Round, summarize
+from loadtest.benchmark.work import BenchmarkWork, check_fits, generation_contract, random_prompts
+
+Progress = Callable[[int, int], None]  # rounds done, rounds in all
+
+
+def run_benchmark(
+    path: str | os.PathLike[str],
+    work: BenchmarkWork,
+    concurrencies: Sequence[int],
+    *,
+    num_rounds: int = 3,
+    settings: EngineConfig | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> BenchmarkReport:
+    """Load a package and run the work at every concurrency; a round before the first warms up.
+
+    `tell` is given what happens while the engine starts, a line at a time; see `load_engine`.
+
+    `settings` say where the engine runs; what it takes at once follows from the concurrencies.
+    Raises PackageError if the package does not generate, and ConfigError for work that does not
+    fit into the model.
+    """
+    return asyncio.run(
+        _run(
+            path,
+            work,
+            concurrencies,
+            num_rounds,
+            settings or EngineConfig(),
+            progress or _no_progress,
+            tell,
+        )
+    )
+
+
+async def _run(
+    path: str | os.PathLike[str],
+    work: BenchmarkWork,
+    concurrencies: Sequence[int],
+    num_rounds: int,
+    settings: EngineConfig,
+    progress: Progress,
+    tell: Callable[[str], None] | None,
+) -> BenchmarkReport:
+    memory_before = read_memory()
+    started = time.perf_counter()
+    package = load_package(path)
+    contract = generation_contract(package)
+    check_fits(work, contract)
+    work = replace(work, top_k=min(work.top_k, contract.vocab_size))
+    slots = max(max(concurrencies) * work.beam_width, *settings.decode_buckets, 1)
+    bench = EngineBench.load(package, max_num_seqs=slots, settings=settings, tell=tell)
+    await bench.start()
+    try:
+        loading = _Loading(time.perf_counter() - started, memory_before, read_memory())
+        results = await _measure_all(bench, work, concurrencies, contract, num_rounds, progress)
+    finally:  # a thread that still computes while the interpreter ends aborts the process
+        await bench.stop()
+    return _report(package, work, settings, loading, results)
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """What it took until the engine had started."""
+
+    seconds: float
+    memory_before: Memory
+    memory_loaded: Memory
+
+
+def _report(
+    package: Package,
+    work: BenchmarkWork,
+    settings: EngineConfig,
+    loading: _Loading,
+    results: tuple[ConcurrencyResult, ...],
+) -> BenchmarkReport:
+    manifest = package.manifest
+    return BenchmarkReport(
+        package=manifest.name,
+        manifest_sha256=package.manifest_sha256.hex(),
+        weights=manifest.weights,
+        work=work,
+        num_threads=settings.num_threads or num_cores(),
+        num_decoder_threads=decoder_threads(generation_contract(package), settings.num_threads),
+        load_seconds=loading.seconds,
+        weight_bytes=sum(file.size for file in manifest.files.values()),
+        memory_before=loading.memory_before,
+        memory_loaded=loading.memory_loaded,
+        results=results,
+        versions=_versions(),
+    )
+
+
+async def _measure_all(
+    bench: EngineBench,
+    work: BenchmarkWork,
+    concurrencies: Sequence[int],
+    contract: GenerationContract,
+    num_rounds: int,
+    progress: Progress,
+) -> tuple[ConcurrencyResult, ...]:
+    results: list[ConcurrencyResult] = []
+    for concurrency in concurrencies:
+        done = len(results) * num_rounds
+
+        def moved(rounds: int, done: int = done) -> None:
+            progress(done + rounds, len(concurrencies) * num_rounds)
+
+        rounds = await _measure(bench, work, concurrency, contract, num_rounds, moved)
+        results.append(summarize(work, concurrency, rounds, contract))
+    return tuple(results)
+
+
+async def _measure(
+    bench: EngineBench,
+    work: BenchmarkWork,
+    concurrency: int,
+    contract: GenerationContract,
+    num_rounds: int,
+    moved: Callable[[int], None],
+) -> tuple[Round, ...]:
+    rounds = []
+    for number in range(num_rounds + 1):
+        # Never the same prompt twice: what is kept of one must not help another.
+        prompts, others = (
+            random_prompts(work, concurrency, contract.vocab_size, 2 * number + part)
+            for part in (0, 1)
+        )
+        alone = await bench.measure(prompts, lambda index: work.params(index, 1))
+        whole = await bench.measure(others, lambda index: work.params(index, work.num_new_tokens))
+        if number > 0:  # the first one warms up
+            rounds.append(Round(whole.seconds, whole.times, alone.seconds, alone.times))
+        moved(number)
+    return tuple(rounds)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.partition(" ")[0]}
+    for name in ("tokenweir", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
