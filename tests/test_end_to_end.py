@@ -36,6 +36,7 @@ from exporter.models import TransformerConfig, build_model
 from server.api import REPLICA_KEY
 from server.config import ServeConfig
 from server.ray.serving import serving
+from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -19,6 +19,7 @@ from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.cli.app import run
+from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 CONFIG = TransformerConfig(
     family="gpt",

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from exporter.tasks.date_lines import draw_date, write_date
 from exporter.tasks.dates import dates_task, draw_lines, make_tokenizer, part_of
+from exporter.training.task import Task
 
 TYPED = [
     line.split("\t")
@@ -21,6 +22,11 @@ TYPED = [
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return dates_task(0)
 
 
 def lines(count: int, seed: int = 0) -> list[tuple[str, str]]:
@@ -77,8 +83,8 @@ def test_no_date_is_in_two_parts() -> None:
     assert part_of(datetime.date(1998, 2, 3)) in parts
 
 
-def test_a_chunk_is_a_function_of_seed_and_number() -> None:
-    task, again, other = dates_task(0), dates_task(0), dates_task(1)
+def test_a_chunk_is_a_function_of_seed_and_number(task: Task) -> None:
+    again, other = dates_task(0), dates_task(1)
 
     def sources(examples: object) -> list[list[int]]:
         return [e.source.tolist() for e in list(examples)[:50]]  # type: ignore[call-overload]
@@ -116,9 +122,9 @@ def test_any_text_can_be_encoded(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("").tokens == ["[EOS]"]
 
 
-def test_typed_dates_are_well_formed_and_fit_the_model(tokenizer: Tokenizer) -> None:
+def test_typed_dates_are_well_formed_and_fit_the_model(tokenizer: Tokenizer, task: Task) -> None:
     longest = max(len(tokenizer.encode(line).ids) for line, _ in TYPED)
 
     assert len(TYPED) >= 60
     assert all(datetime.date.fromisoformat(iso) for _, iso in TYPED)
-    assert longest <= dates_task(0).config.max_source_len
+    assert longest <= task.config.max_source_len
