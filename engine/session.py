@@ -16,7 +16,7 @@ from engine.device.memory import DeviceArray
 from engine.errors import DeviceError, OutOfDeviceMemory, PackageError, TokenweirError
 from engine.machine import num_cores
 from engine.mapped_weights import MappedWeights
-from engine.package.graph_io import GraphValue
+from engine.package.graph_io import READ_ON_HOST, GraphValue
 from engine.wording import listed, size_of
 
 check_distributions()  # of two of them, one on the other, anything may fail to be imported
@@ -29,7 +29,6 @@ NOT_CAPTURED = -1  # the id of no captured graph
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _ERRORS_ONLY = 3
-_READ_ON_HOST = ("num_top", "total_seq")  # inputs that kernels for a device want there
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}  # of onnxruntime's types; others agree
 _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float32": 1,
@@ -175,7 +174,7 @@ class Binding:
         It would be copied there in every run: rotary positions are those of the lengths.
         """
         there = isinstance(array, DeviceArray) and ("input", name) not in self._on_device
-        return there and self._device is not None and name not in _READ_ON_HOST
+        return there and self._device is not None and name not in READ_ON_HOST
 
     def _keep(self, kind: str, name: str, array: NDArray[Any] | DeviceArray) -> None:
         place = "device" if (kind, name) in self._on_device else "host"

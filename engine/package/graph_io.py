@@ -1,4 +1,4 @@
-"""What goes in and out of the graphs of a package, by name, as their contract says."""
+"""What goes in and out of the graphs of a package, by name: for their export, check and use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from typing import NamedTuple, Protocol
 from engine.errors import PackageError
 from engine.package.manifest import CacheShape, GenerationContract, Manifest
 
+# Of keys and values, before the layer and which of the two: see `layer_names`.
+PAST, PRESENT = "past_key_values", "present"  # the decoder's own positions, before and after a call
+CROSS = "cross_key_values"  # the sources, as the decoder reads them
+PAST_CROSS, PRESENT_CROSS = "past_cross_key_values", "present_cross_key_values"  # ... are encoded
+READ_ON_HOST = ("num_top", "total_seq")  # inputs that kernels for a device want there
+
 _MAX_NAMED = 32  # differences, those of all layers counted as one
 
 _CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
@@ -20,6 +26,11 @@ class GraphValue(NamedTuple):
 
     dtype: str  # numpy's name
     shape: tuple[int | str | None, ...]  # an open size has a name or None
+
+    @property
+    def open_sizes(self) -> dict[int, str]:
+        """The names of the sizes that differ from call to call, by axis."""
+        return {axis: size for axis, size in enumerate(self.shape) if isinstance(size, str)}
 
     def __str__(self) -> str:
         return f"{self.dtype} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
@@ -43,47 +54,60 @@ class LoadedGraph(Protocol):
     outputs: dict[str, GraphValue]
 
 
+def layer_names(prefix: str, num_layers: int) -> list[str]:
+    """Return the names of all layers' keys and values, in the order of the graph."""
+    return [f"{prefix}.{i}.{part}" for i in range(num_layers) for part in ("key", "value")]
+
+
 def decoder_shape(contract: GenerationContract) -> GraphShape:
-    """Return what `decoder.onnx` takes and gives."""
+    """Return what `decoder.onnx` takes and gives, in the order of the graph.
+
+    Keys and values are written in place: what is PRESENT is bound to what is PAST. There are
+    several rows only where each has one token.
+    """
     cache, cross = contract.cache, contract.cross_cache
     ids = GraphValue("int64", ("batch", "tokens"))
     inputs = {
         "input_ids": ids,
         "position_ids": ids,
-        "logit_idx": GraphValue("int64", ("num_logits",)),
-        "num_top": GraphValue("int64", (1,)),
-        "seqlens_k": GraphValue("int32", ("batch",)),
-        "total_seq": GraphValue("int32", (1,)),
-        **_layers("past_key_values", cache, "batch"),
+        "logit_idx": GraphValue("int64", ("num_logits",)),  # into the flattened [batch, tokens]
+        "num_top": GraphValue("int64", (1,)),  # k
+        "seqlens_k": GraphValue("int32", ("batch",)),  # each row's length after this call, minus 1
+        "total_seq": GraphValue("int32", (1,)),  # the largest length after this call
+        **_layers(PAST, cache, "batch"),
     }
-    top = ("num_logits", "num_top")
+    top = ("num_logits", "num_top")  # of the k largest, best first, the lower id among equals
     outputs = {
         "logits": GraphValue("float32", ("num_logits", contract.vocab_size)),
         "top_ids": GraphValue("int64", top),
         "top_logits": GraphValue("float32", top),
         "top_logprobs": GraphValue("float32", top),
-        **_layers("present", cache, "batch"),
+        **_layers(PRESENT, cache, "batch"),
     }
     if cross is not None:
         inputs |= {
             "source_lengths": GraphValue("int64", ("sources",)),
+            # The rows that attend to each source, any row where there are fewer than `beams`.
             "beam_rows": GraphValue("int64", ("sources", "beams")),
-            "row_queries": ids,
-            **_layers("cross_key_values", cross, "sources"),
+            "row_queries": ids,  # where each query stands in the flattened [sources, beams, tokens]
+            **_layers(CROSS, cross, "sources"),
         }
     if contract.alignment and cross is not None:
+        # The positions, in the flattened [batch, tokens], and the source of each.
         wanted = GraphValue("int64", ("num_alignments",))
         inputs |= {"alignment_idx": wanted, "alignment_sources": wanted}
+        # The last layer's cross-attention, mean over the heads, 0 behind the end of the source;
+        # [0, 0] where none is wanted, and nothing is computed.
         outputs["alignment"] = GraphValue("float32", ("num_alignments", cross.max_len))
     return GraphShape(inputs, outputs)
 
 
 def encoder_shape(cross: CacheShape) -> GraphShape:
-    """Return what `encoder.onnx` takes and gives."""
+    """Return what `encoder.onnx` takes and gives; it writes the first `tokens` positions."""
     ids = GraphValue("int64", ("batch", "tokens"))
-    past = _layers("past_cross_key_values", cross, "batch")
     return GraphShape(
-        {"input_ids": ids, **past}, _layers("present_cross_key_values", cross, "batch")
+        {"input_ids": ids, **_layers(PAST_CROSS, cross, "batch")},
+        _layers(PRESENT_CROSS, cross, "batch"),
     )
 
 
@@ -170,5 +194,4 @@ def _fits(found: GraphValue, wanted: GraphValue) -> bool:
 def _layers(prefix: str, shape: CacheShape, rows: str) -> dict[str, GraphValue]:
     size = (rows, shape.num_kv_heads, shape.max_len, shape.head_dim)
     value = GraphValue(_CACHE_TYPES[shape.dtype], size)
-    names = (f"{i}.{part}" for i in range(shape.num_layers) for part in ("key", "value"))
-    return {f"{prefix}.{name}": value for name in names}
+    return dict.fromkeys(layer_names(prefix, shape.num_layers), value)

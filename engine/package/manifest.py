@@ -116,26 +116,9 @@ class PackageFormat:
 
 
 class GenerationContract(_Model):
-    """What the engine must know to run `decoder.onnx` (and `encoder.onnx`) of a generating model.
+    """What the engine must know to run the graphs of a generating model.
 
-    `decoder.onnx`: `input_ids`, `position_ids` int64 [B, S]; `logit_idx` int64 [N] into the
-    flattened B*S; `num_top` int64 [1] = k; `seqlens_k` int32 [B] = length of the row after this
-    call minus 1; `total_seq` int32 [1] = the largest length after this call;
-    `past_key_values.{i}.key|value` float32 or int8 [B, num_kv_heads, max_len, head_dim], bound in
-    place to `present.{i}.key|value`; -> `logits`
-    float32 [N, vocab_size], and of each row's k largest, best first, the lower id first among
-    equals: `top_ids` int64, `top_logits` and `top_logprobs` float32 [N, k]. B > 1 only with S = 1.
-    An encoder-decoder's decoder also takes `source_lengths` int64 [C], `beam_rows` int64 [C, G]
-    = the rows of the batch that attend to each source (any row where there are fewer than G),
-    `row_queries` int64 [B, S] = where each query stands in the flattened [C, G, S], and
-    `cross_key_values.{i}.key|value` float32 [C, num_kv_heads, max_len, head_dim]. With `alignment`
-    it also takes `alignment_idx` int64 [M] into the flattened B*S and `alignment_sources` int64
-    [M] = the source of each of these positions, and gives `alignment` float32
-    [M, max_len of the source]: the last layer's cross-attention from these positions, mean over
-    the heads, 0 beyond the end of their source; with M = 0 nothing is computed ([0, 0]).
-    `encoder.onnx`: `input_ids`, int64 [C, S]; `past_cross_key_values.{i}.key|value`
-    float32 [C, num_kv_heads, max_len, head_dim], bound in place to
-    `present_cross_key_values.{i}.key|value`, of which positions 0 to S-1 are written.
+    What `decoder.onnx` and `encoder.onnx` take and give by it says engine/package/graph_io.py.
     """
 
     vocab_size: VocabSize
@@ -148,11 +131,7 @@ class GenerationContract(_Model):
 
 
 class EncodingContract(_Model):
-    """What the engine must know to run `model.onnx` of a one-pass text model.
-
-    Inputs: `input_ids` int64 [B, S], `lengths` int64 [B]. Outputs: `logits` float32
-    [B, num_labels] (classify) or [B, S, num_labels] (label); `embedding` float32 [B, dim].
-    """
+    """What the engine must know to run `model.onnx` of a one-pass text model, see graph_io.py."""
 
     vocab_size: VocabSize
     max_len: Length
@@ -161,10 +140,9 @@ class EncodingContract(_Model):
 
 
 class ImageContract(_Model):
-    """What the engine must know to run `model.onnx` of a vision model.
+    """What the engine must know to run `model.onnx` of a vision model, see graph_io.py.
 
-    Input: `pixel_values` float32 [B, channels, size, size] = (pixel / 255 - mean) / std.
-    Outputs as of EncodingContract.
+    A picture becomes numbers as (pixel / 255 - mean) / std.
     """
 
     size: ImageSize  # height and width in pixels

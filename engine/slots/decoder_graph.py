@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.package.graph_io import CROSS, PAST, PRESENT
 from engine.package.manifest import GenerationContract
 from engine.session import Binding, Session
 from engine.slots.graph_call import named_rows
@@ -39,14 +40,14 @@ class DecoderGraph:
         binding = self._decoder.bind()
         binding.input("total_seq", self.total_seq)
         for name, array in named_rows(self.cache.layers, first, last):
-            binding.input(f"past_key_values.{name}", array)
-            binding.output(f"present.{name}", array)
+            binding.input(f"{PAST}.{name}", array)
+            binding.output(f"{PRESENT}.{name}", array)
         return binding
 
     def bind_sources(self, binding: Binding, first: int, last: int) -> None:
         """Bind rows of the sources."""
         for name, array in named_rows(self.cache.cross_layers, first, last):
-            binding.input(f"cross_key_values.{name}", array)
+            binding.input(f"{CROSS}.{name}", array)
 
     def total_of(self, longest: int) -> int:
         """Return the `total_seq` of a call after which no row is longer than `longest`.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from engine.package.graph_io import PAST_CROSS, PRESENT_CROSS
 from engine.session import Session
 from engine.slots.batch import Encode
 from engine.slots.graph_call import GraphCall, named_rows
@@ -40,8 +41,8 @@ class EncodeCalls:
             inputs = {"input_ids": self._block.add(np.asarray(sources, np.int64))}  # (B, S)
             outputs = {}
             for name, array in named_rows(self._cache.cross_layers, row, last):
-                inputs[f"past_cross_key_values.{name}"] = array
-                outputs[f"present_cross_key_values.{name}"] = array
+                inputs[f"{PAST_CROSS}.{name}"] = array
+                outputs[f"{PRESENT_CROSS}.{name}"] = array
             self._cache.source_lengths[row:last] = len(sources[0])
             yield GraphCall(self._encoder.bind(), inputs, outputs)
 

@@ -1,7 +1,7 @@
 """Turns an eager model into the graphs of a package.
 
 `encoder.onnx` and `decoder.onnx` for a model that generates, `model.onnx` for a one-pass model;
-their inputs and outputs are those of the contracts in `engine/package/manifest.py`.
+their inputs and outputs are those of the contracts in `engine/package/graph_io.py`.
 """
 
 from __future__ import annotations
