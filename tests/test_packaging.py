@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterable
@@ -130,6 +131,22 @@ def test_the_wheel_brings_the_client_typed_and_nothing_that_compares_engines(lig
     assert not (light / "loadtest" / "peers").exists()
     assert not (light / "loadtest" / "results").exists()
     assert sum(path.stat().st_size for path in light.rglob("*") if _is_ours(path, light)) < 4e6
+
+
+def test_of_what_measures_only_load_test_and_benchmark_are_in_the_wheel(light: Path) -> None:
+    found = {path.name for path in (light / "loadtest").iterdir() if path.is_dir()}
+
+    assert found == {"benchmark"}
+
+
+def test_bench_of_the_wheel_needs_no_more_than_its_extras(light: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.append(sys.argv.pop()); import loadtest.runner, loadtest.report;"
+        "from server.cli import main; main()"
+    )
+    done = _run(light, "-c", code, "bench", str(tmp_path), sysconfig.get_path("purelib"))
+
+    assert done.stderr.startswith(f"error: {tmp_path} has no manifest.json")  # so far it came
 
 
 def _is_ours(path: Path, light: Path) -> bool:

@@ -24,10 +24,10 @@ from engine.package.manifest import GenerationContract
 from engine.package.package import load_package
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
-from loadtest.machine import Machine, measure_machine
 from loadtest.origin import code_commit, now
 from loadtest.plots import write_figure
 from loadtest.result_file import write_document
+from loadtest.studies.machine import Machine, measure_machine
 
 _BYTES_PER_NUMBER = 4
 

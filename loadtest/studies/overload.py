@@ -238,7 +238,12 @@ def main(
         num_rounds=rounds,
     )
     _tell_goodput(goodput, times)
-    content = {
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_document(_document(fairness, goodput), out.with_suffix(".json"))
+
+
+def _document(fairness: Fairness, goodput: Goodput) -> dict[str, object]:
+    return {
         "command": shlex.join(["python", "-m", "loadtest.studies.overload", *sys.argv[1:]]),
         "commit": code_commit(),
         "machine": machine_name(),
@@ -250,8 +255,6 @@ def main(
         },
         "goodput": {"share": goodput.share, "shares": goodput.shares, **asdict(goodput)},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
 
 
 def _tell_goodput(goodput: Goodput, times: float) -> None:

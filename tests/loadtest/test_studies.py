@@ -17,7 +17,6 @@ from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
-from loadtest.machine import Machine
 from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import (
@@ -35,6 +34,7 @@ from loadtest.studies.loading import (
     measure_load,
     summary_under_load,
 )
+from loadtest.studies.machine import Machine
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
 from loadtest.workload import LoadConfig
 
