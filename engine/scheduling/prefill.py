@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.scheduling.sequence import Request
+from engine.scheduling.sequence import Request, Sequence
 from engine.scheduling.step import Chunk, PrefillPlan
 from engine.slots.table import SlotTable
 
@@ -29,14 +29,21 @@ class PrefillQueue:
 
         The first piece always runs: a source longer than the budget would else wait for ever. So
         does a single token behind it: it is one row more of the decode call.
+
+        Where the given tokens of prompts are scored, a step computes as many of them as one chunk
+        has: a row of logits has a number for every token there is.
         """
         plan = PrefillPlan()
         left = self._budget()
+        left_to_score = self._config.prefill_chunk_size
         for request in list(self._requests.values()):
             while (size := self._next_piece(request)) > 0:
                 if size > max(1, left) and not plan.is_empty:
                     return plan
+                if (num_scored := _num_scored(request, size)) > left_to_score:
+                    break
                 left -= size
+                left_to_score -= num_scored
                 plan.is_empty = False
                 self._plan_piece(request, size, plan)
         return plan
@@ -75,10 +82,21 @@ class PrefillQueue:
             self._slots.promote(leader)
             self.remove(request)
             return
-        chunk = Chunk(leader, leader.num_computed, leader.num_computed + size)
+        chunk = _next_chunk(leader, size)
         leader.num_computed += size
         request.num_computed += size
         plan.num_tokens += size
         plan.chunks.append(chunk)
         if leader.num_left == 0:
             self.remove(request)
+
+
+def _next_chunk(leader: Sequence, size: int) -> Chunk:
+    return Chunk(leader, leader.num_computed, leader.num_computed + size)
+
+
+def _num_scored(request: Request, size: int) -> int:
+    """Return for how many positions the next piece of a request wants logits to score tokens."""
+    if request.score_from is None or request.needs_encoding:
+        return 0
+    return _next_chunk(request.leader, size).num_logits

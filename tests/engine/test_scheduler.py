@@ -175,6 +175,21 @@ def test_decoding_comes_first_and_chunks_share_what_is_left_of_the_budget(make_s
     assert (len(second.decode_ids), [len(c.token_ids) for c in second.chunks]) == (1, [4, 2])
 
 
+def test_a_step_scores_no_more_positions_than_a_chunk_has_and_others_go_on(make_scheduler) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=4, max_num_batched_tokens=16))
+    for key in (1, 2, 3):
+        scheduler.add(replace(request(key, length=4, prompt_logprobs=0), score_from=1))
+    scheduler.add(request(4, length=4))
+
+    steps = []
+    while scheduler.has_work and len(steps) < 3:
+        batch = scheduler.schedule()
+        steps.append([chunk.num_logits for chunk in batch.chunks])
+        scheduler.update([Sampled(A, -0.5)] * len(batch.draws), [()] * len(batch.scores))
+
+    assert steps == [[4, 1], [4], [4]]  # the row of logits of a position has a whole vocabulary
+
+
 def test_only_the_last_chunk_of_a_prompt_gives_a_token(make_scheduler) -> None:
     scheduler = make_scheduler(small_config())
     scheduler.add(request(1, length=12))
