@@ -76,11 +76,6 @@ class EngineConfig:
         self._check_device()
 
     @property
-    def has_one_bucket(self) -> bool:
-        """Whether every decode call on a device has the same number of rows."""
-        return len(self.decode_buckets) <= 1
-
-    @property
     def most_num_seqs(self) -> int:
         """The most sequences at once: those asked for, or the most that the engine would choose."""
         most = min(MOST_CHOSEN_SEQS, self.max_num_batched_tokens - self.prefill_chunk_size)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
+from engine.life.trial import Trial
 from engine.package.device_certificate import settings_as_shown
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package
-from engine.trial import Trial
 
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice

@@ -15,7 +15,8 @@ from engine.generation.core import EngineCore, StepTimes
 from engine.generation.engine_thread import EngineThread
 from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
-from engine.lifecycle import ErrorOf, Lifecycle, draining, failure
+from engine.life.lifecycle import ErrorOf, Lifecycle, draining, failure
+from engine.life.trial import Trial
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
@@ -24,7 +25,6 @@ from engine.requests.request import GenerationRequest, ScoreRequest
 from engine.requests.text import GenerationTokenizer
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
-from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine.errors import DeadlineExpired, Overloaded
 from engine.generation.core import EngineCore
-from engine.lifecycle import Lifecycle, draining, failure
+from engine.life.lifecycle import Lifecycle, draining, failure
 from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest

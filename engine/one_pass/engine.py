@@ -17,7 +17,8 @@ from engine.errors import (
     TokenBudgetFull,
     TokenweirError,
 )
-from engine.lifecycle import EngineState, ErrorOf, Lifecycle, draining, failure
+from engine.life.lifecycle import EngineState, ErrorOf, Lifecycle, draining, failure
+from engine.life.trial import Trial
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
@@ -28,7 +29,6 @@ from engine.package.package import Package
 from engine.requests.events import Timing
 from engine.requests.load import LoadSnapshot
 from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
-from engine.trial import Trial
 
 _log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from PIL import Image
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, PackageError
+from engine.life.trial import Trial
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest
 from engine.requests.text import ItemTokenizer
-from engine.trial import Trial
 
 _SHORT = 8  # tokens of a short text
 _MAX_ROWS = 32  # run together at most

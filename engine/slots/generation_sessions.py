@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.machine import num_cores
 from engine.package.manifest import GenerationContract
 from engine.session import Session, create_session
-from engine.threads import decoder_threads
+from engine.slots.threads import decoder_threads
 
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice

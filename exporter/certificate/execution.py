@@ -13,8 +13,8 @@ from engine.package.manifest import GenerationContract
 from engine.package.package import Package
 from engine.session import Session, create_session
 from engine.slots.runner import SlotModelRunner
+from engine.slots.threads import decoder_threads
 from engine.slots.warm_up import warm_up
-from engine.threads import decoder_threads
 from exporter.certificate.cases import MOST_ROWS
 
 _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.sampling.logits import StepLogits
 from engine.slots.runner import SlotModelRunner
-from engine.threads import decoder_threads
+from engine.slots.threads import decoder_threads
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.replay import Asked, Replay

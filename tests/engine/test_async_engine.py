@@ -26,6 +26,7 @@ from engine.errors import (
 )
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
+from engine.life.trial import Trial
 from engine.requests.events import (
     Admitted,
     FinishReason,
@@ -39,7 +40,6 @@ from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.text.constraint import ConstraintCompiler
-from engine.trial import Trial
 from tests.engine.watching import fail_once
 
 EOS = 257

@@ -42,12 +42,6 @@ def test_the_largest_bucket_holds_all_sequences_and_no_more(num_seqs: int) -> No
         EngineConfig(max_num_seqs=num_seqs, decode_buckets=(1, 8, 32))
 
 
-def test_several_buckets_give_up_that_rows_do_not_depend_on_the_batch() -> None:
-    assert EngineConfig().has_one_bucket
-    assert EngineConfig(max_num_seqs=8, decode_buckets=(8,)).has_one_bucket
-    assert not EngineConfig(max_num_seqs=8, decode_buckets=(1, 8)).has_one_bucket
-
-
 def test_the_number_of_sequences_can_be_left_to_the_engine() -> None:
     left_open = EngineConfig(max_num_seqs=0)
 

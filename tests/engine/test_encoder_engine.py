@@ -31,13 +31,13 @@ from engine.errors import (
     Starting,
     TokenBudgetFull,
 )
+from engine.life.trial import Trial
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest
 from engine.package.package import Package
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
-from engine.trial import Trial
 from tests.engine.watching import fail_once
 
 VOCAB = 40

@@ -23,6 +23,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
+from engine.life.trial import Trial
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass
@@ -33,7 +34,6 @@ from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
-from engine.trial import Trial
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.lifecycle import EngineState, Lifecycle
-from engine.trial import Trial
+from engine.life.lifecycle import EngineState, Lifecycle
+from engine.life.trial import Trial
 
 
 class Work:

@@ -11,8 +11,8 @@ from enum import Enum
 
 from engine.background import in_background
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.step_watch import StepWatch
-from engine.trial import Trial
+from engine.life.step_watch import StepWatch
+from engine.life.trial import Trial
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The life of an engine: states, start and end, and what watches its steps."""
