@@ -6,28 +6,13 @@ details, so this one is counted here.
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
-from engine.errors import (
-    ExpiredInQueue,
-    FieldViolation,
-    MalformedMessage,
-    QueueFull,
-    TokenweirError,
-)
+from engine.errors import QueueFull
 
-_READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
-_LOOK_PERIOD = 1.0  # seconds between two looks for those that have not come
 _RETRY_AFTER = 1.0  # seconds
-_CONNECTION_SHARE = 4  # the part of the places, one in so many, that one connection can have
 
 
 class CallWall:
@@ -78,109 +63,3 @@ class CallWall:
             yield
         finally:
             self._num_bytes -= num_bytes
-
-
-class Readable(Protocol):
-    """A call that has not been read."""
-
-    def peer(self) -> str:
-        """Return the address of the client."""
-
-    def receive(self, received: Callable[[bytes | None], object]) -> None:
-        """Read a message and call `received` with it; with None if there is none."""
-
-
-Read = Callable[[bytes | TokenweirError], object]
-
-
-@dataclass(eq=False, slots=True)
-class _Reading:
-    """A call whose message is to come."""
-
-    call: Readable
-    connection: str
-    read: Read
-    started: float = 0.0
-
-
-class RequestReader:
-    """Reads the requests of calls behind a wall, so many at once that they fit its bytes.
-
-    gRPC would read all of them before anybody could count. One connection has only a share of the
-    places: its calls that bring no message keep others waiting on it alone. Any thread may use it.
-    """
-
-    def __init__(self, *, max_bytes: int, max_message_bytes: int) -> None:
-        self._num_free = max(1, max_bytes // max_message_bytes)
-        self._share = max(1, self._num_free // _CONNECTION_SHARE)
-        self._lock = threading.Lock()
-        self._under_way: dict[_Reading, None] = {}  # in order of their start
-        self._num_reading: Counter[str] = Counter()  # by connection
-        self._lines: dict[str, deque[_Reading]] = {}  # that wait for a place
-
-    def read(self, call: Readable, read: Read) -> None:
-        """Call `read`, from any thread, with the message of a call, or with why there is none.
-
-        That is MalformedMessage if the call has no message, ExpiredInQueue if none comes in time.
-        """
-        reading = _Reading(call, call.peer(), read)
-        with self._lock:
-            if reading.connection in self._lines or not self._may_read(reading.connection):
-                self._lines.setdefault(reading.connection, deque()).append(reading)
-                return
-            self._enter(reading)
-        call.receive(partial(self._end, reading))
-
-    async def end_late_ones(self) -> None:
-        """Look again and again for messages that do not come, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_PERIOD)
-            self.end_late()
-
-    def end_late(self) -> None:
-        """End what has waited too long for its message."""
-        since = time.monotonic() - _READ_TIMEOUT
-        while (first := next(iter(self._under_way), None)) and first.started <= since:
-            self._end(first, _too_late())
-
-    def _end(self, reading: _Reading, result: bytes | TokenweirError | None) -> None:
-        with self._lock:
-            if reading not in self._under_way:
-                return  # the message came too late, or the other way round
-            following = self._leave(reading)
-        reading.read(_no_message() if result is None else result)
-        if following is not None:
-            following.call.receive(partial(self._end, following))
-
-    def _may_read(self, connection: str) -> bool:
-        return self._num_free > 0 and self._num_reading[connection] < self._share
-
-    def _enter(self, reading: _Reading) -> None:
-        reading.started = time.monotonic()
-        self._under_way[reading] = None
-        self._num_free -= 1
-        self._num_reading[reading.connection] += 1
-
-    def _leave(self, reading: _Reading) -> _Reading | None:
-        """Give a place back; return who has it now."""
-        del self._under_way[reading]
-        self._num_free += 1
-        self._num_reading[reading.connection] -= 1
-        if not self._num_reading[reading.connection]:
-            del self._num_reading[reading.connection]
-        for connection, line in self._lines.items():
-            if self._may_read(connection):
-                following = line.popleft()
-                if not line:
-                    del self._lines[connection]
-                self._enter(following)
-                return following
-        return None
-
-
-def _no_message() -> MalformedMessage:
-    return MalformedMessage([FieldViolation("request", "the call brought no message")])
-
-
-def _too_late() -> ExpiredInQueue:
-    return ExpiredInQueue(f"its message did not come within {_READ_TIMEOUT:g} s; ask again")

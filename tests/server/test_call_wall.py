@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import ExpiredInQueue, MalformedMessage, QueueFull, TokenweirError
-from server import call_wall
-from server.call_wall import CallWall, RequestReader
+from server.call_wall import CallWall
+from server.gateway import request_reader
+from server.gateway.request_reader import RequestReader
 
 
 class Call:
@@ -100,7 +101,7 @@ def test_a_message_that_does_not_come_in_time_may_be_on_its_way(
     reader.end_late()
     assert late.results == []
 
-    monkeypatch.setattr(call_wall, "_READ_TIMEOUT", 0.0)
+    monkeypatch.setattr(request_reader, "_READ_TIMEOUT", 0.0)
     reader.end_late()
     late.bring(b"too late")
     other.bring(b"bytes")

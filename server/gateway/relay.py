@@ -1,0 +1,173 @@
+"""Relays the bytes of one call to a worker, and to another one while that may help.
+
+A call is committed to a worker by the first thing that comes back: the answer of a unary call,
+the initial metadata of a stream, which a worker sends on admission. Until then another worker is
+asked when one is lost, stops or is full. Afterwards a lost worker ends the call, and the client
+may ask again, until the same request has lost too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from engine.errors import ReplicaLost, TokenweirError
+from server.api import WAITING_KEY
+from server.gateway.backend import Backend, WorkerLost
+from server.gateway.call_server import ServerCall
+from server.gateway.losses import Losses
+from server.gateway.pool import Attempts, CallFailed, Pool
+from server.status import DETAILS_KEY, CallStatus, call_status
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER = 0.5  # seconds
+_LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
+
+
+class Relay:
+    """Hands calls on to the workers of a pool."""
+
+    def __init__(self, pool: Pool, worker_wait: float, num_waiting: Callable[[], int]) -> None:
+        """Let a call wait `worker_wait` seconds for a worker; tell workers how many wait here."""
+        self._pool = pool
+        self._worker_wait = worker_wait
+        self._num_waiting = num_waiting
+        self._losses = Losses()
+        self._calls: set[aio.Call] = set()  # under way at the workers
+        self._refusal: TokenweirError | None = None  # why they are ended from here
+
+    def end_calls(self, error: TokenweirError) -> None:
+        """End every call that is under way at a worker with this error.
+
+        It cancels the call there, not the task here: that could be in the middle of a write, and
+        then gRPC takes no status.
+        """
+        self._refusal = error
+        for call in tuple(self._calls):
+            call.cancel()
+
+    async def unary(self, method: str, request: bytes, context: ServerCall) -> bytes:
+        """Return the answer of a call that has one; CallFailed with how it ends otherwise."""
+        attempts = self._attempts(method, request)
+        while True:
+            backend = await self._pool.choose(attempts)
+            ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = backend.channel.unary_unary(method)
+            call = ask(request, timeout=context.time_remaining(), metadata=self._forwarded(context))
+            try:
+                with self._upstream(backend, call):
+                    response = await call
+                    initial = _pairs(await call.initial_metadata())
+                    trailing = _pairs(await call.trailing_metadata())
+            except (aio.AioRpcError, WorkerLost) as error:
+                _retry_or_raise(attempts, backend, error)
+                continue
+            if initial:
+                await context.send_initial_metadata(initial)
+            context.set_trailing_metadata(trailing)
+            return response
+
+    async def stream(self, method: str, request: bytes, context: ServerCall) -> None:
+        """Write all messages of an answer; raises as `unary`."""
+        attempts = self._attempts(method, request)
+        while True:
+            backend = await self._pool.choose(attempts)
+            ask: aio.UnaryStreamMultiCallable[bytes, bytes] = backend.channel.unary_stream(method)
+            call = ask(request, timeout=context.time_remaining(), metadata=self._forwarded(context))
+            committed = False
+            try:
+                with self._upstream(backend, call):
+                    if initial := _pairs(await call.initial_metadata()):
+                        committed = True
+                        await context.send_initial_metadata(initial)
+                    async for message in call:
+                        committed = True
+                        await context.write(message)
+                    context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+                    return
+            except (aio.AioRpcError, WorkerLost) as error:
+                if committed:
+                    raise _end_of_started(attempts, error) from error
+                _retry_or_raise(attempts, backend, error)
+            finally:
+                call.cancel()  # does nothing once the call has ended
+
+    @contextmanager
+    def _upstream(self, backend: Backend, call: aio.Call) -> Iterator[None]:
+        """Let `end_calls` end a call that is under way at a worker."""
+        self._calls.add(call)
+        try:
+            with backend.under_way(call):
+                yield
+        except asyncio.CancelledError:  # by `end_calls`; else by the client, who hears no more
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+        finally:
+            self._calls.discard(call)
+
+    def _forwarded(self, context: ServerCall) -> Metadata:
+        """Return the metadata of the client; what describes its connection stays behind.
+
+        A worker is told what waits here for it and the others.
+        """
+        waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
+        pairs = _pairs(context.invocation_metadata())
+        return (
+            (WAITING_KEY, str(waiting)),
+            *((key, value) for key, value in pairs if _is_clients(key)),
+        )
+
+    def _attempts(self, method: str, request: bytes) -> Attempts:
+        return Attempts(method, request, self._worker_wait, self._losses)
+
+
+def _retry_or_raise(
+    attempts: Attempts, backend: Backend, error: aio.AioRpcError | WorkerLost
+) -> None:
+    """Remember the failure if another worker may do better, else raise CallFailed."""
+    status = _status(error, attempts.request_id)
+    if status.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        raise CallFailed(status) from error
+    logger.info("worker %s did not take a call: %s", backend.address, status.message)
+    attempts.failed(backend, status, lost=status.reason == ReplicaLost.reason)
+
+
+def _end_of_started(attempts: Attempts, error: aio.AioRpcError | WorkerLost) -> CallFailed:
+    """Return how a call ends that had begun; ReplicasLost if it would end the next worker, too."""
+    status = _status(error, attempts.request_id)
+    if status.reason == ReplicaLost.reason:
+        attempts.lost()
+        attempts.refuse_poison()
+    return CallFailed(status)
+
+
+def _status(error: aio.AioRpcError | WorkerLost, request_id: str) -> CallStatus:
+    """Return the worker's own words, or ReplicaLost if it can no longer speak."""
+    if isinstance(error, WorkerLost) or (error.code() in _LOST and not _is_workers_own(error)):
+        lost = ReplicaLost(
+            "the replica that ran the request is gone; ask again, with the same request id",
+            _RETRY_AFTER,
+        )
+        return call_status(lost, request_id)
+    return CallStatus(error.code(), error.details() or "", _pairs(error.trailing_metadata()))
+
+
+def _is_workers_own(error: aio.AioRpcError) -> bool:
+    return any(key == DETAILS_KEY for key, _ in _pairs(error.trailing_metadata()))
+
+
+def _is_clients(key: str) -> bool:
+    return key not in ("user-agent", WAITING_KEY) and not key.startswith("grpc-")
+
+
+def _pairs(metadata: Any) -> Metadata:
+    return tuple((key, value) for key, value in metadata or ())
