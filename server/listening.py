@@ -47,5 +47,7 @@ def listen(server: _Listening, host: str, port: int) -> int:
 
 
 def address_of(host: str, port: int) -> str:
-    """Return "host:port" as gRPC reads it, also for the numbers of IPv6."""
+    """Return "host:port" as gRPC reads it, also for the numbers of IPv6; "unix:PATH" as it is."""
+    if host.startswith("unix:"):
+        return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -203,3 +203,10 @@ def test_a_light_install_calls_a_server(light: Path) -> None:
 
     assert done.returncode == 4
     assert done.stderr.startswith("error: no server answers at 127.0.0.1:1")
+
+
+def test_a_light_install_names_the_extra_that_a_model_in_this_process_needs(light: Path) -> None:
+    done = _run(light, "-c", "import tokenweir; tokenweir.load('packages/dates')")
+
+    assert "ImportError: tokenweir.load runs the model in this process" in done.stderr
+    assert "pip install 'tokenweir[cpu]', or for a GPU 'tokenweir[gpu]'" in done.stderr

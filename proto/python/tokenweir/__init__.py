@@ -49,6 +49,7 @@ from tokenweir._errors import (
     TokenweirClientError,
     Unavailable,
 )
+from tokenweir._local import LocalClient, load
 from tokenweir._options import (
     CallOptions,
     GenerateOptions,
@@ -111,6 +112,7 @@ __all__ = [
     "Item",
     "LabelledSpan",
     "Labelling",
+    "LocalClient",
     "ModelInfo",
     "ModelLimits",
     "NotFound",
@@ -135,4 +137,5 @@ __all__ = [
     "Unavailable",
     "Usage",
     "WastedWork",
+    "load",
 ]

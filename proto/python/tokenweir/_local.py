@@ -1,0 +1,57 @@
+"""Use of a package without a server: the same client, of a worker in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Protocol, cast
+
+from tokenweir.client import Client
+
+
+class _Worker(Protocol):
+    address: str
+
+    def close(self) -> None: ...
+
+
+class LocalClient(Client):
+    """Calls a model that runs in this process, and ends it when it is closed."""
+
+    def __init__(self, worker: _Worker, timeout: float | None) -> None:
+        super().__init__(worker.address, timeout=timeout, max_attempts=1)
+        self._worker = worker
+
+    def close(self) -> None:
+        """Close the channel, end what runs, and give back what the model takes."""
+        super().close()
+        self._worker.close()
+
+
+def load(
+    package: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    timeout: float | None = 60.0,
+    **settings: Any,
+) -> LocalClient:
+    """Load a package that `tokenweir export` wrote into this process, and return its client.
+
+        with tokenweir.load("packages/dates") as client:
+            print(client.generate("dates", "3rd of Feb, 1998").text)
+
+    `name` is what the model is called by, by default the package's own; `timeout` is that of
+    Client; `settings` are those of engine.config.EngineConfig, as num_threads=2, max_num_seqs=8 or
+    device="cuda". It needs the extra cpu or gpu, and raises ImportError without; other errors are
+    those of engine.errors, as PackageError.
+    """
+    try:
+        # By its name: the client knows nothing of the engine, which a light install has not.
+        load_worker = importlib.import_module("server.worker.in_process").load
+        worker = cast(_Worker, load_worker(os.fspath(package), name, settings))
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"tokenweir.load runs the model in this process and needs {error.name}; install it "
+            "with: pip install 'tokenweir[cpu]', or for a GPU 'tokenweir[gpu]'"
+        ) from error
+    return LocalClient(worker, timeout)
