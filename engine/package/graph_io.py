@@ -9,14 +9,13 @@ from typing import NamedTuple, Protocol
 
 from engine.errors import PackageError
 from engine.package.manifest import CacheShape, GenerationContract, Manifest
+from engine.wording import listed
 
 # Of keys and values, before the layer and which of the two: see `layer_names`.
 PAST, PRESENT = "past_key_values", "present"  # the decoder's own positions, before and after a call
 CROSS = "cross_key_values"  # the sources, as the decoder reads them
 PAST_CROSS, PRESENT_CROSS = "past_cross_key_values", "present_cross_key_values"  # ... are encoded
 READ_ON_HOST = ("num_top", "total_seq")  # inputs that kernels for a device want there
-
-_MAX_NAMED = 32  # differences, those of all layers counted as one
 
 _CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
@@ -139,15 +138,11 @@ def check_graphs(*graphs: tuple[LoadedGraph, GraphShape]) -> None:
     A size that is fixed here may be open in the graph: what it then gives is seen when it runs.
     """
     found = [problem for graph, wanted in graphs for problem in _differences(graph, wanted)]
-    if not found:
-        return
-    named, more = found[:_MAX_NAMED], len(found) - _MAX_NAMED
-    if more > 0:
-        named.append(f"and {more} more")
-    raise PackageError(
-        f"{graphs[0][0].path.parent}: the graphs are not those of the manifest: "
-        f"{'; '.join(named)}; export the model again"
-    )
+    if found:
+        raise PackageError(
+            f"{graphs[0][0].path.parent}: the graphs are not those of the manifest: "
+            f"{listed(found, '; ')}; export the model again"
+        )
 
 
 def _differences(graph: LoadedGraph, wanted: GraphShape) -> list[str]:
