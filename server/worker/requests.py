@@ -11,14 +11,20 @@ from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 from engine.config import RequestLimits
 from engine.errors import FieldViolation
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import GenerationContract, Manifest
-from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
-from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
-from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
+from engine.package.manifest import Manifest
+from engine.requests.checks import raise_if_any
+from engine.requests.request import GenerationRequest, ScoreRequest
 from server.worker.capabilities import check_generation, check_scoring, raise_if_unsupported
+from server.worker.checks import (
+    check_count,
+    check_num_ids,
+    check_sizes,
+    wrong_fields,
+    wrong_fields_of_score,
+    wrong_request_id,
+)
 from server.worker.params import sampling_params
 
-MAX_TENANT_CHARS = 128
 MAX_TOKENS_PER_MESSAGE = 1024
 
 
@@ -38,11 +44,11 @@ def generation_requests(
     """
     assert manifest.generation is not None
     # Counted before any of them is looked at: a mebibyte has room for half a million.
-    _check_sizes(request, limits)
-    _check_num_ids(request.inputs, manifest.generation)
+    check_sizes(request, limits)
+    check_num_ids(request.inputs, manifest.generation)
     check_generation(request, capabilities)
     params = sampling_params(request)
-    raise_if_any(_wrong_fields(request, params, manifest.generation, limits))
+    raise_if_any(wrong_fields(request, params, manifest.generation, limits))
     if params.strategy == "sampling" and params.seed is None:
         params = replace(params, seed=secrets.randbits(64))  # one for all inputs, see Provenance
     return [
@@ -71,10 +77,10 @@ def score_requests(
 ) -> list[ScoreRequest]:
     """Return one engine request per input, in order; raises as `generation_requests`."""
     assert manifest.generation is not None
-    _check_count("inputs", len(request.inputs), limits)
-    _check_num_ids(request.inputs, manifest.generation)
+    check_count("inputs", len(request.inputs), limits)
+    check_num_ids(request.inputs, manifest.generation)
     check_scoring(request, capabilities)
-    raise_if_any(_wrong_fields_of_score(request, limits))
+    raise_if_any(wrong_fields_of_score(request, limits))
     return [
         ScoreRequest(
             request_id=next(request_ids),
@@ -118,8 +124,8 @@ def prediction_items(
     items: Sequence[prediction_service_pb2.Item], request_id: str, limits: RequestLimits
 ) -> list[PredictionItem]:
     """Return the items; the engine checks their contents, this only what it could not see."""
-    _check_count("items", len(items), limits)
-    violations = _check_request_id(request_id)
+    check_count("items", len(items), limits)
+    violations = wrong_request_id(request_id)
     violations += [
         FieldViolation(f"items[{i}]", "it is empty; set text, tokens or image")
         for i, item in enumerate(items)
@@ -139,120 +145,6 @@ def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
         case _:
             content = tuple(item.tokens.ids)
     return PredictionItem(content, item.text_pair if item.HasField("text_pair") else None)
-
-
-def _check_count(path: str, count: int, limits: RequestLimits) -> None:
-    if not 1 <= count <= limits.max_inputs:
-        what = f"{count} of them are outside 1 to {limits.max_inputs}"
-        raise_if_any([FieldViolation(path, what)])
-
-
-def _wrong_fields(
-    request: generation_service_pb2.GenerateRequest,
-    params: SamplingParams,
-    contract: GenerationContract,
-    limits: RequestLimits,
-) -> list[FieldViolation]:
-    return [
-        *check_sampling_params(
-            params,
-            limits=limits,
-            vocab_size=contract.vocab_size,
-            has_encoder=contract.cross_cache is not None,
-        ),
-        *_check_request_id(request.request_id),
-        *_check_inputs(request.inputs),
-        *_check_constraint(request.decoding),
-        *_check_tenant(request.scheduling.tenant),
-    ]
-
-
-def _wrong_fields_of_score(
-    request: generation_service_pb2.ScoreRequest, limits: RequestLimits
-) -> list[FieldViolation]:
-    return [
-        *check_logprobs(request.top_logprobs, "top_logprobs", limits),
-        *_check_request_id(request.request_id),
-        *_check_inputs(request.inputs),
-        *(
-            FieldViolation(
-                f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
-            )
-            for i, one in enumerate(request.inputs)
-            if one.WhichOneof("target_prefix") is None
-        ),
-        *_check_tenant(request.scheduling.tenant),
-    ]
-
-
-def _check_sizes(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
-    _check_count("inputs", len(request.inputs), limits)
-    controls, stopping = request.decoding.controls, request.stopping
-    choices = request.decoding.constraint.choice.values
-    sizes = (
-        ("decoding.controls.logit_bias", controls.logit_bias, limits.max_logit_biases),
-        ("decoding.controls.banned_tokens", controls.banned_tokens, limits.max_banned_tokens),
-        ("decoding.constraint.choice", choices, limits.max_choices),
-        ("stopping.strings", stopping.strings, limits.max_stop_strings),
-        ("stopping.token_ids", stopping.token_ids, limits.max_stop_token_ids),
-    )
-    raise_if_any(
-        [
-            FieldViolation(path, f"{len(values)} of them are more than {most}; send fewer")
-            for path, values, most in sizes
-            if len(values) > most
-        ]
-    )
-
-
-def _check_num_ids(
-    inputs: Sequence[generation_service_pb2.Input], contract: GenerationContract
-) -> None:
-    """Raise InvalidRequest for token ids that no row has room for; the engine counts exactly."""
-    most = max(shape.max_len for shape in (contract.cache, contract.cross_cache) if shape)
-    raise_if_any(
-        [
-            FieldViolation(
-                f"inputs[{i}].{name}",
-                f"{len(ids)} tokens are more than {most}, the longest of this model; shorten it",
-            )
-            for i, one in enumerate(inputs)
-            for name, ids in (("tokens", one.tokens.ids), ("prefix_tokens", one.prefix_tokens.ids))
-            if len(ids) > most
-        ]
-    )
-
-
-def _check_request_id(request_id: str) -> list[FieldViolation]:
-    if is_request_id(request_id):
-        return []
-    return [
-        FieldViolation(
-            "request_id",
-            f"it must be at most {MAX_REQUEST_ID_CHARS} printable characters; send a UUID",
-        )
-    ]
-
-
-def _check_inputs(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldViolation]:
-    return [
-        FieldViolation(f"inputs[{i}]", "it is empty; set text or tokens")
-        for i, one in enumerate(inputs)
-        if one.WhichOneof("kind") is None
-    ]
-
-
-def _check_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldViolation]:
-    if decoding.HasField("constraint") and decoding.constraint.WhichOneof("kind") is None:
-        return [FieldViolation("decoding.constraint", "it is empty; set one kind, or leave it out")]
-    return []
-
-
-def _check_tenant(tenant: str) -> list[FieldViolation]:
-    if len(tenant) <= MAX_TENANT_CHARS and tenant.isprintable():
-        return []
-    what = f"it must be at most {MAX_TENANT_CHARS} printable characters"
-    return [FieldViolation("scheduling.tenant", what)]
 
 
 def _prompt(one: generation_service_pb2.Input) -> str | tuple[int, ...]:

@@ -1,0 +1,135 @@
+"""What is wrong with a message, as far as that shows before an engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenweir.v1 import generation_service_pb2
+
+from engine.config import RequestLimits
+from engine.errors import FieldViolation
+from engine.package.manifest import GenerationContract
+from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
+from engine.requests.request import SamplingParams
+from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
+
+MAX_TENANT_CHARS = 128
+
+
+def check_count(path: str, count: int, limits: RequestLimits) -> None:
+    """Raise InvalidRequest for none of something, or more than a call may have."""
+    if not 1 <= count <= limits.max_inputs:
+        what = f"{count} of them are outside 1 to {limits.max_inputs}"
+        raise_if_any([FieldViolation(path, what)])
+
+
+def check_sizes(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
+    """Raise InvalidRequest for lists that are too long, before anybody looks at what is in them."""
+    check_count("inputs", len(request.inputs), limits)
+    controls, stopping = request.decoding.controls, request.stopping
+    choices = request.decoding.constraint.choice.values
+    sizes = (
+        ("decoding.controls.logit_bias", controls.logit_bias, limits.max_logit_biases),
+        ("decoding.controls.banned_tokens", controls.banned_tokens, limits.max_banned_tokens),
+        ("decoding.constraint.choice", choices, limits.max_choices),
+        ("stopping.strings", stopping.strings, limits.max_stop_strings),
+        ("stopping.token_ids", stopping.token_ids, limits.max_stop_token_ids),
+    )
+    raise_if_any(
+        [
+            FieldViolation(path, f"{len(values)} of them are more than {most}; send fewer")
+            for path, values, most in sizes
+            if len(values) > most
+        ]
+    )
+
+
+def check_num_ids(
+    inputs: Sequence[generation_service_pb2.Input], contract: GenerationContract
+) -> None:
+    """Raise InvalidRequest for token ids that no row has room for; the engine counts exactly."""
+    most = max(shape.max_len for shape in (contract.cache, contract.cross_cache) if shape)
+    raise_if_any(
+        [
+            FieldViolation(
+                f"inputs[{i}].{name}",
+                f"{len(ids)} tokens are more than {most}, the longest of this model; shorten it",
+            )
+            for i, one in enumerate(inputs)
+            for name, ids in (("tokens", one.tokens.ids), ("prefix_tokens", one.prefix_tokens.ids))
+            if len(ids) > most
+        ]
+    )
+
+
+def wrong_fields(
+    request: generation_service_pb2.GenerateRequest,
+    params: SamplingParams,
+    contract: GenerationContract,
+    limits: RequestLimits,
+) -> list[FieldViolation]:
+    """Return what is wrong with a generation, and can be said without the model."""
+    return [
+        *check_sampling_params(
+            params,
+            limits=limits,
+            vocab_size=contract.vocab_size,
+            has_encoder=contract.cross_cache is not None,
+        ),
+        *wrong_request_id(request.request_id),
+        *_empty_inputs(request.inputs),
+        *_empty_constraint(request.decoding),
+        *_wrong_tenant(request.scheduling.tenant),
+    ]
+
+
+def wrong_fields_of_score(
+    request: generation_service_pb2.ScoreRequest, limits: RequestLimits
+) -> list[FieldViolation]:
+    """Return what is wrong with a score."""
+    return [
+        *check_logprobs(request.top_logprobs, "top_logprobs", limits),
+        *wrong_request_id(request.request_id),
+        *_empty_inputs(request.inputs),
+        *(
+            FieldViolation(
+                f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
+            )
+            for i, one in enumerate(request.inputs)
+            if one.WhichOneof("target_prefix") is None
+        ),
+        *_wrong_tenant(request.scheduling.tenant),
+    ]
+
+
+def wrong_request_id(request_id: str) -> list[FieldViolation]:
+    """Return what is wrong with the id that a client gave."""
+    if is_request_id(request_id):
+        return []
+    return [
+        FieldViolation(
+            "request_id",
+            f"it must be at most {MAX_REQUEST_ID_CHARS} printable characters; send a UUID",
+        )
+    ]
+
+
+def _empty_inputs(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldViolation]:
+    return [
+        FieldViolation(f"inputs[{i}]", "it is empty; set text or tokens")
+        for i, one in enumerate(inputs)
+        if one.WhichOneof("kind") is None
+    ]
+
+
+def _empty_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldViolation]:
+    if decoding.HasField("constraint") and decoding.constraint.WhichOneof("kind") is None:
+        return [FieldViolation("decoding.constraint", "it is empty; set one kind, or leave it out")]
+    return []
+
+
+def _wrong_tenant(tenant: str) -> list[FieldViolation]:
+    if len(tenant) <= MAX_TENANT_CHARS and tenant.isprintable():
+        return []
+    what = f"it must be at most {MAX_TENANT_CHARS} printable characters"
+    return [FieldViolation("scheduling.tenant", what)]
