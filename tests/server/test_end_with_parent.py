@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import server.ray.end_with_parent
+from server.ray import end_with_parent
 
 _PARENT = """
 import subprocess, sys
@@ -21,7 +21,7 @@ sys.stdin.read()
 
 def test_program_ends_when_its_parent_is_killed() -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT, server.end_with_parent.__file__],
+        [sys.executable, "-c", _PARENT, end_with_parent.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
