@@ -10,11 +10,12 @@ ifeq ($(GPU),1)
 VENV := .venv-gpu
 EXTRAS := gpu,serve,export,loadtest,dev
 DEMO := demo --device cuda --out demo-gpu
-TESTS := -m "not long and not emulated"  # those marked gpu are among them
+TESTS := -m "not long and not emulated"  # those marked gpu are among them, and it is one
 else
 VENV := .venv
 EXTRAS := cpu,serve,export,loadtest,dev
 DEMO := demo
+TESTS := -n 2 --dist loadfile --no-loadscope-reorder  # files of tests go to two processes
 endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
