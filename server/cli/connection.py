@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from server.cli.exit_codes import DONE, FAILED, UNAVAILABLE, USAGE, CommandError
 from server.cli.json_lines import print_json
+from server.cli.lines import arriving_lines
 
 if TYPE_CHECKING:
     from tokenweir import Client
 
 T = TypeVar("T")
+
+LINES_TOGETHER = 32  # what a worker decodes at once; a server takes 64 inputs in a call
 
 
 @contextlib.contextmanager
@@ -39,33 +41,53 @@ def open_client(server: str) -> Iterator[Client]:
 
 
 def answer_each(
-    inputs: Sequence[T], answer: Callable[[T | str], None], *, as_json: bool = False
+    inputs: Sequence[T],
+    answer: Callable[[T | str], None],
+    *,
+    answer_together: Callable[[Sequence[str]], bool] | None = None,
+    as_json: bool = False,
 ) -> int:
     """Answer every input, and every line of the standard input where one is "-" or none is given.
 
     One that the server refuses does not keep the others from their answers: it is named on the
-    standard error, and something stands in its place. Return the exit code.
+    standard error, and something stands in its place. Lines that have arrived together are given
+    to `answer_together`; where that returns False, having answered none, each is answered alone.
+    Return the exit code.
     """
-    from tokenweir import InvalidArgument
-
     is_single = len(inputs) == 1 and inputs[0] != "-"
-    code = DONE
-    for number, one in enumerate(_lines(inputs), start=1):
-        try:
-            answer(one)
-        except InvalidArgument as error:
-            code = FAILED
-            click.echo(f"error: {'' if is_single else f'input {number}: '}{error}", err=True)
-            if as_json:
-                print_json({"error": {"code": error.code.name, "message": str(error)}})
-            elif not is_single:
-                click.echo()
+    code, number = DONE, 0
+    for group in _groups(inputs):
+        if answer_together is not None and len(group) > 1 and answer_together(group):
+            number += len(group)
+            continue
+        for one in group:
+            number += 1
+            if not _is_answered(one, answer, "" if is_single else f"input {number}: ", as_json):
+                code = FAILED
     return code
 
 
-def _lines(inputs: Sequence[T]) -> Iterator[T | str]:
+def _is_answered(
+    one: T | str, answer: Callable[[T | str], None], place: str, as_json: bool
+) -> bool:
+    from tokenweir import InvalidArgument
+
+    try:
+        answer(one)
+    except InvalidArgument as error:
+        click.echo(f"error: {place}{error}", err=True)
+        if as_json:
+            print_json({"error": {"code": error.code.name, "message": str(error)}})
+        elif place:
+            click.echo()
+        return False
+    return True
+
+
+def _groups(inputs: Sequence[T]) -> Iterator[list[Any]]:
+    """Yield the inputs one by one, and the lines of the standard input as they arrive."""
     for one in inputs or ("-",):
         if one == "-":
-            yield from (line.rstrip("\n") for line in sys.stdin)
+            yield from arriving_lines(LINES_TOGETHER)
         else:
-            yield one
+            yield [one]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Generation,
         PositionLogprobs,
         Prompt,
+        Result,
         ScoreOptions,
         StreamOptions,
     )
@@ -61,6 +62,36 @@ def generate(
 
     Without TEXT, or where it is -, every line of the standard input is one, an empty line too.
     """
+    options = _options(texts, timeout, typed)
+
+    def prompt_of(text: str) -> Prompt:
+        return token_ids(text) if typed["ids"] else text
+
+    def answer(text: str) -> None:
+        prompt = prompt_of(text)
+        if as_json:
+            print_json(_whole_answer(client, model, prompt, options))
+        elif options.get("num_outputs", 1) > 1:
+            _print_result(client.generate(model, prompt, **options), typed)
+        else:
+            _print_rest(print_stream(client, model, prompt, cast("StreamOptions", options)), typed)
+
+    def answer_together(texts: Sequence[str]) -> bool:
+        results = _results(client, model, map(prompt_of, texts), options)
+        for result in results:
+            _print_result(result, typed)
+        return bool(results)
+
+    with open_client(server) as client:
+        return answer_each(
+            texts,
+            answer,
+            answer_together=None if as_json else answer_together,  # JSON has the times of each
+            as_json=as_json,
+        )
+
+
+def _options(texts: Sequence[str], timeout: float, typed: dict[str, Any]) -> dict[str, Any]:
     options = client_options(typed)
     options["timeout"] = timeout
     if "request_id" in options and (len(texts) != 1 or "-" in texts):
@@ -71,20 +102,7 @@ def generate(
         )
     if "alignment" in options:
         options.setdefault("logprobs", 0)  # they name the tokens
-
-    def answer(text: str) -> None:
-        prompt = token_ids(text) if typed["ids"] else text
-        if as_json:
-            print_json(_whole_answer(client, model, prompt, options))
-        elif options.get("num_outputs", 1) > 1:
-            _print_outputs(client, model, prompt, typed, options)
-        else:
-            generation = print_stream(client, model, prompt, cast("StreamOptions", options))
-            _print_details(generation.sequences[0], generation, typed)
-            _print_prompt(generation)
-
-    with open_client(server) as client:
-        return answer_each(texts, answer, as_json=as_json)
+    return options
 
 
 @click.command(
@@ -141,18 +159,41 @@ def _whole_answer(
     return stream.result
 
 
-def _print_outputs(
-    client: Client, model: str, prompt: Prompt, typed: dict[str, Any], options: dict[str, Any]
-) -> None:
-    is_ranked = "beam" in options or "best_of" in options
-    answer = client.generate(model, prompt, **cast("GenerateOptions", options))
+def _results(
+    client: Client, model: str, prompts: Iterable[Prompt], options: dict[str, Any]
+) -> tuple[Result, ...]:
+    """Return the results for prompts that are asked in one call; none if each is to be asked alone.
+
+    That is, where one of them is wrong, or where there is no room or time for all at once.
+    """
+    from tokenweir import DeadlineExceeded, InvalidArgument, ResourceExhausted
+
+    asked = {name: value for name, value in options.items() if name != "tokens_per_message"}
+    try:
+        return client.generate_many(model, list(prompts), **cast("GenerateOptions", asked)).results
+    except (click.UsageError, InvalidArgument, DeadlineExceeded, ResourceExhausted):
+        return ()
+
+
+def _print_result(answer: Generation | Result, typed: dict[str, Any]) -> None:
+    """Print every sequence, with its score where that orders them, and what else was asked for."""
+    is_ranked = typed["beam"] is not None or typed["best_of"] is not None
+    has_scores = is_ranked and (typed["num_outputs"] or 1) > 1
     for sequence in answer.sequences:
-        click.echo(_scored(sequence) if is_ranked else sequence.text)
+        click.echo(_scored(sequence) if has_scores else sequence.text)
         _print_details(sequence, answer, typed)
     _print_prompt(answer)
 
 
-def _print_details(sequence: GeneratedSequence, answer: Generation, typed: dict[str, Any]) -> None:
+def _print_rest(answer: Generation, typed: dict[str, Any]) -> None:
+    """Print what was asked for besides the text, which has been streamed."""
+    _print_details(answer.sequences[0], answer, typed)
+    _print_prompt(answer)
+
+
+def _print_details(
+    sequence: GeneratedSequence, answer: Generation | Result, typed: dict[str, Any]
+) -> None:
     """Print what was asked for besides the text of a sequence."""
     if typed["logprobs"] is not None:
         _print_logprobs(sequence.logprobs)
@@ -163,7 +204,7 @@ def _print_details(sequence: GeneratedSequence, answer: Generation, typed: dict[
         print_table(alignment_table(sequence, answer.source_pieces))
 
 
-def _print_prompt(answer: Generation) -> None:
+def _print_prompt(answer: Generation | Result) -> None:
     if answer.prompt_logprobs:
         from server.cli.tables import print_table
         from server.cli.token_tables import prompt_table
