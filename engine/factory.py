@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,8 +18,9 @@ from engine.package.package import Package
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice
     from engine.generation.async_engine import AsyncEngine
+    from engine.generation.core import EngineCore
     from engine.one_pass.engine import EncoderEngine
-    from engine.slots.runner import SlotModelRunner
+    from engine.slots.runner import ModelRunner, SlotModelRunner
     from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -86,9 +88,6 @@ def _load_generating(
     tell: Callable[[str], None],
 ) -> AsyncEngine:
     from engine.generation.async_engine import AsyncEngine
-    from engine.generation.core import EngineCore
-    from engine.sampling.sampler import Sampler
-    from engine.scheduling.scheduler import Scheduler
     from engine.slots.invariance import rows_are_bit_equal
     from engine.slots.largest_step import largest_step_seconds
     from engine.slots.warm_up import warm_up
@@ -98,7 +97,7 @@ def _load_generating(
     runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
     widest = config.limits.most_sequences
-    core = EngineCore(Scheduler(config, contract), runner, Sampler())
+    core = core_on_slots(config, contract, runner)
 
     def warm() -> Trial:
         name = package.manifest.name
@@ -147,6 +146,24 @@ def load_runner(
             device=device,
             num_tokens=config.max_num_batched_tokens,
         )
+
+
+def core_on_slots(
+    config: EngineConfig,
+    contract: GenerationContract,
+    model: ModelRunner,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """Return the inner loop on a model whose cache has a row for each of `max_num_seqs`."""
+    from engine.generation.core import EngineCore
+    from engine.sampling.sampler import Sampler
+    from engine.scheduling.scheduler import Scheduler
+    from engine.slots.cache import SlotKVCache
+    from engine.slots.step_runner import SlotStepRunner
+
+    scheduler = Scheduler(config, contract, SlotKVCache(config, contract), clock=clock)
+    return EngineCore(scheduler, SlotStepRunner(model, Sampler()))
 
 
 def _load_one_pass(

@@ -12,14 +12,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig
+from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.logits import StepLogits
-from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
-from engine.scheduling.scheduler import Scheduler
 from engine.slots.batch import RowOp, ScheduledBatch
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
@@ -193,7 +192,7 @@ def make_core(make_contract: Callable[..., GenerationContract], clock: FakeClock
             max_len=contract.cache.max_len,
             has_encoder=contract.cross_cache is not None,
         )
-        return EngineCore(Scheduler(config, contract, clock=clock), runner, Sampler()), runner
+        return core_on_slots(config, contract, runner, clock=clock), runner
 
     return make
 
@@ -263,7 +262,7 @@ async def make_engine(
             max_len=contract.cache.max_len,
             has_encoder=contract.cross_cache is not None,
         )
-        core = EngineCore(Scheduler(config, contract), runner, Sampler())
+        core = core_on_slots(config, contract, runner)
         constraints = ConstraintCompiler(
             byte_tokenizer, contract.vocab_size, contract.eos_token_ids
         )

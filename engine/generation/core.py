@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 from engine.errors import TokenweirError
-from engine.sampling.sampler import Sampler
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.scheduler import Scheduler
-from engine.slots.runner import ModelRunner
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,15 @@ class StepTimes:
         """Seconds inside the steps."""
         return self.scheduling + self.model + self.sampling
 
+    def with_step(self, seconds: float, result: StepResult) -> StepTimes:
+        """Return these and those of one more step."""
+        return StepTimes(
+            self.steps + 1,
+            self.scheduling + seconds - result.model_seconds - result.sampling_seconds,
+            self.model + result.model_seconds,
+            self.sampling + result.sampling_seconds,
+        )
+
     def since(self, earlier: StepTimes) -> StepTimes:
         """Return what was added since `earlier`."""
         return StepTimes(
@@ -37,35 +47,35 @@ class StepTimes:
         )
 
 
+class StepRunner(Protocol):
+    """Computes steps on the memory of one kind of KVCache, and chooses behind their logits."""
+
+    def submit(self, step: Step) -> None:
+        """Begin a step, behind those that are under way; it may be done when this returns."""
+
+    def collect(self) -> StepResult:
+        """Return what the earliest step has brought that was not collected, waiting for it."""
+
+    def reset(self) -> None:
+        """Forget all sequences and all steps, after one that failed in the middle."""
+
+
 class EngineCore:
     """Runs what the scheduler decides."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> None:
+    def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
         self.scheduler = scheduler
         self._runner = runner
-        self._sampler = sampler
-        self._num_padding = 0  # rows that the runner had computed for nobody, in all
         self.times = StepTimes()  # replaced as a whole by every step, so any thread may read it
 
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts."""
         started = perf_counter()
-        batch = self.scheduler.schedule()
-        scheduled = perf_counter()
-        logits = self._runner.run(batch)
-        computed = perf_counter()
-        tokens = self._sampler.sample(logits, batch.draws)
-        scores = [self._sampler.score(logits, draw) for draw in batch.scores]
-        sampled = perf_counter()
-        self.scheduler.count_padding(self._runner.num_padding - self._num_padding)
-        self._num_padding = self._runner.num_padding
-        outputs = self.scheduler.update(tokens, scores, logits.alignment)
-        self.times = StepTimes(
-            self.times.steps + 1,
-            self.times.scheduling + scheduled - started + perf_counter() - sampled,
-            self.times.model + computed - scheduled,
-            self.times.sampling + sampled - computed,
-        )
+        step = self.scheduler.schedule()
+        self._runner.submit(step)
+        result = self._runner.collect()
+        outputs = self.scheduler.update(step, result)
+        self.times = self.times.with_step(perf_counter() - started, result)
         return outputs
 
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:

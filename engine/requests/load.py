@@ -14,6 +14,7 @@ class WastedWork:
     expired_tokens: int = 0  # of requests that failed at their deadline
     failed_tokens: int = 0  # of requests that failed otherwise
     discarded_tokens: int = 0  # of beams, of samples not returned, behind stop strings
+    preempted_tokens: int = 0  # of requests that had to make room, and are computed again
 
     def __add__(self, other: WastedWork) -> WastedWork:
         """Return both together."""
@@ -23,6 +24,7 @@ class WastedWork:
             self.expired_tokens + other.expired_tokens,
             self.failed_tokens + other.failed_tokens,
             self.discarded_tokens + other.discarded_tokens,
+            self.preempted_tokens + other.preempted_tokens,
         )
 
 

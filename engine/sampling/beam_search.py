@@ -12,14 +12,12 @@ from engine.requests.events import FinishReason, PositionLogprobs
 from engine.requests.request import LogitControls, SamplingParams
 from engine.requests.text import Detokenizer as IncrementalDetokenizer
 from engine.sampling.draws import Candidate
+from engine.sampling.stop_rule import End, StopRule
 
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """What a step made of the running hypotheses; they are best first, none if the search is over.
-
-    `assign_rows(parents, ...)` says how rows of a cache follow.
-    """
+    """What a step made of the running hypotheses, best first; none run if the search is over."""
 
     parents: tuple[int, ...]  # of each hypothesis that runs now: the one before that it continues
     tokens: tuple[int, ...]  # its new token
@@ -71,9 +69,7 @@ class BeamSearch:
         `text` finds the stop strings, behind the given tokens; None if there are none to find.
         """
         self._params = params
-        self._eos_ids = frozenset() if params.ignore_eos else eos_ids
-        self._stop_ids = frozenset(params.stop_token_ids)
-        self._max_new_tokens = max_new_tokens
+        self._stop_rule = StopRule(params, eos_ids, max_new_tokens)
         self._may_stop_early = params.early_stop and not _can_raise_scores(params.controls)
         self._num_steps = 0
         self._running: list[_Beam | None] = [None]  # best first; None has no token yet
@@ -89,7 +85,7 @@ class BeamSearch:
     @property
     def num_candidates(self) -> int:
         """Candidates to give to a step: enough to fill the beams beside all end tokens."""
-        num_ends = len(self._eos_ids | self._stop_ids)
+        num_ends = len(self._stop_rule.token_ids)
         return self._params.beam_width * (1 + max(1, num_ends))
 
     @property
@@ -118,7 +114,7 @@ class BeamSearch:
             if len(running) == self._params.beam_width or candidate.score == -math.inf:
                 break
             text = self._text_with(candidate)
-            end = self._end_of(candidate.token_id, text)
+            end = self._stop_rule.end_of(candidate.token_id, self._num_steps, text)
             if end is None:
                 running.append(self._extend(candidate))
                 texts.append(text)
@@ -139,7 +135,7 @@ class BeamSearch:
         """End the search before its time: the best that run make up what `num_outputs` lacks."""
         missing = max(0, self._params.num_outputs - len(self._ended))
         for beam in self._running[:missing]:
-            self._finish(beam, _End(reason))
+            self._finish(beam, End(reason))
         self._running = []
 
     def hypotheses(self) -> list[Hypothesis]:
@@ -165,19 +161,7 @@ class BeamSearch:
         text.push([candidate.token_id])
         return text
 
-    def _end_of(self, token_id: int, text: IncrementalDetokenizer | None) -> _End | None:
-        if token_id in self._eos_ids:
-            return _End(FinishReason.EOS)
-        if token_id in self._stop_ids:
-            return _End(FinishReason.STOP, token_id)
-        if text is not None and text.matched_stop is not None:
-            return _End(FinishReason.STOP, text.matched_stop)
-        if self._num_steps < self._max_new_tokens:
-            return None
-        is_asked_for = self._max_new_tokens == self._params.max_new_tokens
-        return _End(FinishReason.LENGTH if is_asked_for else FinishReason.CONTEXT_FULL)
-
-    def _finish(self, beam: _Beam | None, end: _End) -> None:
+    def _finish(self, beam: _Beam | None, end: End) -> None:
         total = beam.last.score if beam else 0.0
         ended = _Ended(total / self._penalty(self._num_steps), beam, end)
         insort(self._ended, ended, key=lambda other: -other.score)  # behind its equals
@@ -189,7 +173,8 @@ class BeamSearch:
             return False
         best = max(beam.last.score for beam in running if beam)
         # Monotonic in the length: rising for a positive alpha, falling for a negative one.
-        penalty = max(self._penalty(self._num_steps + 1), self._penalty(self._max_new_tokens))
+        longest = self._stop_rule.max_new_tokens
+        penalty = max(self._penalty(self._num_steps + 1), self._penalty(longest))
         return self._ended[num_outputs - 1].score >= best / penalty
 
     def _penalty(self, num_tokens: int) -> float:
@@ -209,36 +194,6 @@ class BeamSearch:
         )
 
 
-class RowPlan(NamedTuple):
-    """Which row each running hypothesis has after a step; the copies may be done in any order."""
-
-    rows: tuple[int, ...]  # of each hypothesis; from num_old on: rows that none had before
-    copies: tuple[tuple[int, int], ...]  # source row, target row
-    freed: tuple[int, ...]  # rows that are not needed any more
-
-
-def assign_rows(parents: Sequence[int], num_old: int) -> RowPlan:
-    """Give a row to each hypothesis, where row i holds old hypothesis i; copy as few as possible.
-
-    The first child of a hypothesis stays in its row. The others are copied to rows of hypotheses
-    without children, then to new ones: never to a row that is itself copied.
-    """
-    unused = iter(sorted(set(range(num_old)) - set(parents)))
-    new_rows = iter(range(num_old, num_old + len(parents)))
-    kept: set[int] = set()
-    rows: list[int] = []
-    copies: list[tuple[int, int]] = []
-    for parent in parents:
-        row = parent
-        if parent in kept:
-            free = next(unused, None)
-            row = next(new_rows) if free is None else free
-            copies.append((parent, row))
-        kept.add(parent)
-        rows.append(row)
-    return RowPlan(tuple(rows), tuple(copies), tuple(unused))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Beam:
     """A hypothesis, as its last token; those before are shared with its siblings."""
@@ -248,15 +203,10 @@ class _Beam:
     sum_logprob: float
 
 
-class _End(NamedTuple):
-    reason: FinishReason
-    stop: str | int | None = None
-
-
 class _Ended(NamedTuple):
     score: float
     beam: _Beam | None
-    end: _End
+    end: End
 
 
 def _can_raise_scores(controls: LogitControls) -> bool:

@@ -75,3 +75,6 @@ class TokenMatcher(Protocol):
 
     def fork(self) -> TokenMatcher:
         """Return a copy that goes its own way."""
+
+
+Choice = Sampled | tuple[Candidate, ...] | None  # for a draw; None: nothing can be chosen

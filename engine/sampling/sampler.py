@@ -10,15 +10,13 @@ import numpy as np
 from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
 from engine.sampling.beam_candidates import best_candidates, num_columns
-from engine.sampling.draws import BeamDraw, Candidate, Draw, Sampled, ScoreDraw
+from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
 from engine.sampling.logit_controls import adjusted, is_controlled
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.random_stream import RandomStream
 from engine.sampling.top_k import MAX_COLUMNS, largest
 from engine.sampling.truncation import pick, tempered, truncate, truncated_weights
-
-Choice = Sampled | tuple[Candidate, ...] | None
 
 _NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
 

@@ -1,53 +1,39 @@
-"""Moves the hypotheses of a beam search between the rows of the cache."""
+"""Lets the sequences of a beam search go on as its hypotheses do."""
 
 from __future__ import annotations
 
 from engine.sampling.beam_search import BeamStep
-from engine.scheduling.sequence import Request, Sequence, row_of
-from engine.slots.table import SlotTable
+from engine.scheduling.kv_cache import KVCache
+from engine.scheduling.sequence import Request, Sequence
 
 
-def place_beams(slots: SlotTable, request: Request, step: BeamStep) -> None:
-    """Give every new hypothesis a row: one child of a parent stays, the others are copies."""
+def continue_beams(cache: KVCache, request: Request, step: BeamStep) -> list[Sequence]:
+    """Give every new hypothesis a sequence: one child of a parent stays, the others are forks.
+
+    Returns the sequences of those hypotheses that no other continues.
+    """
     old, heirs = request.beams, dict.fromkeys(step.parents)
-    beams = {parent: old[parent] for parent in heirs}  # whose row goes to its first child
-    staying = set(beams.values())
+    beams = {parent: old[parent] for parent in heirs}  # whose sequence is its first child's
+    staying, held = set(beams.values()), set(old)
     spare = [sequence for sequence in request.sequences if sequence not in staying]
-    spare.sort(key=lambda sequence: sequence.row is None)
+    spare.sort(key=lambda sequence: sequence not in held)
     request.beams = []
     for parent in step.parents:
-        source = old[parent]
         if parent in beams:
             request.beams.append(beams.pop(parent))
         else:
             request.beams.append(spare.pop(0))
-            _copy(slots, source, request.beams[-1])
-    for sequence in spare:
-        if sequence.row is not None:
-            slots.release(sequence)
+            _fork(cache, old[parent], request.beams[-1])
+    ended = [sequence for sequence in spare if sequence in held]
+    for sequence in ended:
+        cache.drop(sequence)
     for sequence, token_id in zip(request.beams, step.tokens, strict=True):
-        sequence.tokens.append(token_id)
-        sequence.num_generated += 1
-        if sequence.matcher is not None:
-            sequence.matcher.advance(token_id)
-        if row_of(sequence) >= slots.num_decoding:
-            slots.promote(sequence)
+        sequence.append(token_id)
+    return ended
 
 
-def _copy(slots: SlotTable, source: Sequence, target: Sequence) -> None:
-    if target.row is None:
-        slots.copy(source, target)
-    else:
-        equal = _common_prefix(source.tokens, target.tokens, source.num_computed)
-        slots.overwrite(source, target, equal)
-    target.tokens = source.tokens.copy()
-    target.num_computed, target.num_generated = source.num_computed, source.num_generated
-    target.matcher = source.matcher.fork() if source.matcher is not None else None
-
-
-def _common_prefix(one: list[int], other: list[int], limit: int) -> int:
-    """Return how many of the first tokens are equal, at most `limit`."""
-    for i in range(limit):
-        if one[i] != other[i]:
-            return i
-    return limit
+def _fork(cache: KVCache, parent: Sequence, child: Sequence) -> None:
+    cache.fork(parent, child)
+    child.tokens = parent.tokens.copy()
+    child.num_computed, child.num_generated = parent.num_computed, parent.num_generated
+    child.matcher = parent.matcher.fork() if parent.matcher is not None else None

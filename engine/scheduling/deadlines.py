@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from engine.errors import ExpiredInDecode, ExpiredInQueue
+from engine.errors import DeadlineExpired, ExpiredInDecode, ExpiredInQueue
 from engine.scheduling.sequence import Request
 
 
@@ -35,19 +35,11 @@ class Deadlines:
         return expired
 
 
-def expired_in_queue(request: Request, now: float, *, num_running: int) -> ExpiredInQueue:
-    """Return the error of a request whose deadline passed while it waited."""
-    return ExpiredInQueue(
-        f"{_after(request, now)} in the queue, with {num_running} requests running"
-    )
-
-
-def expired_in_decode(request: Request, now: float) -> ExpiredInDecode:
-    """Return the error of a request whose deadline passed while it ran."""
-    made = sum(sequence.num_generated for sequence in request.sequences)
-    return ExpiredInDecode(f"{_after(request, now)}, with {made} tokens generated")
-
-
-def _after(request: Request, now: float) -> str:
+def expired(request: Request, now: float, *, num_running: int) -> DeadlineExpired:
+    """Return the error of a request whose deadline passed while it waited, or while it ran."""
     source = request.source
-    return f"{source.request_id}: its deadline passed after {now - source.arrival:.3f} s"
+    what = f"{source.request_id}: its deadline passed after {now - source.arrival:.3f} s"
+    if request.admitted is None:
+        return ExpiredInQueue(f"{what} in the queue, with {num_running} requests running")
+    made = sum(sequence.num_generated for sequence in request.sequences)
+    return ExpiredInDecode(f"{what}, with {made} tokens generated")

@@ -25,7 +25,7 @@ class TokenOutput:
     token_id: int
     logprob: float
     finish_reason: FinishReason | None
-    matched_stop: int | None
+    matched_stop: str | int | None
     position: PositionLogprobs | None = None
     attention: tuple[float, ...] = ()  # to the source, if asked for
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from itertools import chain
 
 from engine.config import EngineConfig
-from engine.errors import (
-    DeadlineExpired,
-    EngineFailure,
-    FieldViolation,
-    InvalidRequest,
-    TokenweirError,
-)
+from engine.errors import DeadlineExpired, TokenweirError
 from engine.metrics import DecayingRate
 from engine.package.manifest import GenerationContract
-from engine.requests.events import FinishReason, PositionLogprobs
+from engine.requests.events import FinishReason
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate, Sampled
-from engine.sampling.logits import Floats
-from engine.sampling.sampler import num_top
+from engine.scheduling.arrival import make_request
 from engine.scheduling.attention import StepAttention, alignment_of
-from engine.scheduling.beams import place_beams
-from engine.scheduling.deadlines import Deadlines, expired_in_decode, expired_in_queue
-from engine.scheduling.estimates import CompletionEstimates, cannot_meet, least_new_tokens, max_cost
+from engine.scheduling.beams import continue_beams
+from engine.scheduling.deadlines import Deadlines, expired
+from engine.scheduling.estimates import CompletionEstimates, cannot_meet, least_new_tokens
+from engine.scheduling.failures import no_room, no_token, nothing_allowed
+from engine.scheduling.kv_cache import KVCache
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
@@ -36,77 +32,75 @@ from engine.scheduling.output import (
     ScoresOutput,
     TokenOutput,
 )
-from engine.scheduling.prefill import PrefillQueue
+from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
-from engine.scheduling.sequence import Request, Sequence, TokenRequest, row_of
-from engine.scheduling.step import Chunk, PrefillPlan, plan_draws
+from engine.scheduling.sequence import Request, Sequence, TokenRequest
+from engine.scheduling.step import Parts, Step, plan_draws
+from engine.scheduling.step_result import StepResult
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.slots.batch import Encode, ScheduledBatch
-from engine.slots.prefixes import RowReuse
-from engine.slots.sources import SourceTable
-from engine.slots.table import SlotTable
 
 
 class Scheduler:
-    """Owns the requests: those that wait, and those that have slots.
+    """Owns the requests: those that wait, and those that run.
 
     A step takes the next token of every decoding sequence first, then sources and prompt chunks in
     order of arrival, no more than keeps those from waiting long. A prompt is cut at multiples of
     the chunk size from its start whatever else runs, and a single token is always computed together
     with the decoding ones: so the numbers that a request gets do not depend on the load.
+
+    If the cache has no room for the next token of a sequence, the youngest request of the lowest
+    priority waits again. What it has said stands, and all its tokens are computed again, in chunks;
+    draws depend on positions only, and so go on as they would have.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         contract: GenerationContract,
+        cache: KVCache,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._contract = contract
-        self._eos_ids = frozenset(contract.eos_token_ids)
+        self._cache = cache
         self._clock = clock
         self._tokens_rate = DecayingRate()
         self._queue_limits = QueueLimits(config)
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
-        self._step = 0
+        self._num_scheduled = 0  # steps
+        self._num_taken_in = 0  # of them
         self._wasted = WastedWork()
-        self._step_started = 0.0
-        self._step_size = (0, 0)  # decoding sequences, source and prompt tokens
         self._clear()
 
     def _clear(self) -> None:
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
+        self._num_sequences = 0  # of the running requests, that have not ended
+        self._decoding: dict[Sequence, None] = {}  # those that compute one token a step
+        self._prefill = PrefillQueue(self._config, self._cache)
         self._deadlines = Deadlines()
-        self._slots = SlotTable(self._config.max_num_seqs)
-        self._sources = SourceTable(self._config.max_num_seqs)
-        self._prefill = PrefillQueue(self._config, self._slots)
-        self._reuse = RowReuse(self._config, self._contract, self._slots, self._sources)
-        self._num_free_slots = self._config.max_num_seqs
-        self._drawing: list[Sequence | Request] = []  # of the step in flight, one a draw
-        self._scoring: list[Chunk] = []  # one a score draw
-        self._aligned: tuple[Sequence, ...] = ()  # those whose attention is wanted
-        self._attention = StepAttention()  # of the step that is taken in
         self._outputs: list[EngineOutput] = []
         self._queue_limits.forget()
+        self._cache.clear()
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        has_ops = self._slots.has_ops or self._sources.has_ops
-        return bool(self._running or self._waiting or self._outputs or has_ops)
+        return bool(self._running or self._waiting or self._outputs or self._cache.has_changes)
+
+    @property
+    def _num_free(self) -> int:
+        """How many more sequences may run."""
+        return self._config.max_num_seqs - self._num_sequences
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is."""
-        num_slots = self._config.max_num_seqs
-        used = num_slots - self._num_free_slots
         return LoadSnapshot(
-            running=used,
+            running=self._num_sequences,
             waiting=len(self._waiting),
             waiting_tokens=self._waiting.num_tokens,
-            cache_used=used / num_slots,
+            cache_used=self._cache.used,
             tokens_per_second=self._tokens_rate.at(self._clock()),
             wasted=self._wasted,
         )
@@ -117,8 +111,8 @@ class Scheduler:
 
     def add(self, source: TokenRequest) -> None:
         """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""
-        request = self._make_request(source)
-        if self._waiting or len(request.sequences) > self._num_free_slots:
+        request = make_request(source, self._contract)
+        if self._waiting or request.num_unfinished > self._num_free:
             self._queue_limits.check(self._waiting, request, self._clock())
         if source.deadline is not None:
             self._refuse_if_too_late(request, source.deadline)
@@ -128,92 +122,80 @@ class Scheduler:
 
     def abort(self, key: int) -> None:
         """Forget a request, without an output; nothing happens if it has ended already."""
-        request = self._running.get(key)
+        request = self._find(key)
         if request is not None:
             self._wasted += WastedWork(cancelled_tokens=request.num_computed)
-            request.ends_normally = False
-            self._release(request)
-        else:
-            self._waiting.remove(key)
+            self._remove(request, sound=False)
         self._admit()
 
     def finish_sequence(self, key: int, index: int) -> None:
         """End one sequence from outside (a stop string); the others of its request go on."""
-        request = self._running.get(key)
+        request = self._find(key)
         if request is None or request.sequences[index].is_finished:
             return
         self._finish(request.sequences[index])
         self._admit()
 
-    def schedule(self) -> ScheduledBatch:
-        """Return the next step, counting its tokens as computed."""
-        self._step += 1
-        self._step_started = self._clock()
-        self._expire(self._step_started)
+    def schedule(self) -> Step:
+        """Return the next step, counting its tokens as computed.
+
+        Steps are to be taken in by `update` in their order; until then others may be scheduled,
+        with what does not depend on their result.
+        """
+        self._num_scheduled += 1
+        started = self._clock()
+        self._expire(started)
         self._admit()
-        plan = self._prefill.plan_step()
-        decoding = self._slots.decoding
+        ready = self._ready_to_decode()
+        plan = self._prefill.plan_step(len(ready))
+        if plan.starting:
+            self._decoding |= dict.fromkeys(plan.starting)
+            ready += plan.starting
+        if plan.lacks_room and plan.is_empty and not ready:
+            self._make_one_wait()  # nothing else would ever give its room back
+        decoding = self._cache.arrange(ready)
         for sequence in decoding:
             sequence.num_computed += 1
             sequence.request.num_computed += 1
-        self._step_size = (len(decoding), plan.num_tokens)
         self._count_step(decoding, plan)
         drawn = plan_draws(decoding, plan.chunks)
-        self._drawing, self._scoring = drawn.drawing, drawn.scoring
-        self._aligned = tuple(drawn.aligned)
-        return ScheduledBatch(
-            row_ops=(*self._slots.take_ops(), *self._sources.take_ops()),
-            encodes=tuple(Encode(r.source_row, r.source.prompt_ids) for r in plan.encoded),
-            chunks=tuple(chunk.at_row() for chunk in plan.chunks),
-            decode_ids=tuple(sequence.tokens[-1] for sequence in decoding),
-            draws=drawn.draws,
-            decode_sources=self._sources_of(decoding),
-            scores=drawn.scores,
-            num_top=drawn.num_top,
-            aligned=tuple(drawn.aligned.values()),
+        parts = Parts(
+            tuple(plan.encoding),
+            tuple(plan.chunks),
+            tuple(decoding),
+            tuple([sequence.tokens[-1] for sequence in decoding]),
+            drawn.num_top,
+            tuple(drawn.aligned.values()),
+        )
+        return Step(
+            number=self._num_scheduled,
+            started=started,
+            num_read=plan.num_read,
+            parts=parts,
+            places=self._cache.places(parts),
+            draws=tuple(drawn.draws),
+            drawing=tuple(drawn.drawing),
+            scores=tuple(drawn.scores),
+            scoring=tuple(drawn.scoring),
+            aligned=tuple(drawn.aligned),
         )
 
-    def update(
-        self,
-        sampled: Iterable[Sampled | tuple[Candidate, ...] | None],
-        scored: Iterable[tuple[PositionLogprobs, ...] | None] = (),
-        alignment: Floats | None = None,
-    ) -> list[EngineOutput]:
-        """Take in what was drawn and scored in the last step; None fails the draw's request.
-
-        `alignment` is that of StepLogits.
-        """
+    def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
+        """Take in what a step has brought; return that and all else there is to tell."""
         now = self._clock()
-        num_decoding, num_read = self._step_size
+        self._num_taken_in = step.number
         self._estimates.took_step(
-            now - self._step_started, now, num_decoding=num_decoding, num_read=num_read
+            now - step.started,
+            now,
+            num_decoding=len(step.parts.decoding),
+            num_read=step.num_read,
         )
-        self._take_scores(scored, now)
-        aligned, self._aligned = self._aligned, ()
-        self._attention = StepAttention(aligned, alignment)
-        drawing, self._drawing = self._drawing, []
-        num_tokens = 0
-        for drawn, token in zip(drawing, sampled, strict=True):
-            request = drawn if isinstance(drawn, Request) else drawn.request
-            if request.key not in self._running:  # another of its draws has failed it
-                continue
-            if token is None:
-                self._fail(request, _no_token(request))
-            elif isinstance(drawn, Request):
-                assert not isinstance(token, Sampled)
-                num_tokens += self._advance_search(drawn, token, now)
-            else:
-                assert isinstance(token, Sampled)
-                num_tokens += 1
-                self._append(drawn, token, now)
-        self._attention = StepAttention()  # else it would keep sequences that have ended
-        self._tokens_rate.add(num_tokens, now)
+        if result.num_padding:
+            self._wasted += WastedWork(padding_tokens=result.num_padding)
+        self._take_scores(step, result, now)
+        self._tokens_rate.add(self._take_choices(step, result, now), now)
         self._admit()
         return self.take_outputs()
-
-    def count_padding(self, num_tokens: int) -> None:
-        """Take in how many tokens the last step computed for nobody."""
-        self._wasted += WastedWork(padding_tokens=num_tokens)
 
     def take_outputs(self) -> list[EngineOutput]:
         """Hand over what there is to tell since the last call."""
@@ -226,233 +208,221 @@ class Scheduler:
         self._wasted += WastedWork(failed_tokens=num_computed)
         outputs = self._outputs + [
             FailedOutput(request.key, describe(request.source.request_id))
-            for request in (*self._running.values(), *self._waiting)
+            for request in self._all()
         ]
         self._clear()
         return outputs
 
     def drain(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """End every request: with what there is where that is allowed, else as `fail_all` does."""
-        for request in list(self._running.values()):
-            if request.source.params.allow_partial:
+        for request in list(self._all()):
+            if request.source.params.allow_partial and request.admitted is not None:
                 self._cut(request, FinishReason.DRAINED)
         return self.fail_all(describe)
 
-    def _count_step(self, decoding: list[Sequence], plan: PrefillPlan) -> None:
-        in_prefill = [request.leader for request in plan.encoded]
-        in_prefill += [chunk.sequence for chunk in plan.chunks]
-        members = dict.fromkeys([*decoding, *in_prefill])
+    def _all(self) -> Iterator[Request]:
+        return chain(self._running.values(), self._waiting)
+
+    def _find(self, key: int) -> Request | None:
+        return self._running.get(key) or self._waiting.get(key)
+
+    # Who runs
+
+    def _admit(self) -> None:
+        """Give room to the requests that are next, to all sequences of a group at once."""
+        num_admitted, now = 0, self._clock()
+        while (request := self._waiting.head()) is not None:
+            if request.num_unfinished > self._num_free:
+                break
+            num_cached = self._cache.admit(request)
+            if num_cached is not None:
+                num_admitted += request.num_unfinished
+                self._begin(self._waiting.pop(), num_cached, now)
+            elif self._running:
+                break
+            else:
+                self._fail(request, no_room(request))
+        self._estimates.queue_changed(
+            now, num_admitted=num_admitted, is_waiting=len(self._waiting) > 0
+        )
+
+    def _begin(self, request: Request, num_cached: int, now: float) -> None:
+        self._num_sequences += request.num_unfinished
+        self._running[request.key] = request
+        self._prefill.add(request)
+        if request.needs_encoding:
+            request.needs_encoding = num_cached == 0
+        else:
+            request.reading[0].num_computed = num_cached
+        if request.admitted is None:
+            request.admitted = request.last_token = now
+            request.num_cached = num_cached
+            self._queue_limits.admitted(request, now)
+            self._outputs.append(AdmittedOutput(request.key))
+
+    def _ready_to_decode(self) -> list[Sequence]:
+        """Return the sequences that compute their next token now, each with room for it."""
+        ready, num_decoding = [], len(self._decoding)
+        for sequence in tuple(self._decoding):
+            is_ready = len(sequence.tokens) > sequence.num_computed  # else it is being drawn
+            if is_ready and sequence in self._decoding and self._has_room(sequence):
+                ready.append(sequence)
+        if len(self._decoding) < num_decoding:  # some had to make room for others
+            ready = [sequence for sequence in ready if sequence in self._decoding]
+        return ready
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Make room for the next token of a sequence; False: it has to wait itself."""
+        while not self._cache.grow(sequence, 1):
+            if not self._make_one_wait() or sequence not in self._decoding:
+                return False
+        return True
+
+    def _make_one_wait(self) -> bool:
+        """Let the youngest request of the lowest priority wait again; False: there is none.
+
+        What a step under way is to bring cannot be taken away. A request that is alone fails.
+        """
+        requests = [r for r in self._running.values() if r.last_step <= self._num_taken_in]
+        if not requests:
+            return False
+        request = max(requests, key=lambda request: (request.source.priority, request.key))
+        if len(self._running) == 1:
+            self._fail(request, no_room(request))
+        else:
+            self._preempt(request)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._wasted += WastedWork(preempted_tokens=request.num_computed)
+        self._leave_batch(request, sound=True)
+        request.start_again(needs_encoding=self._contract.cross_cache is not None)
+        self._waiting.put_back(request)
+
+    def _count_step(self, decoding: Items[Sequence], plan: PrefillPlan) -> None:
+        reading = [request.leader for request in plan.encoding]
+        reading += [chunk.sequence for chunk in plan.chunks]
+        members = dict.fromkeys([*decoding, *reading])
         for sequence in members:
-            sequence.request.took_part(self._step, len(members))
+            sequence.request.took_part(self._num_scheduled, len(members))
 
-    def _sources_of(self, decoding: list[Sequence]) -> tuple[int, ...]:
-        if self._contract.cross_cache is None:
-            return ()
-        return tuple(sequence.request.source_row for sequence in decoding)
+    # What a step has brought
 
-    def _take_scores(
-        self, scored: Iterable[tuple[PositionLogprobs, ...] | None], now: float
-    ) -> None:
-        scoring, self._scoring = self._scoring, []
-        for chunk, positions in zip(scoring, scored, strict=True):
+    def _take_scores(self, step: Step, result: StepResult, now: float) -> None:
+        for chunk, positions in zip(step.scoring, result.scores, strict=True):
             request = chunk.sequence.request
-            if request.key not in self._running:  # another of its chunks has failed it
+            if request.key not in self._running:  # it has ended meanwhile
                 continue
             if positions is None:
-                self._fail(request, _no_token(request))
+                self._fail(request, no_token(request))
                 continue
             self._outputs.append(ScoresOutput(request.key, positions))
+            assert request.score_from is not None
+            request.score_from += len(positions)
             if chunk.ends_target:
-                self._begin_decoding(request, now)
+                self._first_token(request, now)
                 request.last_token = now
                 self._finish(request.leader)
 
-    def _begin_decoding(self, request: Request, now: float) -> None:
+    def _take_choices(self, step: Step, result: StepResult, now: float) -> int:
+        """Take in what was drawn; return how many tokens that is."""
+        attention = StepAttention(step.aligned, result.alignment)
+        num_tokens = 0
+        for drawn, choice in zip(step.drawing, result.choices, strict=True):
+            request = drawn if isinstance(drawn, Request) else drawn.request
+            if request.key not in self._running or drawn.is_finished:  # it has ended meanwhile
+                continue
+            if choice is None:
+                self._fail(request, no_token(request))
+            elif isinstance(drawn, Request):
+                assert not isinstance(choice, Sampled)
+                num_tokens += self._advance_search(drawn, choice, attention, now)
+            else:
+                assert isinstance(choice, Sampled)
+                num_tokens += 1
+                self._append(drawn, choice, attention, now)
+        return num_tokens
+
+    def _first_token(self, request: Request, now: float) -> None:
         """Note the first token, which shows that what it was computed from is finite."""
         request.first_token = now
-        if self._contract.cross_cache is not None:
-            self._sources.mark_ready(request.source_row)
+        self._cache.share(request)
 
-    def _append(self, sequence: Sequence, token: Sampled, now: float) -> None:
+    def _append(
+        self, sequence: Sequence, token: Sampled, attention: StepAttention, now: float
+    ) -> None:
         request = sequence.request
         if request.first_token is None:
-            self._begin_decoding(request, now)
+            self._first_token(request, now)
             for other in request.sequences[1:]:
-                self._slots.copy(sequence, other)
+                self._cache.fork(sequence, other)
                 other.num_computed = sequence.num_computed
         request.last_token = now
-        sequence.tokens.append(token.token_id)
-        sequence.num_generated += 1
-        if sequence.matcher is not None:
-            sequence.matcher.advance(token.token_id)
-        reason, stop = self._finish_reason(sequence)
+        sequence.append(token.token_id)
+        end = request.stop_rule.end_of(token.token_id, sequence.num_generated)
         self._outputs.append(
             TokenOutput(
                 request.key,
                 sequence.index,
                 token.token_id,
                 token.logprob,
-                reason,
-                stop,
+                end.reason if end else None,
+                end.stop if end else None,
                 token.position,
-                self._attention.of(sequence),
+                attention.of(sequence),
             )
         )
-        if reason is not None:
+        if end is not None:
             self._finish(sequence)
-        elif row_of(sequence) >= self._slots.num_decoding:
-            self._slots.promote(sequence)
+        else:
+            self._decoding[sequence] = None
 
     def _advance_search(
-        self, request: Request, candidates: tuple[Candidate, ...], now: float
+        self,
+        request: Request,
+        candidates: tuple[Candidate, ...],
+        attention: StepAttention,
+        now: float,
     ) -> int:
         """Take the next tokens of a beam search in; return how many were computed."""
         assert request.search is not None
         if request.first_token is None:
-            self._begin_decoding(request, now)
+            self._first_token(request, now)
         request.last_token = now
-        self._attention.keep_beams(request)
+        attention.keep_beams(request)
         step = request.search.advance(candidates)
         if request.search.is_done:
             self._finish_search(request, request.search)
         else:
-            place_beams(self._slots, request, step)
+            for sequence in continue_beams(self._cache, request, step):
+                self._decoding.pop(sequence, None)
+            self._decoding |= dict.fromkeys(request.beams)
         return len(step.parents) + step.num_finished
+
+    # How requests end
 
     def _finish_search(self, request: Request, search: BeamSearch) -> None:
         returned = search.hypotheses()
         if not returned:
-            self._fail(request, EngineFailure(_nothing_allowed(request)))
+            self._fail(request, nothing_allowed(request))
             return
         self._outputs += [
             HypothesisOutput(request.key, i, hypothesis, alignment_of(request, hypothesis))
             for i, hypothesis in enumerate(returned)
         ]
-        request.ends_normally = True
-        self._release(request)
-        self._tell_finished(request, search.num_discarded)
-
-    def _finish_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
-        params, token_id = sequence.request.source.params, sequence.tokens[-1]
-        if token_id in self._eos_ids and not params.ignore_eos:
-            return FinishReason.EOS, None
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP, token_id
-        if sequence.num_generated == params.max_new_tokens:
-            return FinishReason.LENGTH, None
-        if len(sequence.tokens) >= self._contract.cache.max_len:
-            return FinishReason.CONTEXT_FULL, None
-        return None, None
+        self._complete(request, search.num_discarded)
 
     def _finish(self, sequence: Sequence) -> None:
         """End a sequence, and its request if it was the last."""
         request = sequence.request
-        request.ends_normally = True
-        self._end(sequence)
-        if request.is_finished:
-            self._leave(request)
-            self._tell_finished(request)
-
-    def _tell_finished(self, request: Request, num_discarded: int = 0) -> None:
-        self._outputs.append(
-            FinishedOutput(request.key, request.timing(), num_discarded, request.num_cached)
-        )
-
-    def _fail(self, request: Request, error: TokenweirError) -> None:
-        """End a request with an error, wherever it is."""
-        if self._waiting.remove(request.key) is None:
-            is_late, count = isinstance(error, DeadlineExpired), request.num_computed
-            self._wasted += (
-                WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
-            )
-            request.ends_normally = False
-            self._release(request)
-        self._outputs.append(FailedOutput(request.key, error))
-
-    def _release(self, request: Request) -> None:
-        self._leave(request)
-        for sequence in request.sequences:
-            if not sequence.is_finished:
-                self._end(sequence)
-
-    def _leave(self, request: Request) -> None:
-        del self._running[request.key]
-        self._prefill.remove(request)
-        self._waiting.settle(request, request.num_computed)
-        self._reuse.release_source(request)
-
-    def _end(self, sequence: Sequence) -> None:
         sequence.is_finished = True
-        self._num_free_slots += 1
-        self._reuse.release_row(sequence)
-
-    def _make_request(self, source: TokenRequest) -> Request:
-        params = source.params
-        never_before = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            never_before |= self._eos_ids
-        start = self._contract.decoder_start_token_id
-        given = source.prompt_ids if start is None else (start,)
-        tokens = (*given, *source.target_ids)
-        request = Request(
-            source,
-            tuple(never_before),
-            needs_encoding=start is not None,
-            num_top=max(num_top(params), params.prompt_logprobs or 0),
-        )
-        request.sequences = [
-            Sequence(request, i, list(tokens), len(tokens)) for i in range(params.num_sequences)
-        ]
-        if source.matcher is not None:
-            for sequence in request.sequences:
-                sequence.matcher = source.matcher.fork()
-        request.max_cost = max_cost(request, self._contract)
-        if params.strategy == "beam":
-            room = self._contract.cache.max_len - len(tokens)
-            request.beams = [request.leader]
-            request.search = BeamSearch(
-                params,
-                eos_ids=self._eos_ids,
-                max_new_tokens=min(room, params.max_new_tokens or room),
-                text=source.text,
-            )
-            request.num_top = max(request.num_top, request.search.num_candidates)
-        return request
-
-    def _admit(self) -> None:
-        """Give slots to the requests that are next, all of a group's at once."""
-        num_admitted, now = 0, self._clock()
-        while (request := self._waiting.head()) is not None:
-            if len(request.sequences) > self._num_free_slots:
-                break
-            self._waiting.pop()
-            num_admitted += len(request.sequences)
-            self._queue_limits.admitted(request, now)
-            self._num_free_slots -= len(request.sequences)
-            self._reuse.place(request, self._running.values())
-            request.admitted = request.last_token = now
-            self._running[request.key] = request
-            self._prefill.add(request)
-            self._outputs.append(AdmittedOutput(request.key))
-        self._estimates.queue_changed(
-            now, num_admitted=num_admitted, is_waiting=len(self._waiting) > 0
-        )
-
-    def _expire(self, now: float) -> None:
-        for request in self._deadlines.expired(chain(self._running.values(), self._waiting), now):
-            self._expire_request(request, now)
-
-    def _expire_request(self, request: Request, now: float) -> None:
-        if request.key in self._waiting:
-            self._fail(request, expired_in_queue(request, now, num_running=len(self._running)))
-            return
-        if not request.source.params.allow_partial:
-            self._fail(request, expired_in_decode(request, now))
-            return
-        self._cut(request, FinishReason.DEADLINE)
+        if request.key in self._running:
+            self._give_back(sequence, sound=True)
+        if request.is_finished:
+            self._complete(request)
 
     def _cut(self, request: Request, reason: FinishReason) -> None:
-        """End a request that runs with what there is."""
+        """End a request with what there is."""
         if request.search is not None:
             request.search.close(reason)
             self._finish_search(request, request.search)
@@ -460,41 +430,62 @@ class Scheduler:
         for sequence in request.sequences:
             if not sequence.is_finished:
                 self._outputs.append(CutOutput(request.key, sequence.index, reason))
-        request.ends_normally = True
-        self._release(request)
-        self._tell_finished(request)
+        self._complete(request)
+
+    def _complete(self, request: Request, num_discarded: int = 0) -> None:
+        """End a request as it should."""
+        self._remove(request, sound=True)
+        self._outputs.append(
+            FinishedOutput(request.key, request.timing(), num_discarded, request.num_cached)
+        )
+
+    def _fail(self, request: Request, error: TokenweirError) -> None:
+        """End a request with an error."""
+        is_late, count = isinstance(error, DeadlineExpired), request.num_computed
+        self._wasted += (
+            WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
+        )
+        self._remove(request, sound=False)
+        self._outputs.append(FailedOutput(request.key, error))
+
+    def _remove(self, request: Request, *, sound: bool) -> None:
+        """Take an ended request away, wherever it is."""
+        if self._waiting.remove(request.key) is None:
+            self._leave_batch(request, sound=sound)
+            self._waiting.settle(request, request.num_computed)
+        for sequence in request.sequences:
+            sequence.is_finished = True
+
+    def _leave_batch(self, request: Request, *, sound: bool) -> None:
+        """Take a request out of the batch: the one way, whether it has ended or waits again."""
+        del self._running[request.key]
+        self._prefill.remove(request)
+        for sequence in request.sequences:
+            if not sequence.is_finished:
+                self._give_back(sequence, sound=sound)
+
+    def _give_back(self, sequence: Sequence, *, sound: bool) -> None:
+        """Give the place and the room of a sequence back."""
+        self._num_sequences -= 1
+        self._decoding.pop(sequence, None)
+        self._cache.release(sequence, sound=sound)
+
+    def _expire(self, now: float) -> None:
+        for request in self._deadlines.expired(self._all(), now):
+            if request.source.params.allow_partial and request.admitted is not None:
+                self._cut(request, FinishReason.DEADLINE)
+            else:
+                self._fail(request, expired(request, now, num_running=len(self._running)))
 
     def _refuse_if_too_late(self, request: Request, deadline: float) -> None:
         source, time_left = request.source, deadline - self._clock()
         num_before = self._waiting.num_sequences_before(request)
-        num_cached = self._reuse.num_cached(request, self._running.values())
+        num_cached = self._cache.num_cached(request)
         refusal = self._estimates.refusal(
             time_left=time_left,
             num_read=len(source.prompt_ids) - num_cached,
             num_new=least_new_tokens(request, self._contract),
-            num_slots_to_free=max(0, num_before + len(request.sequences) - self._num_free_slots),
+            num_slots_to_free=max(0, num_before + request.num_unfinished - self._num_free),
         )
         if refusal is not None:
             raise cannot_meet(source, refusal, time_left=time_left, num_before=num_before)
-
-
-def _no_token(request: Request) -> TokenweirError:
-    """Return why no token can be chosen."""
-    constraint = request.source.params.constraint
-    length = max(len(sequence.tokens) for sequence in request.sequences)
-    for sequence in request.sequences:
-        if constraint is not None and sequence.matcher is not None and sequence.matcher.error:
-            path = f"decoding.constraint.{constraint.kind}"
-            why = f"too complex to follow behind token {length}: {sequence.matcher.error}"
-            return InvalidRequest([FieldViolation(path, why)])
-    return EngineFailure(
-        f"{request.source.request_id}: the model's logits are not finite behind token {length}; "
-        "the weights or the input drive it out of range"
-    )
-
-
-def _nothing_allowed(request: Request) -> str:
-    return (
-        f"{request.source.request_id}: beam search found no sequence that the request's constraint "
-        "and bans allow; loosen them"
-    )

@@ -9,6 +9,7 @@ from engine.requests.request import SamplingParams
 from engine.requests.text import Detokenizer as IncrementalDetokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
+from engine.sampling.stop_rule import StopRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class TokenRequest:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One output in the making. Only the scheduler's parts change it, the slot table its row."""
+    """One output in the making. Only the scheduler's parts change it."""
 
     request: Request
     index: int
@@ -40,7 +41,6 @@ class Sequence:
     num_prompt: int = 0  # of them, tokens that were given
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_generated: int = 0
-    row: int | None = None
     is_finished: bool = False
     matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
 
@@ -49,36 +49,37 @@ class Sequence:
         """Tokens to compute before the next one can be chosen, or the last one is scored."""
         return len(self.tokens) - self.num_computed - self.request.is_score_only
 
+    def append(self, token_id: int) -> None:
+        """Take in a token that was chosen."""
+        self.tokens.append(token_id)
+        self.num_generated += 1
+        if self.matcher is not None:
+            self.matcher.advance(token_id)
+
 
 @dataclass(slots=True, eq=False)
 class Request:
     """What the scheduler keeps of a request. Only the scheduler's parts change it."""
 
     source: TokenRequest
-    never_before: tuple[int, ...]  # tokens that are banned below min_new_tokens
+    stop_rule: StopRule
     sequences: list[Sequence] = field(default_factory=list)
     needs_encoding: bool = False
     max_cost: int = 0  # the most tokens that it may come to compute
     num_computed: int = 0  # tokens computed so far, of source, prompt and all sequences
     num_cached: int = 0  # tokens of source or prompt that another request had computed
-    ends_normally: bool = False  # so that others may use what it computed
-    admitted: float = 0.0
+    admitted: float | None = None  # when first
     first_token: float | None = None
     last_token: float = 0.0
     steps: int = 0
     batch_size_total: int = 0  # sequences in those steps
     last_step: int = -1
     num_top: int = 1  # of the largest logits, as many as its draws look at
-    source_row: int = 0  # encoder-decoder: of the cache's sources
+    score_from: int | None = None  # the first given token whose log-probability is still wanted
     search: BeamSearch | None = None
-    beams: list[Sequence] = field(default_factory=list)  # the hypotheses that have rows, in order
+    beams: list[Sequence] = field(default_factory=list)  # its running hypotheses, in order
     # Attention to the source of each step's beams, if asked for.
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
-
-    @property
-    def score_from(self) -> int | None:
-        """The first given token whose log-probability is wanted."""
-        return self.source.score_from
 
     @property
     def is_score_only(self) -> bool:
@@ -100,6 +101,30 @@ class Request:
         """Whether no sequence runs any more."""
         return all(sequence.is_finished for sequence in self.sequences)
 
+    @property
+    def num_unfinished(self) -> int:
+        """How many of its sequences have not ended."""
+        return sum(not sequence.is_finished for sequence in self.sequences)
+
+    @property
+    def reading(self) -> list[Sequence]:
+        """The sequences that compute what they have so far: the leader, for all.
+
+        Of a request that was put back into the queue, all that run.
+        """
+        if self.first_token is None:
+            return [self.leader]
+        if self.search is not None:
+            return self.beams
+        return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    def start_again(self, *, needs_encoding: bool) -> None:
+        """Forget what was computed; the tokens stay, and are computed like those of a prompt."""
+        self.needs_encoding = needs_encoding
+        self.num_computed = 0
+        for sequence in self.sequences:
+            sequence.num_computed = 0
+
     def took_part(self, step: int, batch_size: int) -> None:
         """Count a step, once however many of the sequences were in it."""
         if self.last_step != step:
@@ -109,18 +134,13 @@ class Request:
 
     def timing(self) -> Timing:
         """Return where the time went, after the last token."""
-        first = self.admitted if self.first_token is None else self.first_token
+        admitted = self.last_token if self.admitted is None else self.admitted
+        first = admitted if self.first_token is None else self.first_token
         return Timing(
-            queue=self.admitted - self.source.arrival,
-            prefill=first - self.admitted,
+            queue=admitted - self.source.arrival,
+            prefill=first - admitted,
             decode=self.last_token - first,
             time_to_first_token=first - self.source.arrival,
             steps=self.steps,
             mean_batch_size=self.batch_size_total / max(1, self.steps),
         )
-
-
-def row_of(sequence: Sequence) -> int:
-    """Return the row of a sequence that has one."""
-    assert sequence.row is not None
-    return sequence.row

@@ -1,28 +1,35 @@
-"""What one step computes of the requests: chunks of prompts, and draws from the logits."""
+"""One step as a value: what it computes of the sequences, and what is chosen behind that."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
-from engine.scheduling.sequence import Request, Sequence, row_of
-from engine.slots.batch import PrefillChunk
+from engine.scheduling.sequence import Request, Sequence
+
+Places = object  # of a step's keys and values; only the KVCache and the runner of one room know
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start` to `end` of a prompt."""
+    """Tokens `start` to `end` of a sequence, of its prompt as a rule."""
 
     sequence: Sequence
     start: int
     end: int
 
     @property
-    def ends_prompt(self) -> bool:
+    def token_ids(self) -> tuple[int, ...]:
+        """What is computed."""
+        return tuple(self.sequence.tokens[self.start : self.end])
+
+    @property
+    def is_drawn_behind(self) -> bool:
         """Whether the next token is to be drawn behind it."""
         sequence = self.sequence
-        return self.end == sequence.num_prompt and not sequence.request.is_score_only
+        return self.end == len(sequence.tokens) and not sequence.request.is_score_only
 
     @property
     def ends_target(self) -> bool:
@@ -31,106 +38,125 @@ class Chunk:
         return sequence.request.is_score_only and self.end == len(sequence.tokens) - 1
 
     @property
-    def first_scored(self) -> int:
-        """The first of its positions whose logits are wanted: those that predict a scored token."""
+    def scored(self) -> range:
+        """Its positions whose logits predict a given token that is scored."""
         score_from = self.sequence.request.score_from
-        wanted = self.end if score_from is None else max(self.start, score_from - 1)
-        return min(wanted, self.end - self.ends_prompt)
+        if score_from is None:
+            return range(0)
+        return range(max(self.start, score_from - 1), min(self.end, self.sequence.num_prompt - 1))
 
     @property
     def num_logits(self) -> int:
         """Its last positions whose logits are wanted."""
-        return self.end - self.first_scored
+        return self.end - self.scored.start if self.scored else int(self.is_drawn_behind)
 
     @property
     def scored_ids(self) -> tuple[int, ...]:
-        """The given tokens that its logits predict."""
-        if self.sequence.request.score_from is None:
-            return ()
-        return tuple(self.sequence.tokens[self.first_scored + 1 : self.end + 1])
-
-    def at_row(self) -> PrefillChunk:
-        """Return it as the model runner takes it; its row is that of now."""
-        sequence = self.sequence
-        ids = tuple(sequence.tokens[self.start : self.end])
-        return PrefillChunk(row_of(sequence), ids, self.num_logits, sequence.request.source_row)
+        """The given tokens that its first logits predict."""
+        return tuple(self.sequence.tokens[position + 1] for position in self.scored)
 
 
-@dataclass(slots=True)
-class PrefillPlan:
-    """Rows are read from it only when it is complete: giving it a piece may still move rows."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a step computes, by sequence.
 
-    encoded: list[Request] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    is_empty: bool = True
-    num_tokens: int = 0  # without single ones, which are decoded
+    Logits come for each decoding sequence, then for those positions that each chunk wants.
+    """
+
+    encoding: tuple[Request, ...]  # their sources
+    chunks: tuple[Chunk, ...]
+    decoding: tuple[Sequence, ...]
+    decode_ids: tuple[int, ...]  # the token that each of them computes
+    num_top: int  # of the largest logits, as many as all draws look at
+    aligned: tuple[int, ...]  # which logits' attention to the source is wanted, rising
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All of one step, from its schedule until its result is taken in; several may be under way.
+
+    A sequence whose next token is being drawn has nothing to compute until the step was taken in:
+    so no two steps that are under way decode the same one.
+    """
+
+    number: int
+    started: float  # on the scheduler's clock
+    num_read: int  # source and prompt tokens
+    parts: Parts
+    places: Places
+    draws: tuple[Draw | BeamDraw, ...]
+    drawing: tuple[Sequence | Request, ...]  # one a draw; a beam search draws as a request
+    scores: tuple[ScoreDraw, ...]
+    scoring: tuple[Chunk, ...]  # one a score
+    aligned: tuple[Sequence, ...]  # one for each of Parts.aligned
 
 
 class DrawPlan(NamedTuple):
     """What is chosen and scored behind the logits of a step, and for whom."""
 
-    draws: tuple[Draw | BeamDraw, ...]
-    drawing: list[Sequence | Request]  # one a draw; a beam search draws as a request
-    scores: tuple[ScoreDraw, ...]
-    scoring: list[Chunk]  # one a score
-    num_top: int  # of the largest logits, as many as all of them look at
-    aligned: dict[Sequence, int]  # those that want to know its attention, and their logits row
+    draws: list[Draw | BeamDraw]
+    drawing: list[Sequence | Request]
+    scores: list[ScoreDraw]
+    scoring: list[Chunk]
+    num_top: int
+    aligned: dict[Sequence, int]  # those that want to know its attention, and their logits
 
 
-def plan_draws(decoding: list[Sequence], chunks: list[Chunk]) -> DrawPlan:
+def plan_draws(decoding: Items[Sequence], chunks: Items[Chunk]) -> DrawPlan:
     """Return the draws of a step whose logits are those of `decoding`, then those of `chunks`."""
-    rows = {sequence: row for row, sequence in enumerate(decoding)}
+    logits = {sequence: i for i, sequence in enumerate(decoding)}
     scores, scoring = [], []
-    row = len(decoding)
+    first = len(decoding)
     for chunk in chunks:
-        if chunk.scored_ids:
+        scored_ids = chunk.scored_ids
+        if scored_ids:
             num_top = chunk.sequence.request.source.params.prompt_logprobs or 0
-            scores.append(ScoreDraw(row, chunk.scored_ids, num_top))
+            scores.append(ScoreDraw(first, scored_ids, num_top))
             scoring.append(chunk)
-        row += chunk.num_logits
-        if chunk.ends_prompt:
-            rows[chunk.sequence] = row - 1
-    draws, drawing = _draws(rows)
-    members = [*rows, *(chunk.sequence for chunk in scoring)]
+        first += chunk.num_logits
+        if chunk.is_drawn_behind:
+            logits[chunk.sequence] = first - 1
+    draws, drawing = _draws(logits)
+    members = [*logits, *(chunk.sequence for chunk in scoring)]
     wanted = max((sequence.request.num_top for sequence in members), default=1)
     num_top = 1 << (wanted - 1).bit_length()  # few sizes, each bound once
-    aligned = {s: row for s, row in rows.items() if s.request.source.params.alignment}
-    return DrawPlan(tuple(draws), drawing, tuple(scores), scoring, num_top, aligned)
+    aligned = {s: i for s, i in logits.items() if s.request.source.params.alignment}
+    return DrawPlan(draws, drawing, scores, scoring, num_top, aligned)
 
 
 def _draws(
-    rows: dict[Sequence, int],
+    logits: dict[Sequence, int],
 ) -> tuple[list[Draw | BeamDraw], list[Sequence | Request]]:
     draws: list[Draw | BeamDraw] = []
     drawing: list[Sequence | Request] = []
     searches: dict[Request, None] = {}
-    for sequence, row in rows.items():
+    for sequence, i in logits.items():
         request = sequence.request
         if request.search is not None:
             searches[request] = None
             continue
         # The first tokens of a group are all drawn behind the prompt that its leader computed.
         group = request.sequences if request.first_token is None else [sequence]
-        draws += [_draw(member, row) for member in group]
+        draws += [_draw(member, i) for member in group]
         drawing += group
     for request in searches:
         assert request.search is not None
-        beams = tuple(_draw(beam, rows[beam]) for beam in request.beams)
+        beams = tuple(_draw(beam, logits[beam]) for beam in request.beams)
         draws.append(BeamDraw(beams, request.search.scores, request.search.num_candidates))
         drawing.append(request)
     return draws, drawing
 
 
-def _draw(sequence: Sequence, row: int) -> Draw:
+def _draw(sequence: Sequence, logits_row: int) -> Draw:
     source = sequence.request.source
     is_short = sequence.num_generated < source.params.min_new_tokens
     return Draw(
-        row,
+        logits_row,
         source.params,
         source.seed,
         sequence.index,
         len(sequence.tokens),
-        sequence.request.never_before if is_short else (),
+        sequence.request.stop_rule.token_ids if is_short else (),
         sequence.tokens,
         sequence.num_prompt,
         sequence.matcher,

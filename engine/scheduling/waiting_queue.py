@@ -42,6 +42,17 @@ class WaitingQueue:
         """Give the requests in order of arrival."""
         return iter(self._requests.values())
 
+    def get(self, key: int) -> Request | None:
+        """Return a request that waits; None if it does not."""
+        return self._requests.get(key)
+
+    def put_back(self, request: Request) -> None:
+        """Let a request that was taken wait again, before its tenant's others of its priority."""
+        self.settle(request, 0)
+        self.add(request)
+        line = self._classes[request.source.priority].lines[request.source.tenant]
+        line.move_to_end(request.key, last=False)
+
     def add(self, request: Request) -> None:
         """Let a request wait."""
         source = request.source
@@ -64,7 +75,7 @@ class WaitingQueue:
             return one_class.held
         firsts = (next(iter(line.values())) for line in one_class.lines.values())
         head = min(firsts, key=self._turn)
-        if len(head.sequences) > 1:
+        if head.num_unfinished > 1:
             one_class.held = head
         return head
 
@@ -89,7 +100,7 @@ class WaitingQueue:
         for other, one_class in self._classes.items():
             if other < priority:
                 lines = one_class.lines.values()
-                count += sum(len(one.sequences) for line in lines for one in line.values())
+                count += sum(one.num_unfinished for line in lines for one in line.values())
         if (own := self._classes.get(priority)) is not None:
             turn = max(self._given(tenant), 0 if tenant in own.lines else self._level(own))
             turn += sum(one.max_cost for one in own.lines.get(tenant, {}).values())
@@ -105,7 +116,7 @@ class WaitingQueue:
         for one in line.values():
             if given > turn:
                 break
-            count += len(one.sequences)
+            count += one.num_unfinished
             given += one.max_cost
         return count
 

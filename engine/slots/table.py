@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.scheduling.sequence import Sequence
@@ -29,6 +30,7 @@ class SlotTable:
     def __init__(self, num_slots: int) -> None:
         self._owners: list[Sequence | KeptPrefix | None] = [None] * num_slots
         self._kept: OrderedDict[KeptPrefix, None] = OrderedDict()  # by use, the latest last
+        self._rows: dict[Sequence, int] = {}
         self._ops: list[RowOp] = []
         self.num_decoding = 0
 
@@ -53,6 +55,10 @@ class SlotTable:
         ops, self._ops = tuple(self._ops), []
         return ops
 
+    def row_of(self, sequence: Sequence) -> int | None:
+        """Return the row of a sequence, if it has one."""
+        return self._rows.get(sequence)
+
     def take(self, sequence: Sequence) -> None:
         """Give a sequence an empty row."""
         if None not in self._owners[self.num_decoding :]:
@@ -62,14 +68,15 @@ class SlotTable:
 
     def copy(self, source: Sequence, target: Sequence) -> None:
         """Give a sequence a row with the content of another's."""
-        assert source.row is not None
         self.take(target)
-        assert target.row is not None
-        self._ops.append(RowOp("copy", source.row, target.row))
+        self._ops.append(RowOp("copy", self._rows[source], self._rows[target]))
 
     def take_prefix(self, sequence: Sequence, holder: Sequence | KeptPrefix, length: int) -> None:
         """Give a sequence a row that begins with the first positions of another."""
-        if isinstance(holder, KeptPrefix):
+        if isinstance(holder, Sequence):
+            self.take(sequence)
+            row = self._rows[holder]
+        else:
             self._kept.move_to_end(holder)
             is_last_resort = None not in self._owners[self.num_decoding :] and len(self._kept) == 1
             if is_last_resort:
@@ -77,30 +84,49 @@ class SlotTable:
                 self._put(sequence, holder.row)
                 self._ops.append(RowOp("cut", holder.row, holder.row, length))
                 return
-        self.take(sequence)
-        assert sequence.row is not None and holder.row is not None
-        self._ops.append(RowOp("copy", holder.row, sequence.row, 0, length))
+            self.take(sequence)
+            row = holder.row
+        self._ops.append(RowOp("copy", row, self._rows[sequence], 0, length))
 
     def overwrite(self, source: Sequence, target: Sequence, start: int) -> None:
         """Copy a row over the row of another sequence; before `start` both are equal already."""
-        assert source.row is not None and target.row is not None
-        self._ops.append(RowOp("copy", source.row, target.row, start))
+        self._ops.append(RowOp("copy", self._rows[source], self._rows[target], start))
+
+    def decode(self, sequences: Collection[Sequence]) -> list[Sequence]:
+        """Make these the decoding ones, and no others; return them in the order of their rows."""
+        for sequence in sequences:
+            if self._rows[sequence] >= self.num_decoding:
+                self.promote(sequence)
+        if len(sequences) < self.num_decoding:
+            wanted = set(sequences)
+            for sequence in [one for one in reversed(self.decoding) if one not in wanted]:
+                self._demote(sequence)
+        return self.decoding
 
     def promote(self, sequence: Sequence) -> None:
         """Make a sequence one of the decoding ones."""
-        row, first_other = sequence.row, self.num_decoding
-        assert row is not None and row >= first_other
+        row, first_other = self._rows[sequence], self.num_decoding
+        assert row >= first_other
         self.num_decoding += 1
-        if row == first_other:
+        self._exchange(sequence, first_other)
+
+    def _demote(self, sequence: Sequence) -> None:
+        """Let a sequence that decodes pause; it keeps what it has."""
+        self.num_decoding -= 1
+        self._exchange(sequence, self.num_decoding)
+
+    def _exchange(self, sequence: Sequence, target: int) -> None:
+        """Take a sequence to another row, and what is there to its own."""
+        row, other = self._rows[sequence], self._owners[target]
+        if row == target:
             return
-        other = self._owners[first_other]
         if other is None:
             self._owners[row] = None
-            self._ops.append(RowOp("move", row, first_other))
+            self._ops.append(RowOp("move", row, target))
         else:
             self._put(other, row)
-            self._ops.append(RowOp("swap", row, first_other))
-        self._put(sequence, first_other)
+            self._ops.append(RowOp("swap", row, target))
+        self._put(sequence, target)
 
     def release(self, sequence: Sequence, *, is_finite: bool = False) -> None:
         """Empty a sequence's row; the last decoding row fills a hole among the decoding ones.
@@ -124,9 +150,7 @@ class SlotTable:
 
     def _vacate(self, sequence: Sequence, length: int, is_finite: bool) -> int:
         """Take a sequence's row; return which one has its first positions now, and no owner."""
-        row = sequence.row
-        assert row is not None
-        sequence.row = None
+        row = self._rows.pop(sequence)
         self._owners[row] = None
         self._ops.append(RowOp("cut" if is_finite else "clear", row, row, length))
         if row >= self.num_decoding:
@@ -156,4 +180,7 @@ class SlotTable:
 
     def _put(self, owner: Sequence | KeptPrefix, row: int) -> None:
         self._owners[row] = owner
-        owner.row = row
+        if isinstance(owner, Sequence):
+            self._rows[owner] = row
+        else:
+            owner.row = row

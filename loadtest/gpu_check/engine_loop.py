@@ -9,11 +9,9 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.device.device import open_device
-from engine.generation.core import EngineCore
+from engine.factory import core_on_slots
 from engine.requests.request import SamplingParams
-from engine.sampling.sampler import Sampler
 from engine.scheduling.output import TokenOutput
-from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import warm_up
@@ -47,7 +45,7 @@ class EngineLoop:
             prefill_chunk_size=_CHUNK,
             reuse_prefixes=False,
         )
-        self.core = EngineCore(Scheduler(config, contract), runner, Sampler())
+        self.core = core_on_slots(config, contract, runner)
         self._keys = count()
 
     def generate(self, prompts: Iterable[Sequence[int]], num_new_tokens: int) -> list[list[int]]:

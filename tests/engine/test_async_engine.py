@@ -24,8 +24,8 @@ from engine.errors import (
     ReplicaLost,
     Starting,
 )
+from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.core import EngineCore
 from engine.life.trial import Trial
 from engine.requests.events import (
     Admitted,
@@ -36,7 +36,6 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import GenerationRequest, SamplingParams
-from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.text.constraint import ConstraintCompiler
@@ -232,7 +231,7 @@ async def test_a_stop_string_ends_the_work_and_counts_what_was_computed_meanwhil
     usage = events[-1].usage
     assert usage.output_tokens == 2
     assert usage.discarded_tokens <= 1  # 0 if the stop was found before the next step began
-    made = sum(len(batch.draws) for batch in runner.batches)
+    made = sum(len(batch.decode_ids) + len(batch.chunks) for batch in runner.batches)
     assert usage.output_tokens + usage.discarded_tokens == made
     assert engine.load().wasted.discarded_tokens == usage.discarded_tokens
 
@@ -740,7 +739,7 @@ async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell)
 
 def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], Trial]) -> AsyncEngine:
     package, config = make_package(), EngineConfig(max_num_seqs=1)
-    core = EngineCore(Scheduler(config, package.manifest.generation), runner, Sampler())
+    core = core_on_slots(config, package.manifest.generation, runner)
     constraints = ConstraintCompiler(tokenizer, 258, ())
     return AsyncEngine(package, core, tokenizer, config, constraints=constraints, warm_up=warm_up)
 

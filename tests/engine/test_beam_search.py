@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from engine.requests.events import FinishReason, PositionLogprobs, TokenLogprob
 from engine.requests.request import LogitControls, SamplingParams
-from engine.sampling.beam_search import BeamSearch, Hypothesis, assign_rows
+from engine.sampling.beam_search import BeamSearch, Hypothesis
 from engine.sampling.draws import Candidate
 
 Model = Callable[[tuple[int, ...]], list[float]]  # tokens so far -> a log-probability a token
@@ -380,34 +380,3 @@ def test_a_long_search_is_read_and_forgotten_without_recursion():
     (hypothesis,) = search.hypotheses()
     assert len(hypothesis.token_ids) == 20_000
     del search
-
-
-@settings(max_examples=300)
-@given(st.data())
-def test_rows_follow_their_hypotheses_with_the_fewest_copies(data):
-    num_old = data.draw(st.integers(1, 16))
-    parents = data.draw(st.lists(st.integers(0, num_old - 1), max_size=16))
-
-    plan = assign_rows(parents, num_old)
-
-    for copies in (plan.copies, plan.copies[::-1]):
-        contents = {row: f"content {row}" for row in range(num_old)}
-        for source, target in copies:
-            contents[target] = contents[source]
-        assert [contents[row] for row in plan.rows] == [f"content {parent}" for parent in parents]
-    assert len(plan.copies) == len(parents) - len(set(parents))
-    assert len(set(plan.rows)) == len(parents)
-    assert set(plan.rows) | set(plan.freed) == set(range(max(num_old, len(parents))))
-    assert not set(plan.rows) & set(plan.freed)
-
-
-def test_beams_that_keep_their_parents_copy_nothing():
-    assert assign_rows([0, 1, 2], 3) == ((0, 1, 2), (), ())
-
-
-def test_a_second_child_takes_the_row_of_a_hypothesis_without_one():
-    assert assign_rows([2, 0, 2], 3) == ((2, 0, 1), ((2, 1),), ())
-
-
-def test_first_step_copies_the_only_row_to_new_ones():
-    assert assign_rows([0, 0, 0], 1) == ((0, 1, 2), ((0, 1), (0, 2)), ())

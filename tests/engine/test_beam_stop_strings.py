@@ -261,7 +261,7 @@ async def test_a_stop_ends_a_search_that_would_go_on(make_engine: MakeEngine) ->
     found, _ = await answer(engine, stop_strings=(".",), num_outputs=1, length_penalty=0.0)
 
     assert (found[0].text, found[0].matched_stop) == ("a", ".")
-    assert sum(bool(batch.draws) for batch in runner.batches) == 2
+    assert sum(bool(batch.decode_ids or batch.chunks) for batch in runner.batches) == 2
 
 
 async def test_a_stop_is_scored_with_the_length_of_its_tokens(make_engine: MakeEngine) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from engine.requests.request import SamplingParams
+from engine.sampling.stop_rule import StopRule
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.sequence import Request, TokenRequest
+
+RULE = StopRule(SamplingParams(), frozenset(), 1)
 
 
 def requests_due_at(*deadlines: float | None) -> list[Request]:
     return [
-        Request(TokenRequest(key, f"r-{key}", (), SamplingParams(), 0, 0.0, deadline), ())
+        Request(TokenRequest(key, f"r-{key}", (), SamplingParams(), 0, 0.0, deadline), RULE)
         for key, deadline in enumerate(deadlines)
     ]
 

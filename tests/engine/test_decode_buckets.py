@@ -11,12 +11,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.generation.core import EngineCore
+from engine.factory import core_on_slots
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.sampler import Sampler
 from engine.scheduling.output import EngineOutput
-from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.session import Binding, Session
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
@@ -186,7 +184,7 @@ REQUESTS: list[tuple[int, SamplingParams]] = [
 def answers(runner: SlotModelRunner, model: TinyModel, seeds: Iterable[int]) -> list[EngineOutput]:
     """Give every kind of request, some of them twice, to an engine; return all that it tells."""
     config = EngineConfig(max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12)
-    core = EngineCore(Scheduler(config, model.contract, clock=lambda: 0.0), runner, Sampler())
+    core = core_on_slots(config, model.contract, runner, clock=lambda: 0.0)
     for key, seed in enumerate(seeds):
         length, params = REQUESTS[seed % len(REQUESTS)]
         if model.has_encoder:

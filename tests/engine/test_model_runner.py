@@ -13,12 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine.config import EngineConfig
 from engine.errors import PackageError
+from engine.factory import core_on_slots
 from engine.generation.core import EngineCore
 from engine.package.manifest import CacheShape, GenerationContract
 from engine.requests.request import SamplingParams
-from engine.sampling.sampler import Sampler
 from engine.scheduling.output import FinishedOutput, TokenOutput
-from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
@@ -371,7 +370,7 @@ def test_an_engine_gives_each_of_many_requests_the_tokens_of_the_eager_model(
     config = EngineConfig(
         max_num_seqs=5, prefill_chunk_size=4, max_num_batched_tokens=12, reuse_prefixes=False
     )
-    core = EngineCore(Scheduler(config, model.contract), runner, Sampler())
+    core = core_on_slots(config, model.contract, runner)
     prompts = [_random_ids(seed=n, length=n % 11 + 1) for n in range(17)]
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
     for key, ids in enumerate(prompts):
@@ -565,9 +564,9 @@ def test_what_is_reused_gives_the_bits_of_an_engine_that_has_computed_nothing_be
     cold = []
     for key in range(len(prompts)):
         runner.reset()
-        cold.append(ask(EngineCore(Scheduler(config, model.contract), runner, Sampler()), key)[0])
+        cold.append(ask(core_on_slots(config, model.contract, runner), key)[0])
     runner.reset()
-    core = EngineCore(Scheduler(config, model.contract), runner, Sampler())
+    core = core_on_slots(config, model.contract, runner)
     warm, cached = zip(*(ask(core, key) for key in range(len(prompts))), strict=True)
 
     assert list(warm) == cold

@@ -29,7 +29,9 @@ from engine.scheduling.output import (
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
-from engine.slots.batch import ScheduledBatch
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import StepResult
+from engine.slots.cache import SlotKVCache
 
 EOS = 257
 A, B, C = 65, 66, 67
@@ -38,9 +40,8 @@ A, B, C = 65, 66, 67
 @pytest.fixture
 def make_scheduler(make_contract: Callable, clock: Callable[[], float]) -> Callable[..., Scheduler]:
     def make(config: EngineConfig | None = None, **shape: int) -> Scheduler:
-        return Scheduler(
-            config or EngineConfig(max_num_seqs=4), make_contract(**shape), clock=clock
-        )
+        config, contract = config or EngineConfig(max_num_seqs=4), make_contract(**shape)
+        return Scheduler(config, contract, SlotKVCache(config, contract), clock=clock)
 
     return make
 
@@ -57,12 +58,23 @@ def request(key: int, length: int = 3, *, deadline: float | None = None, **param
     )
 
 
-def step(scheduler: Scheduler, *tokens: int | None) -> tuple[ScheduledBatch, list[EngineOutput]]:
+class Ran:
+    """What a step has computed."""
+
+    def __init__(self, step: Step) -> None:
+        self.draws, self.rows = step.draws, step.places
+        self.encodes = [request.source.prompt_ids for request in step.parts.encoding]
+        self.chunks, self.decode_ids = step.parts.chunks, step.parts.decode_ids
+        self.is_empty = not (self.encodes or self.chunks or self.decode_ids)
+
+
+def step(scheduler: Scheduler, *tokens: int | None) -> tuple[Ran, list[EngineOutput]]:
     """Run a step whose draws give these tokens, the last of them for all further draws."""
-    batch = scheduler.schedule()
-    given = [*tokens, *[tokens[-1] if tokens else A] * len(batch.draws)][: len(batch.draws)]
+    scheduled = scheduler.schedule()
+    count = len(scheduled.draws)
+    given = [*tokens, *[tokens[-1] if tokens else A] * count][:count]
     sampled = [None if token is None else Sampled(token, -0.5) for token in given]
-    return batch, scheduler.update(sampled)
+    return Ran(scheduled), scheduler.update(scheduled, StepResult(tuple(sampled)))
 
 
 def run_until_idle(scheduler: Scheduler) -> list[EngineOutput]:
@@ -143,7 +155,7 @@ def test_decoding_rows_stay_packed_whatever_leaves(make_scheduler) -> None:
     batch, _ = step(scheduler)
 
     assert batch.decode_ids == (A, C, B)
-    assert [op[:3] for op in batch.row_ops] == [("cut", 1, 1), ("move", 3, 1)]
+    assert [op[:3] for op in batch.rows.row_ops] == [("cut", 1, 1), ("move", 3, 1)]
 
 
 # Prefill
@@ -183,9 +195,10 @@ def test_a_step_scores_no_more_positions_than_a_chunk_has_and_others_go_on(make_
 
     steps = []
     while scheduler.has_work and len(steps) < 3:
-        batch = scheduler.schedule()
-        steps.append([chunk.num_logits for chunk in batch.chunks])
-        scheduler.update([Sampled(A, -0.5)] * len(batch.draws), [()] * len(batch.scores))
+        scheduled = scheduler.schedule()
+        steps.append([chunk.num_logits for chunk in scheduled.parts.chunks])
+        drawn, scores = (Sampled(A, -0.5),) * len(scheduled.draws), ((),) * len(scheduled.scores)
+        scheduler.update(scheduled, StepResult(drawn, scores))
 
     assert steps == [[4, 1], [4], [4]]  # the row of logits of a position has a whole vocabulary
 
@@ -245,7 +258,7 @@ def test_a_source_is_encoded_and_its_start_token_decoded_in_the_same_step(make_s
 
     batch, outputs = step(scheduler, A)
 
-    assert [(e.row, len(e.source_ids)) for e in batch.encodes] == [(0, 20)]
+    assert [(e.row, len(e.source_ids)) for e in batch.rows.encodes] == [(0, 20)]
     assert batch.decode_ids == (256,)
     assert tokens_of(outputs, 1) == [A]
 
@@ -257,7 +270,7 @@ def test_sources_count_their_tokens_and_one_over_the_whole_budget_still_runs(
     for key, length in ((1, 6), (2, 6), (3, 30)):
         scheduler.add(request(key, length=length))
 
-    encoded = [[len(e.source_ids) for e in step(scheduler)[0].encodes] for _ in range(3)]
+    encoded = [[len(ids) for ids in step(scheduler)[0].encodes] for _ in range(3)]
 
     assert encoded == [[6], [6], [30]]
 
@@ -278,7 +291,7 @@ def test_a_group_shares_its_prompt_and_forks_with_the_first_token(make_scheduler
         (0, 1, 3),
         (0, 2, 3),
     ]
-    assert [op.kind for op in second.row_ops] == ["copy", "copy"]
+    assert [op.kind for op in second.rows.row_ops] == ["copy", "copy"]
     assert second.decode_ids == (A, B, C)
     assert tokens_of(outputs, 1) == [A, B, C]
 
@@ -503,12 +516,12 @@ def test_four_tenants_of_very_unequal_demand_get_equal_shares_of_the_tokens(make
     made: dict[int, int] = {}
 
     for _ in range(600):
-        batch = scheduler.schedule()
+        scheduled = scheduler.schedule()
         drawn = []
-        for draw in batch.draws:
+        for draw in scheduled.draws:
             is_last = draw.position >= tenants[draw.seed][1]
             drawn.append(Sampled(EOS if is_last else A, -0.5))
-        for output in scheduler.update(drawn):
+        for output in scheduler.update(scheduled, StepResult(tuple(drawn))):
             if isinstance(output, TokenOutput):
                 made[output.key % 4] = made.get(output.key % 4, 0) + 1
 
@@ -564,7 +577,7 @@ def test_a_request_aborted_in_the_middle_of_its_prompt_frees_its_slot(make_sched
     scheduler.abort(1)
     batch, _ = step(scheduler)
 
-    assert [op.kind for op in batch.row_ops] == ["clear"]
+    assert [op.kind for op in batch.rows.row_ops] == ["clear"]
     assert batch.is_empty and scheduler.load().running == 0
 
 
@@ -657,7 +670,7 @@ def test_failing_all_tells_every_request_and_leaves_an_empty_scheduler(make_sche
 
     failed = [(o.key, str(o.error)) for o in outputs if isinstance(o, FailedOutput)]
     assert failed == [(key, f"request-{key} failed") for key in (1, 2, 3)]
-    assert step(scheduler)[0].chunks[0].row == 0
+    assert step(scheduler)[0].rows.chunks[0].row == 0
 
 
 # Accounting
@@ -742,9 +755,9 @@ def test_a_failed_step_wastes_what_all_its_requests_had_computed(make_scheduler)
     for key in (1, 2, 3):
         scheduler.add(request(key, length=4))
     step(scheduler)
-    scheduler.schedule()
+    failed = scheduler.schedule()
 
     scheduler.fail_all(EngineFailure)
-    scheduler.count_padding(7)
+    scheduler.update(failed, StepResult((None,) * len(failed.draws), num_padding=7))
 
     assert scheduler.load().wasted == WastedWork(failed_tokens=2 * 5, padding_tokens=7)

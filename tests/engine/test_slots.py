@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.requests.request import SamplingParams
+from engine.sampling.stop_rule import StopRule
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
 from engine.slots.batch import RowOp
 from engine.slots.table import KeptPrefix, SlotTable
 
 NUM_SLOTS = 5
-REQUEST = Request(TokenRequest(0, "r", (), SamplingParams(), 0, 0.0), ())
+RULE = StopRule(SamplingParams(), frozenset(), 1)
+REQUEST = Request(TokenRequest(0, "r", (), SamplingParams(), 0, 0.0), RULE)
 
 
 class SlotMachine(RuleBasedStateMachine):
@@ -38,8 +40,8 @@ class SlotMachine(RuleBasedStateMachine):
         self.table.take(sequence)
         self._make_room()
         self._replay()
-        assert self.rows[sequence.row] == []
-        self.rows[sequence.row] = list(sequence.tokens)
+        assert self.rows[self.table.row_of(sequence)] == []
+        self.rows[self.table.row_of(sequence)] = list(sequence.tokens)
         self.filling.append(sequence)
 
     @precondition(lambda self: 0 < len(self.live) < NUM_SLOTS)
@@ -67,8 +69,8 @@ class SlotMachine(RuleBasedStateMachine):
 
         self._make_room()
         self._replay()
-        assert self.rows[sequence.row] == expected
-        self.rows[sequence.row] = list(sequence.tokens)
+        assert self.rows[self.table.row_of(sequence)] == expected
+        self.rows[self.table.row_of(sequence)] = list(sequence.tokens)
         self.filling.append(sequence)
 
     @precondition(lambda self: self.filling)
@@ -84,7 +86,7 @@ class SlotMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.live))
         self._replay()
-        row, is_finite = sequence.row, data.draw(st.booleans())
+        row, is_finite = self.table.row_of(sequence), data.draw(st.booleans())
         self.table.release(sequence, is_finite=is_finite)
         assert self.table._ops[0] == RowOp("cut" if is_finite else "clear", row, row)
         self._forget(sequence)
@@ -110,23 +112,26 @@ class SlotMachine(RuleBasedStateMachine):
     def step(self) -> None:
         self._replay()
         owners = [*self.live, *self.table.kept]
-        assert all(self.rows[owner.row] == owner.tokens for owner in owners)
+        assert all(self.rows[self._row(owner)] == owner.tokens for owner in owners)
         assert sum(row == [] for row in self.rows) == NUM_SLOTS - len(owners)
 
     @invariant()
     def decoding_rows_come_first(self) -> None:
-        rows = [sequence.row for sequence in self.table.decoding]
+        rows = [self.table.row_of(sequence) for sequence in self.table.decoding]
         assert rows == list(range(len(self.decoding)))
         assert set(self.table.decoding) == self.decoding
 
     @invariant()
     def no_two_share_a_row(self) -> None:
-        rows = [owner.row for owner in (*self.live, *self.table.kept)]
+        rows = [self._row(owner) for owner in (*self.live, *self.table.kept)]
         assert len(set(rows)) == len(rows)
 
     @invariant()
     def the_least_recently_used_beginnings_are_given_away_first(self) -> None:
         assert [(kept.tenant, kept.tokens) for kept in self.table.kept] == self.kept
+
+    def _row(self, owner: Sequence | KeptPrefix) -> int | None:
+        return owner.row if isinstance(owner, KeptPrefix) else self.table.row_of(owner)
 
     def _new(self, beginning: int) -> Sequence:
         self.count += 1
@@ -138,7 +143,7 @@ class SlotMachine(RuleBasedStateMachine):
             self.kept.pop(0)
 
     def _forget(self, sequence: Sequence) -> None:
-        assert sequence.row is None
+        assert self.table.row_of(sequence) is None
         self.decoding.discard(sequence)
         if sequence in self.filling:
             self.filling.remove(sequence)

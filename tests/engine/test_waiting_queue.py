@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.requests.request import SamplingParams
+from engine.sampling.stop_rule import StopRule
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
 from engine.scheduling.waiting_queue import WaitingQueue
+
+RULE = StopRule(SamplingParams(), frozenset(), 1)
 
 
 def request(
@@ -20,7 +23,7 @@ def request(
     source = TokenRequest(
         key, f"r-{key}", (), SamplingParams(), 0, 0.0, priority=priority, tenant=tenant
     )
-    made = Request(source, (), max_cost=cost)
+    made = Request(source, RULE, max_cost=cost)
     made.sequences = [Sequence(made, index, []) for index in range(size)]
     return made
 

@@ -169,6 +169,6 @@ async def come_to_rest(engine: AsyncEngine) -> None:
 
 
 def assert_is_finite(engine: AsyncEngine) -> None:
-    cache = engine._core._runner.cache
+    cache = engine._core._runner.model.cache
     assert np.isfinite(cache.rows.memory).all()
     assert cache.sources is None or np.isfinite(cache.sources.memory).all()

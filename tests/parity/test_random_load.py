@@ -190,7 +190,7 @@ class Watch:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine, self.core = engine, engine._core
-        self.scheduler, self.runner = self.core.scheduler, self.core._runner
+        self.scheduler, self.runner = self.core.scheduler, self.core._runner.model
         self.num_steps = 0
         self.is_in_step = False
         self.closed_in: dict[int, int] = {}  # requests without a reader: the step in flight then
@@ -292,7 +292,7 @@ def assert_nothing_is_left(watch: Watch) -> None:
     load, cache = watch.engine.load(), watch.runner.cache
     assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (0, 0, 0, 0.0)
     assert not watch.engine._streams
-    slots, sources = watch.scheduler._slots, watch.scheduler._sources
+    slots, sources = watch.scheduler._cache._table, watch.scheduler._cache._sources
     assert slots.num_decoding == 0
     kept = {prefix.row: len(prefix.tokens) for prefix in slots.kept}
     assert {row for row, owner in enumerate(slots._owners) if owner is not None} == set(kept)

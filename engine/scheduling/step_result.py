@@ -1,0 +1,24 @@
+"""What a step has brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.requests.events import PositionLogprobs
+from engine.sampling.draws import Choice
+from engine.sampling.logits import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What was chosen behind the logits of a step; its own, whatever runs next.
+
+    A choice or score of None: there is none, and its request fails.
+    """
+
+    choices: tuple[Choice, ...] = ()  # one for each of Step.draws
+    scores: tuple[tuple[PositionLogprobs, ...] | None, ...] = ()  # one for each of Step.scores
+    alignment: Floats | None = None  # [Parts.aligned, longest source], if any
+    num_padding: int = 0  # tokens computed for nobody
+    model_seconds: float = 0.0
+    sampling_seconds: float = 0.0

@@ -1,0 +1,61 @@
+"""Runs whole steps on slots: what the model gives, and what is chosen behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+
+from engine.sampling.logits import Floats, StepLogits
+from engine.sampling.sampler import Sampler
+from engine.scheduling.step import Step
+from engine.scheduling.step_result import StepResult
+from engine.slots.batch import ScheduledBatch
+from engine.slots.runner import ModelRunner
+
+
+class SlotStepRunner:
+    """A StepRunner for the places of a SlotKVCache; a step is computed when it is submitted."""
+
+    def __init__(self, model: ModelRunner, sampler: Sampler) -> None:
+        self.model = model
+        self._sampler = sampler
+        self._results: deque[StepResult] = deque()
+        self._num_padding = 0  # of the model, when it was asked last
+
+    def submit(self, step: Step) -> None:
+        """Run a step, see StepRunner."""
+        batch = step.places
+        assert isinstance(batch, ScheduledBatch)
+        started = perf_counter()
+        logits = self.model.run(batch)
+        computed = perf_counter()
+        choices = self._sampler.sample(logits, step.draws)
+        scores = [self._sampler.score(logits, draw) for draw in step.scores]
+        self._results.append(
+            StepResult(
+                tuple(choices),
+                tuple(scores),
+                _alignment(logits),
+                self._new_padding(),
+                model_seconds=computed - started,
+                sampling_seconds=perf_counter() - computed,
+            )
+        )
+
+    def collect(self) -> StepResult:
+        """Return what the earliest step has brought, see StepRunner."""
+        return self._results.popleft()
+
+    def reset(self) -> None:
+        """Forget all sequences and steps, see StepRunner."""
+        self._results.clear()
+        self.model.reset()
+
+    def _new_padding(self) -> int:
+        before, self._num_padding = self._num_padding, self.model.num_padding
+        return self._num_padding - before
+
+
+def _alignment(logits: StepLogits) -> Floats | None:
+    """Return the attention as an array that the next step does not overwrite."""
+    return None if logits.alignment is None else logits.alignment.copy()
