@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.requests.events import FinishReason, PositionLogprobs
 from engine.requests.request import LogitControls, SamplingParams
-from engine.requests.text import Detokenizer as IncrementalDetokenizer
+from engine.requests.text import Detokenizer
 from engine.sampling.draws import Candidate
 from engine.sampling.stop_rule import End, StopRule
 
@@ -62,7 +62,7 @@ class BeamSearch:
         *,
         eos_ids: frozenset[int],
         max_new_tokens: int,
-        text: IncrementalDetokenizer | None = None,
+        text: Detokenizer | None = None,
     ) -> None:
         """`max_new_tokens` is what the request and the context allow, at least 1.
 
@@ -108,7 +108,7 @@ class BeamSearch:
         assert self._running, "the search is over"
         self._num_steps += 1
         running: list[_Beam | None] = []
-        texts: list[IncrementalDetokenizer | None] = []
+        texts: list[Detokenizer | None] = []
         num_finished = 0
         for rank, candidate in enumerate(candidates):
             if len(running) == self._params.beam_width or candidate.score == -math.inf:
@@ -153,7 +153,7 @@ class BeamSearch:
         before = parent.sum_logprob if parent else 0.0
         return _Beam(candidate, parent, before + candidate.logprob)
 
-    def _text_with(self, candidate: Candidate) -> IncrementalDetokenizer | None:
+    def _text_with(self, candidate: Candidate) -> Detokenizer | None:
         before = self._texts[candidate.beam]
         if before is None:
             return None

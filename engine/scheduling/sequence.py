@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.requests.events import Timing
 from engine.requests.request import SamplingParams
-from engine.requests.text import Detokenizer as IncrementalDetokenizer
+from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
 from engine.sampling.stop_rule import StopRule
@@ -28,7 +28,7 @@ class TokenRequest:
     tenant: str = ""
     matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
-    text: IncrementalDetokenizer | None = None  # where a beam search finds its stop strings
+    text: Detokenizer | None = None  # where a beam search finds its stop strings
 
 
 @dataclass(slots=True, eq=False)
