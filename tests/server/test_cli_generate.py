@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tokenweir import PositionLogprobs, StreamOptions, TokenLogprob
+from tokenweir import PositionLogprobs, TokenLogprob
 
-from server.cli.app import cli, run
+from server.cli.app import run
 from server.cli.tables import print_table
 from server.cli.token_tables import prompt_table
 from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
@@ -94,11 +94,6 @@ def test_brackets_in_tokens_are_no_markup(capsys: pytest.CaptureFixture[str]) ->
     print_table(prompt_table([PositionLogprobs(token, (token,))]))
 
     assert capsys.readouterr().out.count("[red]x[/]") == 2
-
-
-@pytest.mark.parametrize("name", sorted({*StreamOptions.__annotations__} - {"stop_strings"}))
-def test_generate_has_every_option_of_the_client_but_a_second_name(name: str) -> None:
-    assert name in {parameter.name for parameter in cli.commands["generate"].params}
 
 
 @pytest.mark.parametrize(

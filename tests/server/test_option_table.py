@@ -1,0 +1,151 @@
+"""An option of a generation, in one table: as the client, the command line and the engine know it.
+
+They are three lists, for each is typed, explained and checked where it is read; here it is seen
+that they are the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from tokenweir import CallOptions, StreamOptions
+from tokenweir._requests import stream_request
+from tokenweir.v1 import common_pb2
+
+from engine.requests.request import (
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    LogitControls,
+    SamplingParams,
+)
+from server.cli.app import cli
+from server.cli.generation_options import client_options
+from server.worker.params import sampling_params
+
+
+class Option(NamedTuple):
+    """An option with a value that is not its default, everywhere it is known."""
+
+    name: str  # of the client
+    value: Any
+    typed: str  # on the command line; "{}" is a file that holds the value
+    path: str  # of the engine's field; those outside SamplingParams are read by the service
+    engine: Any = None  # its value there, where it is not the client's
+    beside: str = ""  # what it is an option of
+
+
+OPTIONS = (
+    Option("strategy", "sampling", "--strategy sampling", "strategy"),
+    Option("temperature", 0.5, "--temperature 0.5", "temperature"),
+    Option("top_k", 40, "--top-k 40", "top_k"),
+    Option("top_p", 0.5, "--top-p 0.5", "top_p"),
+    Option("min_p", 0.25, "--min-p 0.25", "min_p"),
+    Option("typical_p", 0.5, "--typical-p 0.5", "typical_p"),
+    Option("seed", 7, "--seed 7", "seed"),
+    Option("best_of", 4, "--best-of 4", "best_of"),
+    Option("beam", 3, "--beam 3", "beam_width"),
+    Option("length_penalty", 0.5, "--length-penalty 0.5", "length_penalty", beside="beam"),
+    Option("early_stop", False, "--no-early-stop", "early_stop", beside="beam"),
+    Option("num_outputs", 2, "--num-outputs 2", "num_outputs"),
+    Option("repetition_penalty", 1.5, "--repetition-penalty 1.5", "controls.repetition_penalty"),
+    Option("frequency_penalty", 0.5, "--frequency-penalty 0.5", "controls.frequency_penalty"),
+    Option("presence_penalty", 0.5, "--presence-penalty 0.5", "controls.presence_penalty"),
+    Option("no_repeat_ngram", 3, "--no-repeat-ngram 3", "controls.no_repeat_ngram"),
+    Option("logit_bias", {5: -1.5}, "--logit-bias 5=-1.5", "controls.logit_bias", ((5, -1.5),)),
+    Option("banned_tokens", (8, 9), "--ban 8 --ban 9", "controls.banned_tokens"),
+    Option("json_schema", "{}", "--json-schema {}", "constraint.json_schema", ("{}",)),
+    Option("regex", "a+", "--regex a+", "constraint.regex", ("a+",)),
+    Option("grammar", "start: A", "--grammar {}", "constraint.grammar", ("start: A",)),
+    Option("choice", ("a", "b"), "--choice a --choice b", "constraint.choice"),
+    Option("target_prefix", "20", "--prefix 20", "request.target_prefix"),
+    Option("max_new_tokens", 5, "--max-new-tokens 5", "max_new_tokens"),
+    Option("min_new_tokens", 2, "--min-new-tokens 2", "min_new_tokens"),
+    Option("stop", ("a", "b"), "--stop a --stop b", "stop_strings"),
+    Option("stop_token_ids", (3,), "--stop-token 3", "stop_token_ids"),
+    Option("include_stop", True, "--include-stop", "include_stop"),
+    Option("ignore_eos", True, "--ignore-eos", "ignore_eos"),
+    Option("logprobs", 0, "--logprobs 0", "logprobs"),
+    Option("prompt_logprobs", 2, "--prompt-logprobs 2", "prompt_logprobs"),
+    Option("alignment", True, "--alignment", "alignment"),
+    Option("allow_partial", True, "--allow-partial", "allow_partial"),
+    Option("priority", -2, "--priority -2", "request.priority"),
+    Option("tenant", "team", "--tenant team", "request.tenant"),
+    Option("batch_invariant", True, "--batch-invariant", "call.determinism"),
+    Option("tokens_per_message", 4, "--tokens-per-message 4", "call.tokens_per_message"),
+)
+SECOND_NAMES = {"stop_strings"}  # of `stop`, in Python
+by_name = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+
+
+def test_the_table_has_every_option_of_the_client() -> None:
+    names = {*StreamOptions.__annotations__} - {*CallOptions.__annotations__} - SECOND_NAMES
+
+    assert [option.name for option in OPTIONS] == list(dict.fromkeys(o.name for o in OPTIONS))
+    assert {option.name for option in OPTIONS} == names
+
+
+def test_the_table_has_every_field_of_the_engine() -> None:
+    request = {"target_prefix", "priority", "tenant"}
+    of_the_call = {"request_id", "prompt", "params", "deadline", "input_path"}
+    expected = {
+        *({field.name for field in fields(SamplingParams)} - {"controls", "constraint"}),
+        *(f"controls.{field.name}" for field in fields(LogitControls)),
+        *(f"constraint.{kind}" for kind in get_args(ConstraintKind)),
+        *(f"request.{name}" for name in request),
+    }
+
+    assert {field.name for field in fields(GenerationRequest)} == request | of_the_call
+    assert {o.path for o in OPTIONS if not o.path.startswith("call.")} == expected
+
+
+@by_name
+def test_the_command_line_types_it_as_the_client_takes_it(option: Option, tmp_path: Path) -> None:
+    file = tmp_path / "value"
+    file.write_text(str(option.value))
+    words = option.typed.replace("{}", str(file)).split()
+    command = cli.commands["generate"]
+
+    typed = command.make_context("generate", ["--model", "m", "text", *words]).params
+    for name in ("model", "texts", "as_json", "timeout", "server"):
+        del typed[name]
+
+    assert client_options(typed) == {option.name: option.value}
+
+
+@by_name
+def test_what_the_client_takes_reaches_its_field(option: Option) -> None:
+    beside = {"beam": 2} if option.beside == "beam" else {}
+
+    message = stream_request("m", "prompt", {option.name: option.value, **beside})  # type: ignore[misc]
+    request = message.request
+    room, _, name = option.path.rpartition(".")
+    params = sampling_params(request)
+    found: object
+    match room:
+        case "":
+            found = getattr(params, name)
+            assert found != getattr(SamplingParams(), name)
+        case "controls":
+            found = getattr(params.controls, name)
+        case "constraint":
+            assert params.constraint is not None
+            assert params.constraint == Constraint(name, params.constraint.values)  # type: ignore[arg-type]
+            found = params.constraint.values
+        case "request":
+            found = {
+                "target_prefix": request.inputs[0].prefix_text,
+                "priority": request.scheduling.priority,
+                "tenant": request.scheduling.tenant,
+            }[name]
+        case "call":
+            invariant = common_pb2.DETERMINISM_BATCH_INVARIANT
+            found = {
+                "determinism": request.scheduling.determinism == invariant,
+                "tokens_per_message": message.tokens_per_message,
+            }[name]
+
+    assert found == (option.value if option.engine is None else option.engine)
