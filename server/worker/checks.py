@@ -23,7 +23,11 @@ def check_count(path: str, count: int, limits: RequestLimits) -> None:
         raise_if_any([FieldViolation(path, what)])
 
 
-def check_sizes(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
+def check_sizes(
+    request: generation_service_pb2.GenerateRequest,
+    contract: GenerationContract,
+    limits: RequestLimits,
+) -> None:
     """Raise InvalidRequest for lists that are too long, before anybody looks at what is in them."""
     check_count("inputs", len(request.inputs), limits)
     controls, stopping = request.decoding.controls, request.stopping
@@ -42,6 +46,7 @@ def check_sizes(request: generation_service_pb2.GenerateRequest, limits: Request
             if len(values) > most
         ]
     )
+    check_num_ids(request.inputs, contract)
 
 
 def check_num_ids(

@@ -44,8 +44,7 @@ def generation_requests(
     """
     assert manifest.generation is not None
     # Counted before any of them is looked at: a mebibyte has room for half a million.
-    check_sizes(request, limits)
-    check_num_ids(request.inputs, manifest.generation)
+    check_sizes(request, manifest.generation, limits)
     check_generation(request, capabilities)
     params = sampling_params(request)
     raise_if_any(wrong_fields(request, params, manifest.generation, limits))
