@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from engine.errors import CertificateError
@@ -41,8 +42,9 @@ class Half(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """Numbers [N, V] and differences to the eager model's in float64."""
+    """Numbers [N, V] and differences to the eager model's in float64; `ids` of what is in V."""
 
+    ids: NDArray[np.int64]
     exported: Floats
     eager: Floats
     ours: Floats
@@ -80,7 +82,7 @@ class HalfComparison:
         ours, theirs = np.abs(exported - eager), np.abs(eager_half - eager)
         self._refuse_no_number(ours, place)
         self._count(ours, theirs, eager.std(axis=1))
-        self._take("logits", _Case(exported, eager, ours, theirs, place))
+        self._take("logits", _Case(np.flatnonzero(written), exported, eager, ours, theirs, place))
 
     def values(
         self, exported: Floats, eager: Floats, eager_half: Floats, place: Callable[[int], str]
@@ -89,7 +91,8 @@ class HalfComparison:
         eager = eager.astype(np.float64)
         ours, theirs = np.abs(exported - eager), np.abs(eager_half - eager)
         self._refuse_no_number(ours, place)
-        self._take("values", _Case(exported, eager, ours, theirs, place))
+        ids = np.arange(eager.shape[1])
+        self._take("values", _Case(ids, exported, eager, ours, theirs, place))
 
     def result(self) -> HalfPrecision:
         """Judge the small cases, and return what was found."""
@@ -178,9 +181,10 @@ class HalfComparison:
         wrong = decided & (exported.argmax(axis=1) != eager.argmax(axis=1))
         if wrong.any():
             i = int(wrong.argmax())
+            ours, theirs = (case.ids[logits[i].argmax()] for logits in (exported, eager))
             raise CertificateError(
-                f"{case.place(i)}: the exported model's best entry is {exported[i].argmax()}, the "
-                f"eager model's {eager[i].argmax()}, by more than {self._type} can turn"
+                f"{case.place(i)}: the exported model's best entry is {ours}, the eager model's "
+                f"{theirs}, by more than {self._type} can turn"
             )
         self._decided += int(decided.sum())
 

@@ -302,6 +302,15 @@ def test_a_token_that_the_type_cannot_turn_must_be_equal() -> None:
         found.result()
 
 
+def test_a_wrong_token_is_told_by_its_id_where_others_are_never_written() -> None:
+    eager = np.tile([3.0, -1e30, 1.0, *np.zeros(997)], (2, 1))
+    turned = eager.copy()
+    turned[0, [0, 2]] = [1.9, 2.0]
+
+    with pytest.raises(CertificateError, match="^0: .* best entry is 2, the eager model's 0"):
+        HalfComparison().case(turned, eager, eager + 0.2, str)
+
+
 @pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
 def test_fused_nodes_give_what_their_parts_give(
     options: dict[str, object], make_checkpoint: MakeCheckpoint, tmp_path: Path
