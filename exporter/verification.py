@@ -177,10 +177,11 @@ def _judge(package: Package, found: Certificate) -> Iterator[str]:
 
 def _way_out(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
     release = stored.get("tokenweir", "none")
-    if release != here["tokenweir"]:
+    installed = here.get("tokenweir", release)  # none is told among all else that differs
+    if release != installed:
         return (
             f"it was edited, or tokenweir {shortened(release)} tried other cases than "
-            f"{here['tokenweir']} does; export it again with this release, or verify it with "
+            f"{installed} does; export it again with this release, or verify it with "
             "that one"
         )
     return (

@@ -101,6 +101,18 @@ def test_certificate_that_is_not_found_is_refused(
 
 
 @pytest.mark.usefixtures("compared")
+def test_certificate_that_is_not_found_is_refused_where_the_release_is_not_installed(
+    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {name: what for name, what in read_toolchain().items() if name != "tokenweir"}
+    monkeypatch.setattr(verification, "read_toolchain", lambda: here)
+    _edit(package, lambda m: m["certificate"].update(cases=1))
+
+    with pytest.raises(CertificateError, match=r"it was edited, or .* \(here none\)"):
+        verify_package(package, checkpoint)
+
+
+@pytest.mark.usefixtures("compared")
 def test_certificate_of_a_machine_that_rounds_otherwise_is_found_again(
     package: Path, checkpoint: Path
 ) -> None:
