@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
@@ -209,8 +210,9 @@ def verify(
     from engine.package.package import read_manifest
 
     manifest = read_manifest(package)
-    if device is None and (max_num_seqs or decode_buckets):
-        raise click.UsageError("--max-num-seqs and --decode-buckets go with --device cuda")
+    if device is None and (given := list(_given_for_device())):
+        verb = "goes" if len(given) == 1 else "go"
+        raise click.UsageError(f"{' and '.join(given)} {verb} with --device cuda")
     if text and (device or manifest.certificate.loss is None):
         what = "is compared on a GPU without it" if device else "loses nothing"
         raise click.UsageError(f"{package} {what}; leave out --text")
@@ -226,6 +228,13 @@ def verify(
         decode_buckets=decode_buckets,
     )
     verify_device_with_progress(package, checkpoint, config)
+
+
+def _given_for_device() -> Iterator[str]:
+    context = click.get_current_context()
+    for name in ("max_num_seqs", "decode_buckets", "gpu_memory_utilization"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            yield f"--{name.replace('_', '-')}"
 
 
 def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:

@@ -58,6 +58,27 @@ def test_a_package_is_verified_as_it_is_served_and_then_served(
     assert done == [[str(package), str(tmp_path), *verified], "served"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gpu-memory-utilization", "0.9"),
+        ("--decode-buckets", "1,8"),
+        ("--max-num-seqs", "4"),
+        ("--max-num-seqs", "4", "--gpu-memory-utilization", "0.5"),
+    ],
+)
+def test_options_of_a_device_are_refused_where_none_is_asked_for(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = for_cuda(tmp_path / "p")
+
+    assert run(["verify", str(package), str(tmp_path), *options]) == 2
+
+    *_, line = capsys.readouterr().err.splitlines()
+    names = " and ".join(options[::2])
+    assert line.endswith(f"{names} {'go' if len(options) > 2 else 'goes'} with --device cuda")
+
+
 def test_one_package_is_verified_at_a_time(done: list[Any], tmp_path: Path) -> None:
     package = str(for_cuda(tmp_path / "p"))
 
