@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from engine.package.manifest import Certificate, DeviceCertificate, Loss, Manifest
     from loadtest.benchmark.memory import Memory
-    from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult
+    from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, DecodeStep
 
 _PIPE_WIDTH = 120
 _LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # of a table of measurements, with borders
@@ -159,11 +159,15 @@ def _measured(result: ConcurrencyResult) -> Iterator[tuple[str, str]]:
     step = result.decode_step
     yield "decode step", "-" if step is None else f"{step.total * 1000:.2f} ms"
     for name in ("model", "sampling", "scheduling", "rest"):
-        share = "-" if step is None else f"{getattr(step, name) / step.total:.1%}"
-        yield f"  {name}", share
+        yield f"  {name}", "-" if step is None else _share(step, name)
     yield "cache in use", _megabytes(result.cache_bytes)
     yield "memory", _megabytes(result.memory.resident)
     yield "memory, peak", _megabytes(result.memory.peak)
+
+
+def _share(step: DecodeStep, name: str) -> str:
+    """Return the share of a step; none can be told where noise has made it less than its parts."""
+    return "unclear" if step.rest < 0 else f"{getattr(step, name) / step.total:.1%}"
 
 
 def _loading(report: BenchmarkReport) -> str:

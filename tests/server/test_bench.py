@@ -18,6 +18,7 @@ from engine.package.package import read_manifest
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
+from loadtest.benchmark.report import DecodeStep
 from server.cli.app import run
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
@@ -122,6 +123,21 @@ def test_no_value_is_cut_however_narrow_the_terminal(
     cells = [line.strip("│ ").split("│") for line in out.splitlines() if line.startswith("│")]
     rates = [value for name, *values in cells if name.strip() == "tokens/s" for value in values]
     assert len([float(rate) for rate in rates]) == 6
+
+
+def test_what_is_below_the_noise_of_a_measurement_has_no_share(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole step is a difference of two rounds, its parts were measured in it."""
+    step = DecodeStep(100e-6, 150e-6, 5e-6, 2e-6, -57e-6)
+    monkeypatch.setattr("loadtest.benchmark.report._decode_step", lambda _: step)
+
+    assert bench(package, "--concurrency", "1", "--rounds", "1", "--new-tokens", "2") == 0
+
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    cells = dict(re.split(r" *│ *", line) for line in lines if line.count("│") == 1)
+    assert cells["decode step"] == "0.10 ms"
+    assert (cells["model"], cells["rest"]) == ("unclear", "unclear")
 
 
 def test_one_new_token_has_no_decode_step(
