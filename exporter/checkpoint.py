@@ -118,7 +118,7 @@ def read_config(directory: Path) -> CheckpointConfig:
     """Return the `config.json` of a checkpoint."""
     if not directory.is_dir():
         raise CheckpointError(
-            f"{directory} is no directory; give the one that `tokenweir train --out` wrote"
+            f"{directory} is not a directory; give the one that `tokenweir train --out` wrote"
         )
     path = directory / CONFIG_NAME
     if not path.is_file():

@@ -145,7 +145,7 @@ def _link(path: Path) -> PackageError:
 
 
 def _no_file(path: Path) -> PackageError:
-    return PackageError(f"{path} is no file; a package holds plain files, export it again")
+    return PackageError(f"{path} is not a file; a package holds plain files, export it again")
 
 
 def _stamp(found: os.stat_result) -> Stamp:

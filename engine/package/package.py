@@ -124,7 +124,7 @@ def _open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
     """Return the package's directory and the bytes of its manifest."""
     given = Path(path)
     if not given.is_dir():
-        raise PackageError(f"{given} is no directory; give the one `tokenweir export` wrote")
+        raise PackageError(f"{given} is not a directory; give the one `tokenweir export` wrote")
     with _readable(path):
         directory = given.resolve()  # what is checked is what is loaded, wherever a link points
         return directory, _read_manifest(directory)

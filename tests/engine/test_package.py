@@ -138,7 +138,7 @@ def test_pipe_in_place_of_a_file_is_refused_at_once(package: Path) -> None:
         (package / name).unlink()
         os.mkfifo(package / name)
 
-        assert f"{name} is no file" in _refusal(package)
+        assert f"{name} is not a file" in _refusal(package)
 
 
 def _rewrite(path: Path) -> None:
@@ -198,7 +198,7 @@ def test_missing_directory_and_plain_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     for path in (tmp_path / "nothing", tmp_path / "file"):
-        assert f"{path} is no directory" in _refusal(path)
+        assert f"{path} is not a directory" in _refusal(path)
 
 
 @pytest.mark.parametrize("name", ["decoder.onnx.data", "manifest.json"])
@@ -220,7 +220,7 @@ def test_link_to_nothing_and_directory_in_place_of_a_file_are_refused(package: P
 
     (package / "config.json").unlink()
     (package / "config.json").mkdir()
-    assert "config.json is no file" in _refusal(package)
+    assert "config.json is not a file" in _refusal(package)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named(saved: Path, name: str) -> None:
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere is no directory; give"):
+    with pytest.raises(CheckpointError, match=r"nowhere is not a directory; give"):
         load_checkpoint(tmp_path / "nowhere")
 
 

@@ -48,7 +48,7 @@ def test_host_that_is_not_ours_is_refused() -> None:
 
 
 def test_missing_package_is_refused_before_ray_starts() -> None:
-    with pytest.raises(PackageError, match="nowhere is no directory"):
+    with pytest.raises(PackageError, match="nowhere is not a directory"):
         serve_models(CONFIG, announce=lambda service: None)
 
 
