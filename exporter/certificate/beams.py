@@ -13,9 +13,8 @@ import numpy as np
 
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
-from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.driver import Replay, change, empty
 from exporter.certificate.generation_cases import Case
-from exporter.certificate.replay import Replay
 from exporter.certificate.sides import Eager, Sides
 from exporter.samples import SEED, Tokens, random_tokens
 
@@ -108,11 +107,10 @@ def _run_alone(sides: Sides, cases: Sequence[Case], tokens: Sequence[Tokens]) ->
 
 def _check_layout(sides: Sides, groups: Sequence[Sequence[_Beam]]) -> None:
     asked = sides.asked(align_every=1)
-    with exported_graphs():
-        leaders = Replay(sides.batch, [beams[0].case for beams in groups], asked)
-        sides.batch.cache.apply(_emptied(sides))
-        leaders.encode(leaders.places)
-        leaders.prefill(leaders.places)
+    leaders = Replay(sides.batch, [beams[0].case for beams in groups], asked)
+    empty(sides.batch, has_source=sides.contract.cross_cache is not None)
+    leaders.encode(leaders.places)
+    leaders.prefill(leaders.places)
     for group, beams in enumerate(groups):
         _check(sides, leaders, group, beams[0], 0, f"prompt {group + 1} of {len(groups)} in a step")
     # The leaders stay; behind them come the others, those of all groups in turn.
@@ -126,9 +124,8 @@ def _check_layout(sides: Sides, groups: Sequence[Sequence[_Beam]]) -> None:
     beams = [groups[group][number] for group, number in members]
     copies = [RowOp("copy", group, row) for row, (group, _) in enumerate(members) if row != group]
     replay = Replay(sides.batch, [b.case for b in beams], asked, [b.tokens for b in beams])
-    with exported_graphs():
-        sides.batch.cache.apply(copies)
-        replay.decode([group for group, _ in members])
+    change(sides.batch, copies)
+    replay.decode([group for group, _ in members])
     widths = ", ".join(str(len(beams)) for beams in groups)
     for i, (beam, (group, number)) in enumerate(zip(beams, members, strict=True)):
         how = f"beam {number + 1} of group {group + 1} in groups of {widths}"
@@ -138,9 +135,3 @@ def _check_layout(sides: Sides, groups: Sequence[Sequence[_Beam]]) -> None:
 def _check(sides: Sides, replay: Replay, i: int, beam: _Beam, first: int, how: str) -> None:
     if replay.num_seen(i):
         sides.compare_bits(replay.seen(i), beam.alone, beam.eager, first, beam.case, how)
-
-
-def _emptied(sides: Sides) -> list[RowOp]:
-    rows = range(sides.batch.num_slots)
-    kinds = ("cut", "cut_source") if sides.contract.cross_cache else ("cut",)
-    return [RowOp(kind, row, row) for kind in kinds for row in rows]  # type: ignore[arg-type]

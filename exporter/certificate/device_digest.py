@@ -28,13 +28,12 @@ from engine.package.manifest import EncodingContract, GenerationContract, Manife
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
 from engine.session import Session
-from engine.slots.runner import SlotModelRunner
 from exporter.certificate.cases import prefill_chunk
 from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.driver import Asked, Runner, generate
 from exporter.certificate.execution import Execution, OnCpu, OnDevice
 from exporter.certificate.generation_cases import Case, make_cases
 from exporter.certificate.one_pass_cases import draw_images, random_groups
-from exporter.certificate.replay import Asked, generate
 from exporter.samples import SEED
 
 _NUM_STEPS = 8
@@ -80,15 +79,13 @@ def find_elsewhere(package: Package, execution: Execution) -> Found:
     return Found(found["digest"], tuple(found["buckets"]))
 
 
-def _generated(runner: SlotModelRunner, contract: GenerationContract) -> Iterator[Array]:
+def _generated(runner: Runner, contract: GenerationContract) -> Iterator[Array]:
     cases = _chosen(make_cases(contract, (), 1, _NUM_STEPS))
     chunk = prefill_chunk(contract.cache.max_len)
     for num_top in _NUM_TOPS:
         asked = Asked(chunk, num_top, int(contract.alignment and num_top > 1))
         for first in range(0, len(cases), runner.num_slots):
-            runner.cache.lengths[:] = runner.cache.source_lengths[:] = 0
-            with exported_graphs():
-                found = generate(runner, cases[first : first + runner.num_slots], asked)
+            found = generate(runner, cases[first : first + runner.num_slots], asked)
             for seen in found:
                 yield from _arrays(seen)
 

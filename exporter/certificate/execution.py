@@ -16,6 +16,7 @@ from engine.slots.runner import SlotModelRunner
 from engine.slots.threads import decoder_threads
 from engine.slots.warm_up import warm_up
 from exporter.certificate.cases import MOST_ROWS
+from exporter.certificate.driver import Runner
 
 _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
 
@@ -23,9 +24,7 @@ _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for 
 class Execution(Protocol):
     """Loads graphs where they are to be run."""
 
-    def load_runners(
-        self, contract: GenerationContract, directory: Path
-    ) -> tuple[SlotModelRunner, SlotModelRunner]:
+    def load_runners(self, contract: GenerationContract, directory: Path) -> tuple[Runner, Runner]:
         """Load the graphs of a generating model: a runner for batches, and one for a row alone."""
 
     def load_session(self, directory: Path) -> Session:
@@ -88,7 +87,6 @@ class OnDevice:
         if self._runner is None:
             self._runner = load_runner(self.package, contract, self.config, self.device)
             warm_up(self._runner, contract, directory)
-        self._runner.reset()
         return self._runner, self._runner
 
     def load_session(self, directory: Path) -> Session:

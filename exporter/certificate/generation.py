@@ -29,9 +29,8 @@ from exporter.certificate.cases import (
     affordable_prompts,
     affordable_steps,
 )
-from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.driver import WHOLE, Asked, Place, Replay, change, empty
 from exporter.certificate.generation_cases import Case, make_cases
-from exporter.certificate.replay import WHOLE, Asked, Place, Replay
 from exporter.certificate.sides import Eager, Sides, chunks_of
 from exporter.certificate.sources import certify_sources
 from exporter.certificate.threads import certify_threads
@@ -190,11 +189,9 @@ class _Block:
         asked = sides.asked(align_every=1)
         replay = self._replay(members, asked)
         how = f"prompt beside {len(members) - 1} others, {chunks_of(sides.chunk)}"
-        with exported_graphs():
-            sides.batch.cache.lengths[:] = sides.batch.cache.source_lengths[:] = 0
-            if self._cases[0].source:
-                replay.encode(held)
-            replay.prefill(held, beside=[0])
+        empty(sides.batch, has_source=bool(self._cases[0].source))
+        replay.encode(held)
+        replay.prefill(held, beside=[0])
         self._check_bits(replay, members, how, from_start=True)
         for size in BATCH_SIZES:
             for first in range(0, len(members), size):
@@ -218,10 +215,9 @@ class _Block:
             if case.source:
                 ops.append(RowOp("copy_source", source.source_row, target.source_row))
             starts.append(length)
-        with exported_graphs():
-            sides.batch.cache.apply(ops)
-            replay.prefill(places, starts)
-            replay.decode()
+        change(sides.batch, ops)
+        replay.prefill(places, starts)
+        replay.decode()
         self._check_bits(replay, members, f"in a batch of {len(members)}", from_start=False)
 
     def _replay(self, members: Sequence[int], asked: Asked) -> Replay:

@@ -24,11 +24,11 @@ from engine.package.manifest import (
 from engine.session import create_session
 from exporter.certificate.cases import BATCH_SIZES, Progress
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
+from exporter.certificate.driver import generate
 from exporter.certificate.generation import affordable_cases
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.half_comparison import Half, HalfComparison
 from exporter.certificate.one_pass_cases import draw_images, random_groups
-from exporter.certificate.replay import generate
 from exporter.certificate.sides import Sides, chunks_of, step_of
 from exporter.graphs.target import DTYPES
 from exporter.samples import SEED, Tokens
@@ -53,9 +53,7 @@ def certify_half_generation(
         members = cases[first : first + size]
         alone = [sides.run_alone(case) for case in members]
         tokens = [_chosen(case, seen.top_ids) for case, seen in zip(members, alone, strict=True)]
-        sides.batch.cache.lengths[:] = sides.batch.cache.source_lengths[:] = 0
-        with exported_graphs():
-            together = generate(sides.batch, members, sides.asked(), tokens)
+        together = generate(sides.batch, members, sides.asked(), tokens)
         for i, (case, eager) in enumerate(zip(members, sides.eager(members, tokens), strict=True)):
             assert eager.rounded is not None, "it was asked for"
             beside = f"in a batch of {len(members)}"

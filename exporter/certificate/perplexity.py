@@ -15,10 +15,10 @@ import numpy as np
 from torch import nn
 
 from engine.package.manifest import GenerationContract
-from engine.slots.runner import SlotModelRunner
 from exporter.certificate.comparison import Floats, exported_graphs
+from exporter.certificate.driver import Asked, generate
 from exporter.certificate.eager import eager_logits
-from exporter.certificate.replay import Asked, generate
+from exporter.certificate.execution import load_for_cpu
 from exporter.certificate.scored_text import ScoredText
 from exporter.samples import Tokens
 
@@ -46,17 +46,12 @@ def measure_perplexity(
     text: ScoredText,
 ) -> Perplexity:
     """Measure both sides on a text."""
-    encoder = directory / "encoder.onnx" if contract.cross_cache else None
     exported = eager = 0.0
     with exported_graphs():
-        runner = SlotModelRunner.load(
-            contract, directory / "decoder.onnx", encoder, num_slots=BATCH_SIZE
-        )
+        runner = load_for_cpu(contract, directory, 0, BATCH_SIZE)
     for first in range(0, len(text), BATCH_SIZE):
-        runner.reset()
         cases, tokens = zip(*text[first : first + BATCH_SIZE], strict=True)
-        with exported_graphs():
-            found = [seen.all_logits for seen in generate(runner, cases, Asked(), tokens)]
+        found = [seen.all_logits for seen in generate(runner, cases, Asked(), tokens)]
         exported += _negative_log_likelihood(found, tokens)
         for case, given in zip(cases, tokens, strict=True):
             eager += _negative_log_likelihood(eager_logits(model, [case], [given]), [given])

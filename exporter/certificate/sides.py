@@ -7,25 +7,35 @@ from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from torch import nn
 
 from engine.errors import CertificateError
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
-from engine.slots.runner import SlotModelRunner
 from exporter.certificate.cases import NUM_TOPS, prefill_chunk
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
+from exporter.certificate.driver import (
+    WHOLE,
+    Asked,
+    Place,
+    Replay,
+    Runner,
+    change,
+    empty,
+    generate,
+    part_of,
+)
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import Execution, OnCpu, load_for_cpu
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.half_comparison import Half
-from exporter.certificate.replay import WHOLE, Asked, generate, part_of
-from exporter.samples import Tokens
+from exporter.samples import SEED, Tokens, random_tokens
 
 MOST_TOP = max(NUM_TOPS)
 
-_LEFT_BEHIND = 1e4  # in the first rows of a batch, before their first sequence
+_LEFT_BEHIND = 12  # tokens of a sequence that the first rows held before: some stay in memory
 _NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
 _EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
 _ON_CPU = OnCpu()
@@ -69,9 +79,9 @@ class Sides:
         with exported_graphs():
             self.batch, self.alone = execution.load_runners(contract, directory)
         self.num_rows = self.batch.num_slots
-        self.batch.cache.fill(_LEFT_BEHIND, min(_NUM_LEFT, self.batch.num_slots))
+        self._leave_behind()
 
-    def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
+    def load(self, num_threads: int, num_slots: int) -> Runner:
         """Load the graphs for a CPU, for so many threads."""
         return load_for_cpu(self.contract, self._directory, num_threads, num_slots)
 
@@ -88,11 +98,31 @@ class Sides:
         asked = Asked(
             self.chunk if chunk is None else chunk, MOST_TOP, int(self.contract.alignment)
         )
-        self.alone.cache.apply(ops)
-        with exported_graphs():
-            (seen,) = generate(self.alone, [case], asked, [tokens] if tokens else None)
+        change(self.alone, ops)
+        (seen,) = generate(self.alone, [case], asked, [tokens] if tokens else None)
         self._check_ids(seen, case)
         return seen
+
+    def _leave_behind(self) -> None:
+        """Let the first rows hold what an earlier sequence left there."""
+        contract, rng = self.contract, np.random.default_rng(SEED)
+        has_source = contract.cross_cache is not None
+        source = (
+            random_tokens(rng, contract.vocab_size, min(_LEFT_BEHIND, contract.cross_cache.max_len))
+            if contract.cross_cache
+            else ()
+        )
+        length = min(_LEFT_BEHIND, contract.cache.max_len)
+        before = Case(source, random_tokens(rng, contract.vocab_size, length), 1)
+        replay = Replay(self.batch, [before], Asked())
+        empty(self.batch, has_source=has_source)
+        replay.encode([Place(0, 0)])
+        replay.prefill([Place(0, 0)])
+        others = range(1, min(_NUM_LEFT, self.num_rows))
+        copies = [RowOp("copy", 0, row) for row in others]
+        copies += [RowOp("copy_source", 0, row) for row in others if has_source]
+        change(self.batch, copies)
+        empty(self.batch, has_source=has_source)
 
     def _check_ids(self, seen: StepLogits, case: Case) -> None:
         """Raise CertificateError for a token that the eager model does not know."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from engine.slots.batch import Encode, ScheduledBatch
-from engine.slots.runner import SlotModelRunner
+from engine.sampling.logits import StepLogits
 from exporter.certificate.cases import BATCH_SIZES, largest_batch
-from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.driver import Asked, Place, Replay, Runner, empty
+from exporter.certificate.generation_cases import Case
 from exporter.certificate.sides import Sides
 from exporter.samples import Tokens
 
@@ -28,12 +25,13 @@ def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
         by_length[len(source)].append(source)
     sizes = {1}
     for members in by_length.values():
-        alone = np.stack([_encoded(sides.alone, [source], 0)[0] for source in members])
+        alone = [_seen(sides, sides.alone, [source], 0)[0] for source in members]
         most = min(largest_batch(len(members[0])), sides.num_rows)
         for numbers in _groups(len(members), most):
             group = [members[i] for i in numbers]
-            found = _encoded(sides.batch, group, sides.batch.num_slots - len(group))
-            sides.comparison.bits(found, alone[numbers], _place(group))
+            found = _seen(sides, sides.batch, group, sides.num_rows - len(group))
+            for i, number in enumerate(numbers):
+                sides.comparison.step_bits(found[i], alone[number], _place(group, i))
             sizes.add(len(group))
     return sorted(sizes)
 
@@ -49,20 +47,20 @@ def _groups(count: int, most: int) -> Iterator[list[int]]:
             yield [i % count for i in range(size)]
 
 
-def _encoded(runner: SlotModelRunner, sources: Sequence[Tokens], first: int) -> NDArray[np.generic]:
-    """Encode sources in one step, into rows from `first` on; return their keys and values.
+def _seen(sides: Sides, runner: Runner, sources: Sequence[Tokens], first: int) -> list[StepLogits]:
+    """Encode sources in one step, into rows from `first` on; return what one token sees of each."""
+    start = sides.contract.decoder_start_token_id
+    assert start is not None, "an encoder-decoder has it"
+    cases = [Case(source, (start,), 1) for source in sources]
+    replay = Replay(runner, cases, Asked(align_every=int(sides.contract.alignment)))
+    empty(runner, has_source=True)
+    rows = range(first, first + len(sources))
+    replay.encode([Place(i, row) for i, row in enumerate(rows)])
+    replay.decode(rows)
+    return [replay.seen(i) for i in range(len(sources))]
 
-    One array of [number of sources, layers, 2, heads, source, head_dim].
-    """
-    encodes = tuple(Encode(first + i, source) for i, source in enumerate(sources))
-    with exported_graphs():
-        runner.run(ScheduledBatch((), encodes, (), (), ()))
-    memory, length = runner.cache.sources, len(sources[0])
-    assert memory is not None
-    return np.stack([memory.read(first + i, length) for i in range(len(sources))])
 
-
-def _place(group: Sequence[Tokens]) -> Callable[[int], str]:
-    return lambda i: (
+def _place(group: Sequence[Tokens], i: int) -> Callable[[int], str]:
+    return lambda _: (
         f"source of {len(group[0])} tokens, encoded as number {i + 1} of {len(group)} in one step"
     )

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.sampling.logits import StepLogits
-from engine.slots.runner import SlotModelRunner
 from engine.slots.threads import decoder_threads
 from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.driver import Asked, generate
 from exporter.certificate.generation_cases import Case
-from exporter.certificate.replay import Asked, Replay
 from exporter.certificate.sides import MOST_TOP, Sides
 from exporter.samples import SEED, random_tokens
 
@@ -21,7 +19,7 @@ _NUM_STEPS = 3
 
 
 def certify_threads(sides: Sides, num_heads: int) -> list[int]:
-    """Decode the end of the longest sequence on several numbers of threads; return which.
+    """Compute the longest sequence on several numbers of threads; return which.
 
     One, two, and as many as the engine takes of one more than the decoder has heads. Raises
     CertificateError at the first difference that the comparison refuses.
@@ -34,10 +32,10 @@ def certify_threads(sides: Sides, num_heads: int) -> list[int]:
     tried = sorted({decoder_threads(sides.contract, wanted) for wanted in (1, 2, num_heads + 1)})
     for num_threads in tried:
         with exported_graphs():
-            found = _decode_again(sides, case, tokens, num_threads)
-        first = case.num_logits - len(found.logits)
+            runner = sides.load(num_threads, 1)
+        (found,) = generate(runner, [case], Asked(sides.chunk, MOST_TOP), [tokens])
         how = f"alone on {num_threads} threads with {num_heads} heads"
-        sides.compare_bits(found, seen, eager, first, case, how)
+        sides.compare_bits(found, seen, eager, 0, case, how)
     return tried
 
 
@@ -54,22 +52,3 @@ def _longest_case(sides: Sides) -> Case:
     )
     prompt = (*start, *random_tokens(rng, contract.vocab_size, prompt_length - len(start)))
     return Case(source, prompt, limit - prompt_length + 1)
-
-
-def _decode_again(sides: Sides, case: Case, tokens: tuple[int, ...], threads: int) -> StepLogits:
-    """Decode a case that the runner for one has just run, from the end of its prompt on."""
-    runner = sides.load(threads, 1)
-    _copy_row(sides.alone, runner, case.num_computed(sides.chunk))
-    replay = Replay(runner, [case], Asked(sides.chunk, MOST_TOP), [tokens])
-    replay.decode()
-    return replay.seen(0)
-
-
-def _copy_row(source: SlotModelRunner, target: SlotModelRunner, length: int) -> None:
-    one, other = source.cache, target.cache
-    other.rows.write(0, one.rows.read(0, length))
-    other.lengths[0] = length
-    if one.sources is not None and other.sources is not None:
-        source_length = int(one.source_lengths[0])
-        other.sources.write(0, one.sources.read(0, source_length))
-        other.source_lengths[0] = source_length

@@ -1,5 +1,8 @@
 """Plays cases through the engine's runner, one ScheduledBatch after the other, as it serves them.
 
+Only `ModelRunner.run` is used: rows are emptied and copied by the operations of a step, and what
+they hold is seen by what they give.
+
 A case has a row of the cache and, of an encoder-decoder, a row of the sources. Its prompt comes in
 chunks, beside those of the other cases; then all cases decode together, one token a step. Tokens
 are taken from the k likeliest that the graph gives, as the engine does.
@@ -7,18 +10,36 @@ are taken from the k likeliest that the graph gives, as the engine does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from engine.sampling.logits import Floats, StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
-from engine.slots.runner import SlotModelRunner
+from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.generation_cases import Case
 from exporter.samples import Tokens
 
 WHOLE = 0  # in place of a chunk size: the prompt in one piece
+
+_NOTHING = ScheduledBatch((), (), (), (), ())
+
+
+class Runner(Protocol):
+    """Runs the graphs of a package, step by step."""
+
+    @property
+    def num_slots(self) -> int:
+        """The number of rows."""
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """The numbers of rows that a decode call may have; (): any number."""
+
+    def run(self, batch: ScheduledBatch) -> StepLogits:
+        """Run one step."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class Replay:
 
     def __init__(
         self,
-        runner: SlotModelRunner,
+        runner: Runner,
         cases: Sequence[Case],
         asked: Asked,
         tokens: Sequence[Tokens] | None = None,
@@ -70,14 +91,15 @@ class Replay:
         rows = {i: row for row, i in enumerate(self.order)}
         return [Place(rows[i], rows[i]) for i in range(len(self._cases))]
 
-    def encode(self, places: Sequence[Place], row_ops: Sequence[RowOp] = ()) -> None:
-        """Encode all sources in one step, after `row_ops`."""
+    def encode(self, places: Sequence[Place]) -> None:
+        """Encode all sources in one step."""
         found = {
             place.source_row: Encode(place.source_row, case.source)
             for place, case in zip(places, self._cases, strict=True)
             if case.source
         }
-        self._run(ScheduledBatch(tuple(row_ops), tuple(found.values()), (), (), ()), 0)
+        if found:
+            self._run(replace(_NOTHING, encodes=tuple(found.values())), 0)
 
     def prefill(
         self,
@@ -97,7 +119,9 @@ class Replay:
             members = [i for i, chunks in enumerate(left) if chunks]
             chunks = tuple(left[i].pop(0) for i in members)
             num_logits = len(beside) + sum(chunk.num_logits for chunk in chunks)
-            batch = ScheduledBatch((), (), chunks, tuple(beside), (), sources)
+            batch = replace(
+                _NOTHING, chunks=chunks, decode_ids=tuple(beside), decode_sources=sources
+            )
             step = self._run(batch, num_logits)
             first = len(beside)
             for i, chunk in zip(members, chunks, strict=True):
@@ -110,12 +134,9 @@ class Replay:
         sources = source_rows or [place.source_row for place in self.places]
         for number in range(max(self._num_decodes)):
             active = [i for i in order if self._num_decodes[i] > number]
-            batch = ScheduledBatch(
-                row_ops=(),
-                encodes=(),
-                chunks=(),
+            batch = replace(
+                _NOTHING,
                 decode_ids=tuple(self._next_token(i, number) for i in active),
-                draws=(),
                 decode_sources=tuple(sources[i] for i in active) if self._cases[0].source else (),
             )
             step = self._run(batch, len(active))
@@ -152,7 +173,8 @@ class Replay:
     def _run(self, batch: ScheduledBatch, num_logits: int) -> StepLogits:
         every = self._asked.align_every
         aligned = tuple(range(0, num_logits, every)) if every else ()
-        step = self._runner.run(replace(batch, num_top=self._asked.num_top, aligned=aligned))
+        with exported_graphs():
+            step = self._runner.run(replace(batch, num_top=self._asked.num_top, aligned=aligned))
         return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
 
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
@@ -160,19 +182,32 @@ class Replay:
             self._steps[i].append(_copied(part_of(step, slice(first, last))))
 
 
+def change(runner: Runner, ops: Iterable[RowOp]) -> None:
+    """Change rows, in a step that computes nothing."""
+    with exported_graphs():
+        runner.run(replace(_NOTHING, row_ops=tuple(ops)))
+
+
+def empty(runner: Runner, *, has_source: bool) -> None:
+    """Empty all rows; in memory they keep what the engine leaves there."""
+    rows = range(runner.num_slots)
+    ops = [RowOp("cut", row, row) for row in rows]
+    change(runner, ops + [RowOp("cut_source", row, row) for row in rows if has_source])
+
+
 def generate(
-    runner: SlotModelRunner,
+    runner: Runner,
     cases: Sequence[Case],
     asked: Asked,
     tokens: Sequence[Tokens] | None = None,
 ) -> list[StepLogits]:
-    """Run cases as one batch in the first rows, which are to be empty; return what each one gave.
+    """Empty all rows, and run cases as one batch in the first ones; return what each one gave.
 
     `num_logits` positions a case; the tokens are the likeliest ones, or those given.
     """
+    empty(runner, has_source=bool(cases[0].source))
     replay = Replay(runner, cases, asked, tokens)
-    if cases[0].source:
-        replay.encode(replay.places)
+    replay.encode(replay.places)
     replay.prefill(replay.places)
     replay.decode()
     return [replay.seen(i) for i in range(len(cases))]
