@@ -39,10 +39,7 @@ def make_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Li
 
 def make_final_norm(config: TransformerConfig) -> nn.Module:
     """Return the norm after the last layer, or Identity where the model has none."""
-    wanted = config.final_norm
-    if wanted is None:
-        wanted = config.norm_position == "first"
-    return make_norm(config) if wanted else nn.Identity()
+    return make_norm(config) if config.has_final_norm else nn.Identity()
 
 
 class PositionwiseFeedForward(nn.Module):

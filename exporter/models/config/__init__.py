@@ -1,0 +1,17 @@
+"""The configuration of a model: its options in groups, a file each."""
+
+from __future__ import annotations
+
+from exporter.models.config.image import ImageConfig
+from exporter.models.config.model import TransformerConfig
+from exporter.models.config.positions import RotaryScaling
+from exporter.models.config.sizes import Family, PositiveInt, Probability
+
+__all__ = [
+    "Family",
+    "ImageConfig",
+    "PositiveInt",
+    "Probability",
+    "RotaryScaling",
+    "TransformerConfig",
+]

@@ -1,0 +1,74 @@
+"""Options of attention (section 3.2 of Vaswani et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from exporter.models.config.sizes import WITH_DECODER, SizeOptions, Width
+
+
+class AttentionOptions(SizeOptions):
+    """Heads: how wide they are, and how they score."""
+
+    key_dim: Width | None = None  # of a head's keys and queries; None: d_model / num_heads
+    value_dim: Width | None = None  # of a head's values; None: d_model / num_heads
+    attention_bias: bool = True
+    attention_output: bool = True  # W_O; False: the values of a single head are the output
+    attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
+    attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values; each serves num_heads / kv_heads query heads."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_key_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.key_dim or self.d_model // self.num_heads
+
+    @property
+    def head_value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.value_dim or self.d_model // self.num_heads
+
+    @property
+    def attention_problems(self) -> list[str]:
+        """Say what of the heads does not go together."""
+        return [*self._width_problems(), *self._score_problems(), *self._group_problems()]
+
+    def _width_problems(self) -> list[str]:
+        found = []
+        if self.d_model % self.num_heads and (self.key_dim is None or self.value_dim is None):
+            found.append(
+                f"d_model ({self.d_model}) must be a multiple of num_heads ({self.num_heads}), "
+                "or key_dim and value_dim must be given"
+            )
+        is_one_head = self.num_heads == 1 and self.head_value_dim == self.d_model
+        if not self.attention_output and not is_one_head:
+            found.append(
+                "attention without an output projection needs one head with values as wide as the "
+                f"model, got num_heads {self.num_heads}, value_dim {self.head_value_dim} and "
+                f"d_model {self.d_model}"
+            )
+        return found
+
+    def _score_problems(self) -> list[str]:
+        is_plain = (self.attention_score, self.attention_normalizer) == ("dot", "softmax")
+        if is_plain or self.family not in WITH_DECODER:
+            return []
+        return ["additive scores and the relu normaliser are for encoder-only families"]
+
+    def _group_problems(self) -> list[str]:
+        found = []
+        if self.num_heads % self.kv_heads:
+            found.append(
+                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
+                f"({self.num_kv_heads})"
+            )
+        if self.kv_heads != self.num_heads and self.family != "gpt":
+            found.append(
+                f"num_kv_heads ({self.num_kv_heads}) below num_heads ({self.num_heads}) is for "
+                f"gpt, got {self.family}"
+            )
+        return found

@@ -1,0 +1,15 @@
+"""Options of the feed-forward layers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from exporter.models.config.sizes import SizeOptions
+
+
+class FeedForwardOptions(SizeOptions):
+    """What stands between the two products."""
+
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    gated_feed_forward: bool = False  # down(activation(gate(x)) * up(x)), Shazeer 2020
+    feed_forward_bias: bool = True

@@ -1,0 +1,84 @@
+"""All options of a model: one set of blocks, families by option."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from exporter.models.config.attention import AttentionOptions
+from exporter.models.config.dropout import DropoutOptions
+from exporter.models.config.feed_forward import FeedForwardOptions
+from exporter.models.config.image import ImageConfig
+from exporter.models.config.norm import NormOptions
+from exporter.models.config.positions import PositionOptions
+from exporter.models.config.sizes import TokenId, VocabSize
+from exporter.models.config.vocabulary import VocabularyOptions
+
+_ONE_PASS = ("bert", "labeller", "vit")
+
+
+class TransformerConfig(
+    PositionOptions,
+    VocabularyOptions,
+    DropoutOptions,
+    NormOptions,
+    FeedForwardOptions,
+    AttentionOptions,
+):
+    """Every option of every family; an option that a family does not use keeps its default.
+
+    On disk the groups stand one behind the other, the last of the bases first.
+    """
+
+    # Vocabulary
+    scale_embeddings: bool = True  # by sqrt(d_model), section 3.4
+    share_embeddings: bool = True  # source and target
+    tie_output: bool = True  # the output projection is the target embedding
+    output_bias: bool = False
+    embedding_norm: bool = False  # BERT
+    num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
+    pad_token_id: TokenId = 0
+    bos_token_id: TokenId | None = None  # also the first decoder token of an encoder-decoder
+    eos_token_id: TokenId | None = None
+
+    # Heads of one-pass families
+    labels: tuple[str, ...] = ()
+    image: ImageConfig | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        patches = (self.image.size // self.image.patch_size) ** 2 + 1 if self.image else 0
+        problems = [
+            *self.size_problems,
+            *self.vocabulary_problems,
+            *self._head_problems(),
+            *self._token_problems(),
+            *self.attention_problems,
+            *self.position_problems,
+            *self.table_problems(patches),
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _head_problems(self) -> list[str]:
+        found = []
+        if self.family == "vit" and self.image is None:
+            found.append("vit needs image")
+        if self.family in _ONE_PASS and not self.labels:
+            found.append(f"{self.family} needs labels")
+        return found
+
+    def _token_problems(self) -> list[str]:
+        found = []
+        if self.family == "encoder-decoder" and self.bos_token_id is None:
+            found.append("encoder-decoder needs bos_token_id, its first decoder token")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            token = getattr(self, name)
+            if token is not None and self.vocab_size and token >= self.vocab_size:
+                found.append(
+                    f"{name} {token} is not in the vocabulary, whose ids are 0 to "
+                    f"{self.vocab_size - 1}"
+                )
+        return found

@@ -1,0 +1,23 @@
+"""Options of norms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from exporter.models.config.sizes import SizeOptions
+
+
+class NormOptions(SizeOptions):
+    """Which norm, and where."""
+
+    norm: Literal["layer", "rms"] = "layer"
+    norm_position: Literal["first", "last"] = "last"
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether there is a norm after the last layer."""
+        return self.norm_position == "first" if self.final_norm is None else self.final_norm

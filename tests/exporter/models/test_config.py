@@ -1,0 +1,44 @@
+"""What of a configuration does not go together is told at once, and its file stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from exporter.models import TransformerConfig
+
+GPT = {"family": "gpt", "d_model": 16, "num_heads": 2, "d_ff": 8, "num_decoder_layers": 1}
+
+
+def test_problems_of_all_groups_are_told_at_once() -> None:
+    wrong = {"positions": "rotary", "num_encoder_layers": 1, "attention_score": "additive"}
+
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.model_validate({**GPT, **wrong, "num_kv_heads": 3, "pad_token_id": 1})
+
+    (problem,) = refused.value.errors()
+    for part in (
+        "gpt has no encoder layers and decoder layers, got num_encoder_layers 1",
+        "gpt needs vocab_size",
+        "gpt needs max_target_len",
+        "additive scores and the relu normaliser are for encoder-only families",
+        r"num_heads (2) must be a multiple of num_kv_heads (3)",
+        "rotary positions need heads whose key_dim is a multiple of 16",
+    ):
+        assert part in problem["msg"]
+
+
+def test_options_stand_in_a_file_as_they_always_have() -> None:
+    """Interrupted runs know their configuration by these bytes."""
+    config = TransformerConfig.model_validate({**GPT, "vocab_size": 3, "max_target_len": 4})
+
+    assert list(config.model_dump()) == [
+        *("family", "d_model", "num_heads", "num_kv_heads", "d_ff"),
+        *("num_encoder_layers", "num_decoder_layers", "key_dim", "value_dim", "attention_bias"),
+        *("attention_output", "attention_score", "attention_normalizer", "activation"),
+        *("gated_feed_forward", "feed_forward_bias", "norm", "norm_position", "norm_eps"),
+        *("final_norm", "dropout", "attention_dropout", "feed_forward_dropout", "vocab_size"),
+        *("max_source_len", "max_target_len", "positions", "rotary_base", "rotary_scaling"),
+        *("scale_embeddings", "share_embeddings", "tie_output", "output_bias", "embedding_norm"),
+        *("num_token_types", "pad_token_id", "bos_token_id", "eos_token_id", "labels", "image"),
+    ]
