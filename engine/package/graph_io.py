@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from engine.errors import PackageError
-from engine.package.manifest import CacheShape, GenerationContract, Manifest
+from engine.package.manifest import (
+    CacheShape,
+    EncodingContract,
+    GenerationContract,
+    ImageContract,
+    Task,
+)
 from engine.wording import listed
 
 # Of keys and values, before the layer and which of the two: see `layer_names`.
@@ -110,10 +116,30 @@ def encoder_shape(cross: CacheShape) -> GraphShape:
     )
 
 
-def one_pass_shape(manifest: Manifest) -> GraphShape:
+class OnePassContract(Protocol):
+    """What is known of a one-pass model; `engine.package.manifest.Manifest` in production."""
+
+    @property
+    def task(self) -> Task:
+        """What its logits are of."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What they choose from."""
+
+    @property
+    def encoding(self) -> EncodingContract | None:
+        """What it reads."""
+
+    @property
+    def image(self) -> ImageContract | None:
+        """What it sees."""
+
+
+def one_pass_shape(contract: OnePassContract) -> GraphShape:
     """Return what `model.onnx` takes and gives."""
     inputs: dict[str, GraphValue]
-    text, image = manifest.encoding, manifest.image
+    text, image = contract.encoding, contract.image
     if text is not None:
         inputs = {
             "input_ids": GraphValue("int64", ("batch", "tokens")),
@@ -125,8 +151,8 @@ def one_pass_shape(manifest: Manifest) -> GraphShape:
         size = (image.channels, image.size, image.size)
         inputs = {"pixel_values": GraphValue("float32", ("batch", *size))}
         width = image.embedding_dim
-    per_token = ("tokens",) if manifest.task == "label" else ()
-    logits = GraphValue("float32", ("batch", *per_token, len(manifest.labels)))
+    per_token = ("tokens",) if contract.task == "label" else ()
+    logits = GraphValue("float32", ("batch", *per_token, len(contract.labels)))
     return GraphShape(
         inputs, {"logits": logits, "embedding": GraphValue("float32", ("batch", width))}
     )

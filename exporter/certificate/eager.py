@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from exporter.certificate.comparison import Floats
 from exporter.certificate.generation_cases import Case
-from exporter.models import GPT, EncoderDecoder
 from exporter.models.attention import record_probabilities
+from exporter.models.protocol import generator
 from exporter.samples import Tokens
 
 
@@ -25,32 +25,30 @@ def eager_logits(
     One plain forward pass over prompt and tokens gives what the output head reads at every step.
     The head, the largest product of most models, computes only the positions that are compared.
     """
-    assert isinstance(model, GPT | EncoderDecoder)
+    ours = generator(model)
     targets = [(*case.prompt, *chosen[:-1]) for case, chosen in zip(cases, tokens, strict=True)]
     target_ids, _ = _padded(targets, pad_token_id)
     with torch.inference_mode():
-        memory, mask = None, None
-        if isinstance(model, EncoderDecoder):
-            source_ids, mask = _padded([case.source for case in cases], pad_token_id)
-            memory = model.encode(source_ids, mask)
-        hidden = model.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
+        source_ids, mask = _padded([case.source for case in cases], pad_token_id)
+        memory = ours.encode(source_ids, mask)
+        hidden = ours.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
         firsts = [len(case.prompt) - case.num_prompt_logits for case in cases]
         return [
-            _array(model.decoder.output(hidden[row, first:][: case.num_logits]))
+            _array(ours.decoder.output(hidden[row, first:][: case.num_logits]))
             for row, (case, first) in enumerate(zip(cases, firsts, strict=True))
         ]
 
 
-def eager_alignment(model: EncoderDecoder, case: Case, tokens: Tokens) -> Floats:
+def eager_alignment(model: nn.Module, case: Case, tokens: Tokens) -> Floats:
     """Return what the eager model attends to behind each position, [num_logits, source].
 
     The cross-attention of the last layer, mean over the heads.
     """
-    target = (*case.prompt, *tokens[:-1])
-    with torch.inference_mode(), record_probabilities(model.decoder) as recorded:
-        memory = model.encode(torch.tensor([case.source]))
-        model.decoder.hidden_states(torch.tensor([target]), memory)
-    last = recorded[f"layers.{len(model.decoder.layers) - 1}.cross_attention"]  # [1, h, T, S]
+    target, ours = (*case.prompt, *tokens[:-1]), generator(model)
+    with torch.inference_mode(), record_probabilities(ours.decoder) as recorded:
+        memory = ours.encode(torch.tensor([case.source]))
+        ours.decoder.hidden_states(torch.tensor([target]), memory)
+    last = recorded[f"layers.{len(ours.decoder.layers) - 1}.cross_attention"]  # [1, h, T, S]
     first = len(case.prompt) - case.num_prompt_logits
     attention: Floats = last.mean(dim=1)[0, first:].numpy()
     return attention

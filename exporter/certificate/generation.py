@@ -34,7 +34,6 @@ from exporter.certificate.generation_cases import Case, make_cases
 from exporter.certificate.sides import Eager, Sides, chunks_of
 from exporter.certificate.sources import certify_sources
 from exporter.certificate.threads import certify_threads
-from exporter.models import GPT, EncoderDecoder
 from exporter.samples import SEED, Tokens
 
 BLOCK_SIZE = 40  # cases compared together: a multiple of every batch size
@@ -52,7 +51,6 @@ def certify_generation(
     first difference that the comparison refuses.
     """
     model, contract = sides.model, sides.contract
-    assert isinstance(model, GPT | EncoderDecoder)
     cases, per_length = affordable_cases(model, contract, samples)
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
@@ -75,7 +73,7 @@ def certify_generation(
         covered["alignment_cases"] = len(aligned)
     num_threaded = 0
     if not sides.batch.buckets:  # a device has no threads to choose
-        covered["threads"] = certify_threads(sides, model.config.num_heads)
+        covered["threads"] = certify_threads(sides, contract.num_heads)
         num_threaded = 1
     covered["undecided_tokens"] = sides.comparison.tokens_undecided
     return len(cases) + num_beams + num_threaded, covered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -54,9 +55,10 @@ def _explain_text(
     ids = tokenizer.encode(text).ids
     _check_length("text", ids, config.max_source_len or config.max_target_len)
     tokens = _labels(tokenizer, ids)
-    if isinstance(checkpoint.model, EncoderDecoder):
-        output = _output_ids(checkpoint.model, tokenizer, ids, target)
-        blocks = _explain_translation(checkpoint.model, ids, output, tokenizer)
+    if config.family == "encoder-decoder":
+        model = cast(EncoderDecoder, checkpoint.model)
+        output = _output_ids(model, tokenizer, ids, target)
+        blocks = _explain_translation(model, ids, output, tokenizer)
         return f"{text} → {tokenizer.decode(output, skip_special_tokens=True)}", blocks
     with record_probabilities(checkpoint.model) as recorded:
         checkpoint.model(torch.tensor([ids]))

@@ -26,8 +26,8 @@ import onnx_ir as ir
 import torch
 
 from engine.package.manifest import GenerationContract
-from exporter.models import GPT, EncoderDecoder
 from exporter.models.cache import LayerCache
+from exporter.models.protocol import Generator
 from exporter.operators import bodies
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cached_attention import INT8_OF
@@ -49,7 +49,7 @@ class CacheScale(NamedTuple):
 
 
 def calibrate(
-    model: GPT | EncoderDecoder, contract: GenerationContract, samples: Sequence[Tokens]
+    model: Generator, contract: GenerationContract, samples: Sequence[Tokens]
 ) -> list[CacheScale]:
     """Return the scales of every layer; `samples` are prompts, or sources, of the task."""
     rng = np.random.default_rng(SEED)
@@ -116,7 +116,7 @@ def _scale(graph: ir.Graph, name: str, scale: float) -> ir.Value:
 
 
 def _written(
-    model: GPT | EncoderDecoder, contract: GenerationContract, source: Tokens, target: Tokens
+    model: Generator, contract: GenerationContract, source: Tokens, target: Tokens
 ) -> list[LayerCache]:
     """Return the eager caches after the target went through the decoder."""
     shape, length = contract.cache, len(target)
@@ -124,8 +124,9 @@ def _written(
     last = torch.tensor([length - 1], dtype=torch.int32)
     positions = torch.arange(length)[None]
     caches = [LayerCache(empty, empty, last, last + 1, positions) for _ in range(shape.num_layers)]
-    if isinstance(model, EncoderDecoder):
-        rows = model.decoder.cross_key_values(model.encode(torch.tensor([source])))
+    memory = model.encode(torch.tensor([source]))
+    if memory is not None:
+        rows = model.decoder.cross_key_values(memory)
         for cache, (key, value) in zip(caches, rows, strict=True):
             cache.cross = SourceRow.one_each(key, value, torch.tensor([len(source)]))
     model.decoder.hidden_states(torch.tensor([target]), position_ids=positions, caches=caches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.package.manifest import (
     Architecture,
     CacheDtype,
@@ -31,6 +33,30 @@ TASKS: dict[Family, Task] = {
     "labeller": "label",
     "vit": "classify",
 }
+
+
+@dataclass(frozen=True)
+class Contract:
+    """All that the engine must know of a model, as its manifest has it."""
+
+    architecture: Architecture
+    task: Task
+    generation: GenerationContract | None  # one of the three is there
+    encoding: EncodingContract | None
+    image: ImageContract | None
+    labels: tuple[str, ...]
+
+
+def contract_of(config: TransformerConfig, form: PackageFormat = _PLAIN) -> Contract:
+    """Return the contract of a model with the numbers of a format."""
+    return Contract(
+        architecture=ARCHITECTURES[config.family],
+        task=TASKS[config.family],
+        generation=generation_contract(config, form),
+        encoding=encoding_contract(config),
+        image=image_contract(config),
+        labels=config.labels,
+    )
 
 
 def generation_contract(

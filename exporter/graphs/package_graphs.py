@@ -14,7 +14,7 @@ from exporter.graphs.contracts import generation_contract
 from exporter.graphs.target import target_of
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.graphs.weights import quantize
-from exporter.models import GPT, EncoderDecoder
+from exporter.models.protocol import generator
 from exporter.operators.domain import Functions
 from exporter.samples import encode_samples
 
@@ -64,8 +64,7 @@ def _quantize_cache(checkpoint: Checkpoint, graphs: Graphs, functions: Functions
         raise CheckpointError(
             f"{checkpoint.path}: a model that does not generate has no cache; leave out --kv-cache"
         )
-    assert isinstance(model, GPT | EncoderDecoder), "the families that generate"
     limit = (contract.cross_cache or contract.cache).max_len
     samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
-    scales = calibrate(model, contract, samples)
+    scales = calibrate(generator(model), contract, samples)
     quantize_cache(graphs["decoder.onnx"], scales, functions)

@@ -1,7 +1,7 @@
 """Turns an eager model into the graphs of a package.
 
 `encoder.onnx` and `decoder.onnx` for a model that generates, `model.onnx` for a one-pass model;
-their inputs and outputs are those of the contracts in `engine/package/graph_io.py`.
+their inputs and outputs are those of `engine/package/graph_io.py`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.package.manifest import Precision
+from engine.package.graph_io import GraphShape, decoder_shape, encoder_shape, one_pass_shape
+from engine.package.manifest import PackageFormat, Precision
+from exporter.graphs.arguments import arguments_of
+from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.rewrite import simplify
 from exporter.graphs.target import CPU, DTYPES, Target
-from exporter.models import GPT, Bert, EncoderDecoder, Labeller, ViT
-from exporter.models.attention import MultiHeadAttention
-from exporter.models.cache import LayerCache, cache_head_dim
-from exporter.models.config import TransformerConfig
-from exporter.models.layers import Decoder
+from exporter.models.cache import LayerCache
+from exporter.models.config import Family, TransformerConfig
+from exporter.models.layers import OUTPUT_BIAS, Decoder
+from exporter.models.protocol import Generator, generator
+from exporter.models.vit import PatchEmbeddings
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cross_attention import SourceRow
 from exporter.operators.domain import OPSET, Functions
@@ -53,33 +56,16 @@ def build_graphs(
     Weights, activations and cache are of `precision`; what leaves a graph is float32 and ids.
     `functions` compute the operators; without them, those of the target for this precision do.
     """
-    graphs = _traced(_copy_in(DTYPES[precision], model), target)
+    config: TransformerConfig = model.config  # type: ignore[assignment]
+    trace = _TRACES[config.family]
+    contract = contract_of(config, PackageFormat.of(target.name, precision))
+    graphs = trace(_copy_in(DTYPES[precision], model), contract, target)
     for graph in graphs.values():
         simplify(graph)
         if target.fuse:
             target.fuse(graph)
         attach_bodies(graph, functions or target.functions[precision])
     return graphs
-
-
-def _traced(model: nn.Module, target: Target) -> Graphs:
-    match model:
-        case EncoderDecoder():
-            widen_heads(model.decoder)
-            return {
-                "encoder.onnx": _export_encoder(model),
-                "decoder.onnx": _export_decoder(model, target),
-            }
-        case GPT():
-            widen_heads(model.decoder)
-            return {"decoder.onnx": _export_decoder(model, target)}
-        case ViT():
-            model.embeddings.patches_as_product = target.patches_as_product
-            return {"model.onnx": _export_vision(model)}
-        case Bert() | Labeller():
-            return {"model.onnx": _export_one_pass(model)}
-        case _:
-            raise TypeError(f"{type(model).__name__} is no model of exporter.models")
 
 
 def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
@@ -89,9 +75,10 @@ def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     which is minus infinity in float16, and no number that an engine can compute with.
     """
     copied = copy.deepcopy(model).to(dtype)
-    if isinstance(copied, GPT | EncoderDecoder) and copied.decoder.output.bias is not None:
-        bias = model.get_parameter("decoder.output.bias").detach().float()
-        copied.decoder.output.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    for name, bias in model.named_parameters():
+        if name == OUTPUT_BIAS:
+            kept = nn.Parameter(bias.detach().float().clone(), requires_grad=False)
+            generator(copied).decoder.output.bias = kept
     return copied
 
 
@@ -102,16 +89,15 @@ def widen_heads(decoder: Decoder) -> None:
     product nor a sum, as long as the scale stays that of the narrow keys, which it does.
     Keys that are turned by rotary positions have that width already: TransformerConfig sees to it.
     """
-    for attention in decoder.modules():
-        if isinstance(attention, MultiHeadAttention):
-            width = decoder.cache_head_dim
-            _widen_rows(attention.q_proj, attention.num_heads, width)
-            for projection in (attention.k_proj, attention.v_proj):
-                _widen_rows(projection, attention.num_kv_heads, width)
-            attention.key_dim = width
-            if attention.out_proj is not None:  # else the output is cut to the width of values
-                _widen_columns(attention.out_proj, attention.num_heads, width)
-                attention.value_dim = width
+    width = decoder.cache_head_dim
+    for attention in decoder.attentions():
+        _widen_rows(attention.q_proj, attention.num_heads, width)
+        for projection in (attention.k_proj, attention.v_proj):
+            _widen_rows(projection, attention.num_kv_heads, width)
+        attention.key_dim = width
+        if attention.out_proj is not None:  # else the output is cut to the width of values
+            _widen_columns(attention.out_proj, attention.num_heads, width)
+            attention.value_dim = width
 
 
 def _widen_rows(projection: nn.Linear, num_heads: int, width: int) -> None:
@@ -208,14 +194,16 @@ def _whole_pieces(logits: Tensor) -> Tensor:
 class _EncoderGraph(nn.Module):
     """Reads sources of one length and writes their keys and values into the sources' rows."""
 
-    def __init__(self, model: EncoderDecoder) -> None:
+    def __init__(self, model: Generator) -> None:
         super().__init__()
         self.model = model
 
     def forward(
         self, input_ids: Tensor, rows: Sequence[tuple[Tensor, Tensor]]
     ) -> list[tuple[Tensor, Tensor]]:
-        new = self.model.decoder.cross_key_values(self.model.encode(input_ids))
+        memory = self.model.encode(input_ids)
+        assert memory is not None, "it has a source"
+        new = self.model.decoder.cross_key_values(memory)
         return [
             (emit_write_row(row_key, key), emit_write_row(row_value, value))
             for (row_key, row_value), (key, value) in zip(rows, new, strict=True)
@@ -225,11 +213,11 @@ class _EncoderGraph(nn.Module):
 class _OnePassGraph(nn.Module):
     """A text model that takes lengths in place of a mask."""
 
-    def __init__(self, model: Bert | Labeller) -> None:
+    def __init__(self, model: nn.Module, max_len: int) -> None:
         super().__init__()
         self.model = model
-        places = torch.arange(model.config.max_source_len)
-        self.places: Tensor  # [max_source_len]
+        places = torch.arange(max_len)
+        self.places: Tensor  # [max_len]
         self.register_buffer("places", places, persistent=False)
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,7 +229,7 @@ class _OnePassGraph(nn.Module):
 class _VisionGraph(nn.Module):
     """A vision model that takes pixels in float32."""
 
-    def __init__(self, model: ViT) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
@@ -250,141 +238,59 @@ class _VisionGraph(nn.Module):
         return output.logits.float(), output.embedding.float()
 
 
-class _Inputs(NamedTuple):
-    """Inputs of a graph: an example of each argument, its open sizes, and the graph's names."""
-
-    example: dict[str, Any]
-    shapes: dict[str, Any]
-    names: list[str]
-
-
-def _export_decoder(model: EncoderDecoder | GPT, target: Target) -> ir.Model:
-    config, batch = model.config, 2  # of the example; sizes of 1 would become constants
-    dtype = _dtype_of(model)
-    example, shapes, names = _decoder_inputs(config, batch, dtype)
-    outputs = ["logits", "top_ids", "top_logits", "top_logprobs"]
-    outputs += _cache_names("present", config.num_decoder_layers)
-    if isinstance(model, EncoderDecoder):
-        of_source = _source_inputs(config, batch, dtype)
-        example |= of_source.example
-        shapes |= of_source.shapes
-        names += of_source.names
-        outputs.append("alignment")
-    decoder = _DecoderGraph(model.decoder, in_pieces=target.rows_in_pieces)
-    graph = _export(decoder, example, shapes, names, outputs)
+def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Graphs:
+    assert contract.generation is not None, "a model with a decoder generates"
+    decoder = generator(model).decoder
+    widen_heads(decoder)
+    module = _DecoderGraph(decoder, in_pieces=target.rows_in_pieces)
+    graph = _export(module, decoder_shape(contract.generation))
     for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
         value.shape = ir.Shape(["num_logits", "num_top"])
-    return graph
+    return {"decoder.onnx": graph}
 
 
-def _decoder_inputs(config: TransformerConfig, batch: int, dtype: torch.dtype) -> _Inputs:
-    tokens, past = 3, _example_rows(config, batch, config.max_target_len, dtype)
-    example = {
-        "input_ids": torch.zeros(batch, tokens, dtype=torch.int64),
-        "position_ids": torch.zeros(batch, tokens, dtype=torch.int64),
-        "logit_idx": torch.zeros(2, dtype=torch.int64),
-        "num_top": torch.full((1,), 2),
-        "seqlens_k": torch.zeros(batch, dtype=torch.int32),
-        "total_seq": torch.zeros(1, dtype=torch.int32),
-    }
-    shapes: dict[str, Any] = {
-        "input_ids": {0: "batch", 1: "tokens"},
-        "position_ids": {0: "batch", 1: "tokens"},
-        "logit_idx": {0: "num_logits"},
-        "num_top": {},
-        "seqlens_k": {0: "batch"},
-        "total_seq": {},
-        "past": [({0: "batch"}, {0: "batch"}) for _ in past],
-    }
-    names = [*example, *_cache_names("past_key_values", len(past))]
-    return _Inputs({**example, "past": past}, shapes, names)
+def _trace_encoder_decoder(model: nn.Module, contract: Contract, target: Target) -> Graphs:
+    generation = contract.generation
+    assert generation is not None and generation.cross_cache is not None, "it has a source"
+    decoder = _trace_decoder(model, contract, target)  # its heads are widened, for both graphs
+    encoder = _export(_EncoderGraph(generator(model)), encoder_shape(generation.cross_cache))
+    return {"encoder.onnx": encoder, **decoder}
 
 
-def _source_inputs(config: TransformerConfig, batch: int, dtype: torch.dtype) -> _Inputs:
-    """Return what a decoder with cross-attention takes besides."""
-    sources = 3
-    cross = _example_rows(config, sources, config.max_source_len, dtype)
-    example = {
-        "source_lengths": torch.ones(sources, dtype=torch.int64),
-        "beam_rows": torch.zeros(sources, 2, dtype=torch.int64),
-        "row_queries": torch.zeros(batch, 3, dtype=torch.int64),
-        "cross": cross,
-        "alignment_idx": torch.zeros(5, dtype=torch.int64),
-        "alignment_sources": torch.zeros(5, dtype=torch.int64),
-    }
-    shapes = {
-        "source_lengths": {0: "sources"},
-        "beam_rows": {0: "sources", 1: "beams"},
-        "row_queries": {0: "batch", 1: "tokens"},
-        "cross": [({0: "sources"}, {0: "sources"}) for _ in cross],
-        "alignment_idx": {0: "num_alignments"},
-        "alignment_sources": {0: "num_alignments"},
-    }
-    names = ["source_lengths", "beam_rows", "row_queries"]
-    names += [*_cache_names("cross_key_values", len(cross)), "alignment_idx", "alignment_sources"]
-    return _Inputs(example, shapes, names)
+def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> Graphs:
+    assert contract.encoding is not None, "it reads texts"
+    module = _OnePassGraph(model, contract.encoding.max_len)
+    return {"model.onnx": _export(module, one_pass_shape(contract))}
 
 
-def _export_encoder(model: EncoderDecoder) -> ir.Model:
-    batch = 2
-    rows = _example_rows(model.config, batch, model.config.max_source_len, _dtype_of(model))
-    example = {"input_ids": torch.zeros(batch, 3, dtype=torch.int64), "rows": rows}
-    shapes = {
-        "input_ids": {0: "batch", 1: "tokens"},
-        "rows": [({0: "batch"}, {0: "batch"}) for _ in rows],
-    }
-    names = ["input_ids", *_cache_names("past_cross_key_values", len(rows))]
-    outputs = _cache_names("present_cross_key_values", len(rows))
-    return _export(_EncoderGraph(model), example, shapes, names, outputs)
+def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graphs:
+    patches: PatchEmbeddings = model.embeddings  # type: ignore[assignment]
+    patches.patches_as_product = target.patches_as_product
+    return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 
-def _export_one_pass(model: Bert | Labeller) -> ir.Model:
-    example = {
-        "input_ids": torch.zeros(2, 3, dtype=torch.int64),
-        "lengths": torch.tensor([3, 2]),
-    }
-    shapes = {"input_ids": {0: "batch", 1: "tokens"}, "lengths": {0: "batch"}}
-    return _export(_OnePassGraph(model), example, shapes, list(example), ["logits", "embedding"])
-
-
-def _export_vision(model: ViT) -> ir.Model:
-    image = model.config.image
-    assert image is not None, "TransformerConfig demands it of a vit"
-    example = {"pixel_values": torch.zeros(2, image.channels, image.size, image.size)}
-    shapes = {"pixel_values": {0: "batch"}}
-    return _export(_VisionGraph(model), example, shapes, list(example), ["logits", "embedding"])
-
-
-def _example_rows(
-    config: TransformerConfig, batch: int, length: int, dtype: torch.dtype
-) -> list[tuple[Tensor, Tensor]]:
-    size = (batch, config.kv_heads, length, cache_head_dim(config))
-    row = torch.zeros(size, dtype=dtype)
-    return [(row.clone(), row.clone()) for _ in range(config.num_decoder_layers)]
+_TRACES: Mapping[Family, Callable[[nn.Module, Contract, Target], Graphs]] = {
+    "encoder-decoder": _trace_encoder_decoder,
+    "gpt": _trace_decoder,
+    "bert": _trace_text_reader,
+    "labeller": _trace_text_reader,
+    "vit": _trace_vision,
+}
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
-def _cache_names(prefix: str, num_layers: int) -> list[str]:
-    return [f"{prefix}.{i}.{part}" for i in range(num_layers) for part in ("key", "value")]
-
-
-def _export(
-    module: nn.Module,
-    example: Mapping[str, Any],
-    shapes: Mapping[str, Any],
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-) -> ir.Model:
+def _export(module: nn.Module, shape: GraphShape) -> ir.Model:
+    given = arguments_of(shape.inputs)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
-            kwargs=dict(example),
-            dynamic_shapes=dict(shapes),
-            input_names=list(input_names),
-            output_names=list(output_names),
+            kwargs=given.example,
+            dynamic_shapes=given.shapes,
+            input_names=list(shape.inputs),
+            output_names=list(shape.outputs),
             opset_version=OPSET,
             dynamo=True,
             verbose=False,

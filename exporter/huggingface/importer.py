@@ -32,6 +32,7 @@ from exporter.huggingface.marian import convert_marian
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizer import read_tokenizer
 from exporter.models import TransformerConfig, build_model
+from exporter.models.layers import OUTPUT_BIAS
 
 GENERATION_NAME = "generation_config.json"
 _MAX_JSON_BYTES = 2**24
@@ -42,8 +43,6 @@ CONVERTERS: Mapping[str, Converter] = {  # by the `model_type` of config.json
     "llama": convert_llama,
     "marian": convert_marian,
 }
-
-_OUTPUT_BIAS = "decoder.output.bias"
 
 # The logit of a token that is never written. So large that adding any logit to it gives the same
 # float32: eager and exported models agree on it to the bit. Far enough from the largest float32
@@ -84,7 +83,7 @@ def import_checkpoint(source: str | os.PathLike[str], out: str | os.PathLike[str
         weights = fit_weights(stored, conversion, weight_shapes(wanted), source)
     model = build_model(wanted)
     if options.suppressed:
-        bias = weights.setdefault(_OUTPUT_BIAS, torch.zeros(config.vocab_size))
+        bias = weights.setdefault(OUTPUT_BIAS, torch.zeros(config.vocab_size))
         bias[list(options.suppressed)] = _NEVER
     load_weights(model, weights, source=source)
     save_checkpoint(out, out.resolve().name, model, tokenizer)

@@ -23,3 +23,6 @@ class GPT(nn.Module):
         """
         logits: Tensor = self.decoder(input_ids)
         return logits
+
+    def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> None:
+        """Return None: a model without encoder has no source."""

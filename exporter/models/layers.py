@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -12,6 +12,8 @@ from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings, make_norm
 from exporter.models.rotary import RotaryPositions, make_rotary
+
+OUTPUT_BIAS = "decoder.output.bias"  # the weight of a model that has a decoder
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -245,7 +247,17 @@ class Decoder(nn.Module):
         Each is (B, num_kv_heads, S, head_dim), ready to be written into a row of the cross cache.
         """
         pairs = []
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer) and layer.cross_attention is not None
+        for layer in self._layers():
+            assert layer.cross_attention is not None, "asked of a decoder behind an encoder"
             pairs.append(layer.cross_attention.key_value_rows(memory, self.cache_head_dim))
         return pairs
+
+    def attentions(self) -> Iterator[MultiHeadAttention]:
+        """Yield the attention of every layer, to itself and to the source."""
+        for layer in self._layers():
+            yield layer.self_attention
+            if layer.cross_attention is not None:
+                yield layer.cross_attention
+
+    def _layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.layers))

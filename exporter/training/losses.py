@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from exporter.models import EncoderOutput
 from exporter.training.data import IGNORED, Batch
 
 
@@ -18,7 +17,7 @@ def batch_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
         output = model(batch.source, batch.source_mask)
     else:
         output = model(batch.source)
-    logits: torch.Tensor = output.logits if isinstance(output, EncoderOutput) else output
+    logits: torch.Tensor = getattr(output, "logits", output)  # a one-pass model gives more
     return logits
 
 
