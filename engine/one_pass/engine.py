@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from engine.config import EngineConfig
 from engine.errors import (
     EngineFailure,
-    ExpiredInDecode,
-    ExpiredInQueue,
     QueueFull,
     TokenBudgetFull,
     TokenweirError,
@@ -22,11 +20,11 @@ from engine.life.trial import Trial
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
+from engine.one_pass.job import PredictionJob
 from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
-from engine.one_pass.queue import PredictionJob, Row, RowQueue
+from engine.one_pass.queue import Row, RowQueue
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
-from engine.requests.events import Timing
 from engine.requests.load import LoadSnapshot
 from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
 
@@ -157,8 +155,8 @@ class EncoderEngine:
     def _enqueue(self, job: PredictionJob, rows: list[EncodedItem]) -> None:
         with self._changed:
             self._refuse_if_closed_or_full()
-            if job.deadline is not None and self._clock() >= job.deadline:
-                raise _expired(job)
+            if job.is_late(self._clock()):
+                raise job.expired()
             tokens = sum(row.cost for row in rows)
             allowed = self._config.max_waiting_tokens
             # A request that is larger than the whole budget is taken when nothing else waits.
@@ -200,7 +198,7 @@ class EncoderEngine:
     def _fail_open(self, error_of: ErrorOf) -> None:
         with self._changed:
             for job in list(self._open):
-                self._close(job, error=error_of(job.request_id))
+                self._close(job, error_of(job.request_id))
 
     # Below: the engine's thread.
 
@@ -226,14 +224,13 @@ class EncoderEngine:
     def _expire(self) -> None:
         now = self._clock()
         for job in self._queue.jobs():
-            if job.deadline is not None and now >= job.deadline:
-                self._close(job, error=_expired(job))
+            if job.is_late(now):
+                self._close(job, job.expired())
 
     def _run_batch(self, rows: list[Row]) -> None:
         started = self._clock()
         for job in _jobs(rows):
-            job.started = started if job.started is None else job.started
-            job.batch_sizes.append(len(rows))
+            job.take_part(started, len(rows))
         try:
             items = [row.item for row in rows]
             with self._life.step():
@@ -256,37 +253,28 @@ class EncoderEngine:
             for row, output in zip(rows, outputs, strict=True):
                 row.job.outputs[row.index] = output
                 if output is None:
-                    self._close(row.job, error=_not_finite(row))
+                    self._close(row.job, _not_finite(row))
             for job in _jobs(rows):
-                items = tuple(output for output in job.outputs if output is not None)
-                if len(items) == len(job.outputs):
-                    self._close(job, answer=Prediction(items, _timing(job, now)))
+                if prediction := job.prediction(now):
+                    self._close(job, prediction)
 
     def _fail_batch(self, rows: list[Row]) -> None:
         with self._changed:
             self._num_running = 0
             for job in _jobs(rows):
-                self._close(job, error=failure(job.request_id))
+                self._close(job, failure(job.request_id))
 
     def _close(
-        self,
-        job: PredictionJob,
-        *,
-        answer: Prediction | None = None,
-        error: TokenweirError | None = None,
+        self, job: PredictionJob, outcome: Prediction | TokenweirError | None = None
     ) -> None:
-        """Take a job out, once, and hand its outcome to the event loop of its caller."""
+        """Take a job out, once, and hand its outcome to its caller; None: it is cancelled."""
         if not job.is_open:
             return
         job.is_open = False
         self._open.pop(job, None)
         self._queue.remove(job)
-        if answer is None and error is None:  # cancelled: nobody waits for an outcome
-            return
-        try:
-            job.loop.call_soon_threadsafe(_settle, job, answer, error)
-        except RuntimeError:  # the caller's event loop is closed
-            _log.warning("request %s: its caller is gone", job.request_id)
+        if outcome is not None:
+            job.settle(outcome)
 
 
 def _is_small(items: Sequence[PredictionItem]) -> bool:
@@ -298,38 +286,6 @@ def _is_small(items: Sequence[PredictionItem]) -> bool:
 
 def _jobs(rows: list[Row]) -> list[PredictionJob]:
     return list({row.job: None for row in rows})
-
-
-def _timing(job: PredictionJob, now: float) -> Timing:
-    started = job.arrival if job.started is None else job.started
-    return Timing(
-        queue=started - job.arrival,
-        prefill=now - started,
-        decode=0.0,
-        time_to_first_token=now - job.arrival,
-        steps=len(job.batch_sizes),
-        mean_batch_size=sum(job.batch_sizes) / len(job.batch_sizes),
-    )
-
-
-def _settle(job: PredictionJob, answer: Prediction | None, error: TokenweirError | None) -> None:
-    if job.answer.done():
-        return
-    if error is not None:
-        job.answer.set_exception(error)
-    elif answer is not None:
-        job.answer.set_result(answer)
-
-
-def _expired(job: PredictionJob) -> TokenweirError:
-    if job.started is None:
-        return ExpiredInQueue(
-            f"request {job.request_id}: its deadline passed while it waited; allow more time"
-        )
-    return ExpiredInDecode(
-        f"request {job.request_id}: its deadline passed before all items were done; allow more "
-        "time or send fewer items"
-    )
 
 
 def _not_finite(row: Row) -> TokenweirError:

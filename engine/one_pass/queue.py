@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.one_pass.item_encoder import EncodedItem
-from engine.one_pass.prediction import ItemPrediction, Prediction
-
-
-@dataclass(eq=False)
-class PredictionJob:
-    """A request on its way through the engine."""
-
-    request_id: str
-    deadline: float | None
-    arrival: float
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Prediction]
-    outputs: list[ItemPrediction | None] = field(default_factory=list)
-    started: float | None = None  # when its first row was taken
-    batch_sizes: list[int] = field(default_factory=list)  # of the batches that had a row of it
-    is_open: bool = True  # False: answered, failed or cancelled; its rows are void
+from engine.one_pass.job import PredictionJob
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,79 @@
+"""A request on its way through a one-pass engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from engine.errors import ExpiredInDecode, ExpiredInQueue, TokenweirError
+from engine.one_pass.prediction import ItemPrediction, Prediction
+from engine.requests.events import Timing
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class PredictionJob:
+    """What is known of it so far. Its engine changes it, holding a lock."""
+
+    request_id: str
+    deadline: float | None
+    arrival: float
+    loop: asyncio.AbstractEventLoop  # of its caller
+    answer: asyncio.Future[Prediction]
+    outputs: list[ItemPrediction | None] = field(default_factory=list)
+    started: float | None = None  # when its first row was taken
+    batch_sizes: list[int] = field(default_factory=list)  # of the batches that had a row of it
+    is_open: bool = True  # False: answered, failed or cancelled; its rows are void
+
+    def take_part(self, now: float, batch_size: int) -> None:
+        """Count a batch that has rows of it."""
+        self.started = now if self.started is None else self.started
+        self.batch_sizes.append(batch_size)
+
+    def is_late(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline is not None and now >= self.deadline
+
+    def expired(self) -> TokenweirError:
+        """Return what it ends with at its deadline."""
+        if self.started is None:
+            return ExpiredInQueue(
+                f"request {self.request_id}: its deadline passed while it waited; allow more time"
+            )
+        return ExpiredInDecode(
+            f"request {self.request_id}: its deadline passed before all items were done; allow "
+            "more time or send fewer items"
+        )
+
+    def prediction(self, now: float) -> Prediction | None:
+        """Return the answer, if all items are there."""
+        items = tuple(output for output in self.outputs if output is not None)
+        return Prediction(items, self._timing(now)) if len(items) == len(self.outputs) else None
+
+    def settle(self, outcome: Prediction | TokenweirError) -> None:
+        """Hand the outcome to the event loop of its caller; any thread may."""
+        try:
+            self.loop.call_soon_threadsafe(self._settle, outcome)
+        except RuntimeError:  # the loop is closed
+            _log.warning("request %s: its caller is gone", self.request_id)
+
+    def _settle(self, outcome: Prediction | TokenweirError) -> None:
+        if self.answer.done():
+            return
+        if isinstance(outcome, TokenweirError):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+    def _timing(self, now: float) -> Timing:
+        started = self.arrival if self.started is None else self.started
+        return Timing(
+            queue=started - self.arrival,
+            prefill=now - started,
+            decode=0.0,
+            time_to_first_token=now - self.arrival,
+            steps=len(self.batch_sizes),
+            mean_batch_size=sum(self.batch_sizes) / len(self.batch_sizes),
+        )
