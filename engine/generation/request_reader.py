@@ -22,6 +22,9 @@ from engine.scheduling.sequence import TokenRequest
 _SOURCE = ("text", "tokens")  # fields of the protocol's input
 _TARGET = ("prefix_text", "prefix_tokens")
 
+Ids = tuple[int, ...]
+Violations = list[FieldViolation]
+
 
 class Constraints(Protocol):
     """Compiles what an output must match; `engine.text.constraint` in production."""
@@ -67,15 +70,10 @@ class RequestReader:
             has_encoder=self._has_source,
         )
         violations += self._check_against_engine(params)
-        ids, found = await self._read_source(request.prompt, request.input_path)
-        violations += found
-        target_ids: tuple[int, ...] = ()
-        if request.target_prefix:
-            target_ids, found = await self._read_target(
-                request.target_prefix, request.input_path, len(ids)
-            )
-            violations += found
-        raise_if_any(violations)
+        ids, target_ids, found = await self._read_given(
+            request.prompt, request.target_prefix or None, request.input_path
+        )
+        raise_if_any(violations + found)
         matcher = await self._compile(params.constraint, target_ids)
         return TokenRequest(
             next(self._keys),
@@ -85,21 +83,20 @@ class RequestReader:
             _seed_of(params),
             arrival,
             request.deadline,
-            target_ids=target_ids,
-            priority=request.priority,
-            tenant=request.tenant,
+            target_ids,
+            request.priority,
+            request.tenant,
+            matcher=matcher,
             # The first of the decoder's given tokens has none before it that could predict it.
             score_from=None if params.prompt_logprobs is None else 1,
-            matcher=matcher,
             text=searched_text(params, self._tokenizer, target_ids),
         )
 
     async def read_scored(self, request: ScoreRequest, arrival: float) -> TokenRequest:
         """Return a target to be scored, behind its source; InvalidRequest as of `read`."""
-        path = request.input_path
-        ids, violations = await self._read_source(request.source, path)
-        target_ids, found = await self._read_target(request.target, path, len(ids))
-        violations += found
+        ids, target_ids, violations = await self._read_given(
+            request.source, request.target, request.input_path
+        )
         most = self._config.limits.max_logprobs
         if not 0 <= request.top_logprobs <= most:
             what = f"{request.top_logprobs} is outside 0 to {most}"
@@ -110,43 +107,50 @@ class RequestReader:
             request.request_id,
             ids,
             SamplingParams(max_new_tokens=0, prompt_logprobs=request.top_logprobs),
-            0,
+            0,  # nothing is drawn
             arrival,
             request.deadline,
-            target_ids=target_ids,
-            priority=request.priority,
-            tenant=request.tenant,
+            target_ids,
+            request.priority,
+            request.tenant,
             # Where the target begins among the decoder's tokens.
             score_from=1 if self._has_source else len(ids),
         )
 
-    async def _compile(
-        self, constraint: Constraint | None, given_ids: tuple[int, ...]
-    ) -> TokenMatcher | None:
+    async def _read_given(
+        self, source: str | Ids, target: str | Ids | None, path: str
+    ) -> tuple[Ids, Ids, Violations]:
+        """Return source and target, and what is wrong in them."""
+        ids, violations = await self._read_source(source, path)
+        target_ids: Ids = ()
+        if target is not None:
+            target_ids, found = await self._read_target(target, path, len(ids))
+            violations += found
+        return ids, target_ids, violations
+
+    async def _compile(self, constraint: Constraint | None, given_ids: Ids) -> TokenMatcher | None:
         if constraint is None:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
-    async def _read_source(
-        self, given: str | tuple[int, ...], path: str
-    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+    async def _read_source(self, given: str | Ids, path: str) -> tuple[Ids, Violations]:
         limit = f"more than {self._max_tokens}, the longest prompt of this model"
         return await self._read_ids(given, path, _SOURCE, (self._max_tokens, limit))
 
     async def _read_target(
-        self, given: str | tuple[int, ...], path: str, num_prompt: int
-    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+        self, given: str | Ids, path: str, num_prompt: int
+    ) -> tuple[Ids, Violations]:
         most = self._max_target - (0 if self._has_source else num_prompt)
         limit = f"more than the {max(most, 0)} that fit behind the prompt"
         return await self._read_ids(given, path, _TARGET, (most, limit))
 
     async def _read_ids(
         self,
-        given: str | tuple[int, ...],
+        given: str | Ids,
         path: str,
         names: tuple[str, str],
         limit: tuple[int, str],  # the most tokens, and what is wrong with more
-    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+    ) -> tuple[Ids, Violations]:
         if not isinstance(given, str):
             path = f"{path}.{names[1]}"
             return given, self._check_ids(given, path, f"{path}.ids", limit)
@@ -159,7 +163,7 @@ class RequestReader:
             return (), [FieldViolation(path, what)]
         return ids, self._check_ids(ids, path, None, limit)
 
-    async def _encode(self, text: str, is_part: bool) -> tuple[int, ...]:
+    async def _encode(self, text: str, is_part: bool) -> Ids:
         text.encode()  # the tokenizer's own error for a lone surrogate says nothing of it
         if not text:
             return ()
@@ -169,8 +173,8 @@ class RequestReader:
         return tuple(await asyncio.to_thread(encode, text))
 
     def _check_ids(
-        self, ids: tuple[int, ...], path: str, ids_path: str | None, limit: tuple[int, str]
-    ) -> list[FieldViolation]:
+        self, ids: Ids, path: str, ids_path: str | None, limit: tuple[int, str]
+    ) -> Violations:
         if not ids:
             return [FieldViolation(path, "is empty; give at least one token")]
         if len(ids) > limit[0]:
@@ -181,7 +185,7 @@ class RequestReader:
             lambda i, _: path if ids_path is None else f"{ids_path}[{i}]",
         )
 
-    def _check_against_engine(self, params: SamplingParams) -> list[FieldViolation]:
+    def _check_against_engine(self, params: SamplingParams) -> Violations:
         found = []
         num_slots = self._config.max_num_seqs
         if params.num_sequences > num_slots:
