@@ -2,14 +2,15 @@
 # Writes python/tokenweir/v1 from tokenweir/v1/*.proto with pinned tools, in a throw-away environment.
 #
 # grpcio-tools sets the oldest protobuf and grpcio that users may have (see the lower bounds in
-# pyproject.toml): 1.82.1 is the first whose generated code is of protobuf's major version 7.
+# pyproject.toml): 1.72.1 is the first whose generated code is of protobuf's major version 6, which
+# versions 6 and 7 run.
 set -eu
 cd "$(dirname "$0")"
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 "${PYTHON:-python3}" -m venv "$tools"
 "$tools/bin/pip" install --quiet --disable-pip-version-check \
-    grpcio-tools==1.82.1 protobuf==7.35.1 mypy-protobuf==5.1.0
+    grpcio-tools==1.72.1 protobuf==6.33.6 mypy-protobuf==5.1.0
 rm -rf python/tokenweir/v1
 mkdir -p python/tokenweir/v1
 "$tools/bin/python" -m grpc_tools.protoc --proto_path=. \

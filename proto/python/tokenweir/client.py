@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenweir import _answers as answers
 from tokenweir import _requests as requests
 from tokenweir._channel import CLOSED, Metadata, far_end
-from tokenweir._errors import deadline_after, typed_errors
+from tokenweir._errors import closed_under_way, deadline_after, typed_errors
 from tokenweir._options import (
     CallOptions,
     GenerateOptions,
@@ -273,6 +273,8 @@ class AsyncClient:
             with typed_errors(deadline):
                 async for message in call:
                     yield message
+                if self._closed:  # grpcio 1.72 ends the loop as if all had come
+                    raise closed_under_way()
         finally:
             call.cancel()
 

@@ -5,7 +5,7 @@ import warnings
 
 from tokenweir.v1 import generation_service_pb2 as tokenweir_dot_v1_dot_generation__service__pb2
 
-GRPC_GENERATED_VERSION = '1.82.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in tokenweir/v1/generation_service_pb2_grpc.py depends on'
+        + f' but the generated code in tokenweir/v1/generation_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class GenerationServiceStub:
+class GenerationServiceStub(object):
     """Generates sequences with a decoder or encoder-decoder model.
 
     Deadlines: the gRPC deadline is authoritative.  It bounds queueing and
@@ -70,7 +70,7 @@ class GenerationServiceStub:
                 _registered_method=True)
 
 
-class GenerationServiceServicer:
+class GenerationServiceServicer(object):
     """Generates sequences with a decoder or encoder-decoder model.
 
     Deadlines: the gRPC deadline is authoritative.  It bounds queueing and
@@ -143,7 +143,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class GenerationService:
+class GenerationService(object):
     """Generates sequences with a decoder or encoder-decoder model.
 
     Deadlines: the gRPC deadline is authoritative.  It bounds queueing and

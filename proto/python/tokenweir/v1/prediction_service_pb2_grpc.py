@@ -5,7 +5,7 @@ import warnings
 
 from tokenweir.v1 import prediction_service_pb2 as tokenweir_dot_v1_dot_prediction__service__pb2
 
-GRPC_GENERATED_VERSION = '1.82.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in tokenweir/v1/prediction_service_pb2_grpc.py depends on'
+        + f' but the generated code in tokenweir/v1/prediction_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class PredictionServiceStub:
+class PredictionServiceStub(object):
     """Runs encoders.  Errors and deadlines as for GenerationService.
     """
 
@@ -52,7 +52,7 @@ class PredictionServiceStub:
                 _registered_method=True)
 
 
-class PredictionServiceServicer:
+class PredictionServiceServicer(object):
     """Runs encoders.  Errors and deadlines as for GenerationService.
     """
 
@@ -103,7 +103,7 @@ def add_PredictionServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PredictionService:
+class PredictionService(object):
     """Runs encoders.  Errors and deadlines as for GenerationService.
     """
 
