@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ def _graphs(settings: Settings, model: str, precision: Precision, weights: str, 
     contract = generation_contract(checkpoint.config.model, form)
     assert contract is not None, "only models that generate are looked at"
     target = target_of(form)
+    if body == "unfused":
+        target = replace(target, fuse=None)
     functions = target.functions["fp32"] if body == "attention24" else None
     graphs = build_graphs(checkpoint.model, target=target, precision=precision, functions=functions)
     for graph in graphs.values():

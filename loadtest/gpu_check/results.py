@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +26,8 @@ _STYLES: Mapping[Status, str] = {
     "timed out": "bold red",
 }
 WIDTH = 150  # of tables that are not in a terminal
+_NO_LIMIT = 10_000
+_LEAST_SUMMARY = 16  # columns of a terminal
 _SUMMARY = 400  # characters of a summary in the table; the JSON has all
 
 
@@ -66,10 +69,23 @@ def print_tables(origin: Origin, results: Sequence[Result], console: Console) ->
             "ratio means anything.",
             style="bold yellow",
         )
-    console.print(_overview(results))
+    _print(_overview(results), console)
     for result in results:
         for title, rows in result.found.get("tables", {}).items():
-            console.print(_table(f"{result.name}: {title}", rows))
+            _print(_table(f"{result.name}: {title}", rows), console)
+
+
+def _print(table: Table, console: Console) -> None:
+    """Print a table, or, where it would be cut, a line for each of its rows."""
+    needed = Measurement.get(console, console.options.update(width=_NO_LIMIT), table).minimum
+    if needed <= console.width:
+        console.print(table)
+        return
+    console.print(table.title, style="bold")
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        named = zip(table.columns, cells, strict=True)
+        shown = (f"{column.header}: {cell}" for column, cell in named if str(cell))
+        console.print("; ".join(shown), markup=False)
 
 
 def _overview(results: Sequence[Result]) -> Table:
@@ -78,7 +94,7 @@ def _overview(results: Sequence[Result]) -> Table:
     table.add_column("part", style="bold", no_wrap=True)
     table.add_column("status")
     table.add_column("s", justify="right")
-    table.add_column("what was found")
+    table.add_column("what was found", min_width=_LEAST_SUMMARY)
     for result in results:
         table.add_row(
             result.name,

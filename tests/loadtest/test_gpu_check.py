@@ -5,22 +5,27 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
+from rich.console import Console
 
 from loadtest.gpu_check import certificates
 from loadtest.gpu_check.__main__ import main
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
 from loadtest.gpu_check.gpu_use import GpuUse
 from loadtest.gpu_check.part import Outcome, Part, Result, Settings
+from loadtest.gpu_check.probes import _graphs
 from loadtest.gpu_check.requirements import REQUIREMENTS
-from loadtest.gpu_check.results import Origin, write
+from loadtest.gpu_check.results import Origin, print_tables, write
 from loadtest.gpu_check.running import run_parts
 from loadtest.gpu_check.timing import time_in_turns
 
@@ -113,6 +118,41 @@ def test_results_tell_counts_tables_and_that_a_device_is_emulated(tmp_path: Path
     table = (tmp_path / "table.txt").read_text()
     assert "The device is emulated" in table and "row [2] differs" in table
     assert "steps.a: decode steps, us" in table and "310" in table
+
+
+@pytest.mark.parametrize("width", [40, 80, 150])
+def test_no_number_is_cut_however_narrow_the_terminal(width: int) -> None:
+    origin = Origin("python -m loadtest.gpu_check", "abc", "2026-11-22", "a machine", {}, False)
+    rows = [{f"kind {i}, ids read": 1000.0 * rows + i for i in range(12)} for rows in (1, 32)]
+    results = [
+        Result("speed.a", "measured", 1.0, "fast", {"tables": {"decode steps, us": rows}}),
+        Result("variant.llama.int8-blocks-one-launch", "measured", 1.0, "a summary of it"),
+    ]
+    text = StringIO()
+
+    print_tables(origin, results, Console(file=text, width=width))
+
+    assert max(map(len, text.getvalue().splitlines())) <= width
+    assert "…" not in text.getvalue()
+    shown = re.findall(r"[\d,]*\d", text.getvalue())
+    assert {f"{value:,.0f}" for row in rows for value in row.values()} <= set(shown)
+
+
+def test_a_decoder_is_looked_at_with_its_nodes_fused_and_each_by_itself(
+    settings: Settings,
+) -> None:
+    parts = {part.name: part.arguments for part in make_parts(settings)}
+    body = parts["variant.gpt2.unfused"]["body"]
+
+    own, unfused = (
+        [node.op_type for node in ir.load(path / "decoder.onnx").graph]
+        for path in (_graphs(settings, "gpt2", "fp16", "", body) for body in ("", body))
+    )
+
+    assert "SkipLayerNormalization" in own and "SkipLayerNormalization" not in unfused
+    assert len(unfused) > len(own)
+    efficient = parts["variant.gpt2.efficient-attention"]
+    assert (efficient["precision"], efficient["options"]) == ("fp32", "sdpa_kernel=3")
 
 
 def test_a_run_that_is_cut_off_keeps_what_it_has(
