@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.argument("task", type=click.Choice(list(TASKS)))
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted run in --out stopped.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
 @click.option("--seed", type=int, help="The same seed, the same run.  [default: 0]")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps.  [default: the task's]")
 @click.option(
@@ -43,7 +43,7 @@ def train(
     tagging    words -> parts of speech                    sequence labeller
     digits     images of digits -> the digit               ViT
     sentiment  sentences -> positive or negative           BERT
-    text       goes on with a text; needs --file           GPT
+    text       continues a text; needs --file              GPT
 
     All but `text` make their own data. The last line says how the best checkpoint does on held-out
     data, against the task's target.

@@ -116,7 +116,7 @@ _OPTIONS = (
         help="Stop at this token; may be repeated.",
     ),
     click.option("--include-stop", is_flag=True, help="Print what it stopped at, too."),
-    click.option("--ignore-eos", is_flag=True, help="Go on behind the end; for measurements."),
+    click.option("--ignore-eos", is_flag=True, help="Continue past the end; for measurements."),
     click.option("--logprobs", type=int, help="Print every token with so many alternatives."),
     click.option(
         "--prompt-logprobs",
@@ -131,7 +131,7 @@ _OPTIONS = (
         "--allow-partial", is_flag=True, help="At the deadline or a drain print what there is."
     ),
     click.option("--priority", type=int, help="Lower runs earlier.  [default: 0]"),
-    click.option("--tenant", help="Among whom the server is shared fairly."),
+    click.option("--tenant", help="Tenant; capacity is shared fairly between tenants."),
     click.option(
         "--batch-invariant/--best-effort",
         default=None,

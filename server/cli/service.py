@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="What runs at SIGTERM or Ctrl-C may take this long to end.",
+    help="Requests in flight at SIGTERM or Ctrl-C get this long to finish.",
 )
 @click.option(
     "--name",

@@ -22,7 +22,7 @@ class SchedulingOptions(TypedDict, total=False):
     """Options that say when, and how exactly, a request runs."""
 
     priority: int | None  # lower runs earlier
-    tenant: str | None  # among whom the server is shared fairly
+    tenant: str | None  # capacity is shared fairly between tenants
     batch_invariant: bool | None  # True: or refuse; False: last bits may depend on the batch
 
 
