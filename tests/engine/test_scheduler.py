@@ -15,10 +15,12 @@ from engine.errors import (
     QueueFull,
     TokenBudgetFull,
 )
+from engine.package.manifest import GenerationContract
 from engine.requests.events import FinishReason
 from engine.requests.load import WastedWork
 from engine.requests.request import SamplingParams
 from engine.sampling.draws import Sampled
+from engine.scheduling.kv_cache import KVCache
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
@@ -32,18 +34,41 @@ from engine.scheduling.sequence import TokenRequest
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepResult
 from engine.slots.cache import SlotKVCache
+from tests.engine.blocks import BlockKVCache
 
 EOS = 257
 A, B, C = 65, 66, 67
 
 
-@pytest.fixture
-def make_scheduler(make_contract: Callable, clock: Callable[[], float]) -> Callable[..., Scheduler]:
+def slots(config: EngineConfig, contract: GenerationContract) -> KVCache:
+    return SlotKVCache(config, contract)
+
+
+def blocks(config: EngineConfig, contract: GenerationContract) -> KVCache:
+    return BlockKVCache(num_blocks=200)
+
+
+def maker(
+    make_contract: Callable[..., GenerationContract],
+    clock: Callable[[], float],
+    make_cache: Callable[[EngineConfig, GenerationContract], KVCache],
+) -> Callable[..., Scheduler]:
     def make(config: EngineConfig | None = None, **shape: int) -> Scheduler:
         config, contract = config or EngineConfig(max_num_seqs=4), make_contract(**shape)
-        return Scheduler(config, contract, SlotKVCache(config, contract), clock=clock)
+        return Scheduler(config, contract, make_cache(config, contract), clock=clock)
 
     return make
+
+
+@pytest.fixture(params=[slots, blocks])
+def make_scheduler(make_contract, clock, request) -> Callable[..., Scheduler]:
+    return maker(make_contract, clock, request.param)
+
+
+@pytest.fixture
+def make_slot_scheduler(make_contract, clock) -> Callable[..., Scheduler]:
+    """For what is said of rows."""
+    return maker(make_contract, clock, slots)
 
 
 def small_config(**options: int) -> EngineConfig:
@@ -145,8 +170,8 @@ def test_requests_are_admitted_in_order_of_arrival_even_if_a_later_one_would_fit
     assert [o.key for o in outputs if isinstance(o, AdmittedOutput)] == [1]
 
 
-def test_decoding_rows_stay_packed_whatever_leaves(make_scheduler) -> None:
-    scheduler = make_scheduler()
+def test_decoding_rows_stay_packed_whatever_leaves(make_slot_scheduler) -> None:
+    scheduler = make_slot_scheduler()
     for key in (1, 2, 3, 4):
         scheduler.add(request(key))
     step(scheduler, A)
@@ -252,8 +277,10 @@ def test_cuts_of_a_prompt_do_not_depend_on_the_load(make_scheduler) -> None:
 # Encoder-decoder
 
 
-def test_a_source_is_encoded_and_its_start_token_decoded_in_the_same_step(make_scheduler) -> None:
-    scheduler = make_scheduler(max_source_len=30)
+def test_a_source_is_encoded_and_its_start_token_decoded_in_the_same_step(
+    make_slot_scheduler,
+) -> None:
+    scheduler = make_slot_scheduler(max_source_len=30)
     scheduler.add(request(1, length=20))
 
     batch, outputs = step(scheduler, A)
@@ -278,8 +305,8 @@ def test_sources_count_their_tokens_and_one_over_the_whole_budget_still_runs(
 # Groups
 
 
-def test_a_group_shares_its_prompt_and_forks_with_the_first_token(make_scheduler) -> None:
-    scheduler = make_scheduler()
+def test_a_group_shares_its_prompt_and_forks_with_the_first_token(make_slot_scheduler) -> None:
+    scheduler = make_slot_scheduler()
     scheduler.add(request(1, strategy="sampling", num_outputs=3))
 
     first, outputs = step(scheduler, A, B, C)
@@ -569,8 +596,8 @@ def test_an_aborted_request_is_gone_from_the_next_step(make_scheduler) -> None:
     assert not scheduler.has_work
 
 
-def test_a_request_aborted_in_the_middle_of_its_prompt_frees_its_slot(make_scheduler) -> None:
-    scheduler = make_scheduler(small_config())
+def test_a_request_aborted_in_the_middle_of_its_prompt_frees_its_slot(make_slot_scheduler) -> None:
+    scheduler = make_slot_scheduler(small_config())
     scheduler.add(request(1, length=20))
     step(scheduler)
 
@@ -659,8 +686,8 @@ def test_logits_that_are_not_finite_fail_their_request_only(make_scheduler) -> N
     assert scheduler.load().running == 1
 
 
-def test_failing_all_tells_every_request_and_leaves_an_empty_scheduler(make_scheduler) -> None:
-    scheduler = make_scheduler(small_config())
+def test_failing_all_tells_every_request_and_leaves_an_empty_scheduler(make_slot_scheduler) -> None:
+    scheduler = make_slot_scheduler(small_config())
     for key in (1, 2, 3):
         scheduler.add(request(key))
     scheduler.schedule()
@@ -704,8 +731,8 @@ def test_mean_batch_size_counts_those_that_shared_the_steps(make_scheduler) -> N
     assert timings[2].mean_batch_size == 2.0
 
 
-def test_load_counts_sequences_requests_tokens_and_slots(make_scheduler, clock) -> None:
-    scheduler = make_scheduler()
+def test_load_counts_sequences_requests_tokens_and_slots(make_slot_scheduler, clock) -> None:
+    scheduler = make_slot_scheduler()
     scheduler.add(request(1, strategy="sampling", num_outputs=3))
     scheduler.add(request(2, strategy="sampling", num_outputs=2, length=5, max_new_tokens=2))
 
