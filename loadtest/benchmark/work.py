@@ -27,6 +27,7 @@ class BenchmarkWork:
     top_k: int = 50  # with "topk" only; a smaller vocabulary is drawn from whole
     beam_width: int = 1  # above 1 with "beam" only
     seed: int = 0  # of prompts and draws
+    prompt_logprobs: int | None = None  # alternatives of every given token; None: it is not scored
 
     def __post_init__(self) -> None:
         for name in ("num_prompt_tokens", "num_new_tokens", "beam_width"):
@@ -41,7 +42,9 @@ class BenchmarkWork:
 
     def params(self, index: int, num_new_tokens: int) -> SamplingParams:
         """Return how the tokens of request `index` are chosen."""
-        common = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
+        common = SamplingParams(
+            max_new_tokens=num_new_tokens, ignore_eos=True, prompt_logprobs=self.prompt_logprobs
+        )
         if self.strategy == "topk":
             return replace(common, strategy="sampling", top_k=self.top_k, seed=self.seed + index)
         if self.strategy == "beam":

@@ -3,9 +3,10 @@
 `python -m loadtest.studies.loading packages/gpt2 --out loadtest/results/loading-gpt2`
 
 Every load of a package is in a fresh process. With a generating model there is work then: a burst
-of prompts with one new token each, a second such burst, and the whole work. Cache in use are the
-positions of rows that run, or are kept for prompts that begin alike (here none is), as far as
-their length: when all requests have ended, none.
+of prompts with one new token each, a second such burst, and the whole work; and, in a process of
+its own, the same with all tokens of the prompts scored. Cache in use are the positions of rows that
+run, or are kept for prompts that begin alike (here none is), as far as their length: when all
+requests have ended, none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ print(json.dumps(run_load(*json.loads(sys.argv[1]))))
 """
 _SLACK_WEIGHTS = 1.2  # an engine should hold at most so much for its weights,
 _SLACK_BYTES = 150e6  # the cache in use, and this for everything else
+_NUM_ALTERNATIVES = 5  # of every token of prompts that are scored
 _LOOK_SECONDS = 0.02  # between two looks at the memory
 
 
@@ -209,9 +211,11 @@ def main(
     _tell_loading(content)
     if loaded.manifest.generation is not None:
         work = BenchmarkWork(num_prompt_tokens=prompt_tokens, num_new_tokens=new_tokens)
-        worked = [load_and_work_once(package, work, requests) for _ in range(rounds)]
-        content["under_load"] = summary_under_load(weights, worked)
-        _tell_load(content["under_load"])
+        scoring = replace(work, prompt_logprobs=_NUM_ALTERNATIVES)
+        for name, one in (("under_load", work), ("under_load_scored", scoring)):
+            worked = [load_and_work_once(package, one, requests) for _ in range(rounds)]
+            content[name] = summary_under_load(weights, worked)
+            _tell_load(name.replace("_", " "), content[name])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_document(content, out.with_suffix(".json"))
 
@@ -233,9 +237,9 @@ def _tell_loading(found: Mapping[str, Any]) -> None:
     )
 
 
-def _tell_load(found: Mapping[str, Any]) -> None:
+def _tell_load(name: str, found: Mapping[str, Any]) -> None:
     click.echo(
-        f"under load {found['resident_bytes'] / 1e6:.0f} MB with "
+        f"{name} {found['resident_bytes'] / 1e6:.0f} MB with "
         f"{found['cache_bytes'] / 1e6:.0f} MB of cache in use, "
         f"at most {found['allowed_bytes'] / 1e6:.0f} MB wanted; "
         f"{found['rest_bytes'] / 1e6:.0f} MB afterwards, "

@@ -95,6 +95,11 @@ def test_the_strategy_is_asked_of_the_engine(
 
     assert (params.strategy, params.top_k, params.beam_width) == (strategy, top_k, beam_width)
     assert params.max_new_tokens == 9 and params.ignore_eos
+    assert params.prompt_logprobs is None
+
+
+def test_given_tokens_are_scored_where_that_is_asked() -> None:
+    assert BenchmarkWork(prompt_logprobs=5).params(1, 9).prompt_logprobs == 5
 
 
 @pytest.mark.parametrize(
