@@ -9,6 +9,11 @@
         best = client.generate("dates", "3rd of Feb, 1998", beam=4, num_outputs=2).sequences
         print(client.score("dates", "3rd of Feb, 1998", best[1].text).sum_logprob)
 
+Without a server, `tokenweir.load` runs a package in this process, and returns the same client:
+
+    with tokenweir.load("packages/dates") as client:
+        print(client.generate("dates", "3rd of Feb, 1998").text)
+
 Every call has a deadline (60 s unless told otherwise) and is retried, while nothing of an answer
 has come, if the server is unavailable or full; the server's push-back says how long to wait.
 What a call raises:
