@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
-
 
 class RowOp(NamedTuple):
     """A change of the cache's rows; an empty row has length 0.
@@ -49,17 +47,10 @@ class ScheduledBatch:
     Logits come in another order: a row for each decoding one, then those that each chunk wants.
     """
 
-    row_ops: tuple[RowOp, ...]
-    encodes: tuple[Encode, ...]
-    chunks: tuple[PrefillChunk, ...]
-    decode_ids: tuple[int, ...]  # the token of row 0, 1, ...
-    draws: tuple[Draw | BeamDraw, ...]
+    row_ops: tuple[RowOp, ...] = ()
+    encodes: tuple[Encode, ...] = ()
+    chunks: tuple[PrefillChunk, ...] = ()
+    decode_ids: tuple[int, ...] = ()  # the token of row 0, 1, ...
     decode_sources: tuple[int, ...] = ()  # encoder-decoder: the source of row 0, 1, ...
-    scores: tuple[ScoreDraw, ...] = ()
-    num_top: int = 1  # of the largest logits, as many as the draws need at most
+    num_top: int = 1  # of the largest logits, as many as are looked at
     aligned: tuple[int, ...] = ()  # rows of logits whose attention to the source is wanted, rising
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no model is run."""
-        return not (self.encodes or self.decode_ids or self.chunks)

@@ -128,7 +128,6 @@ class SlotKVCache:
             ),
             chunks=tuple([self._place(chunk) for chunk in parts.chunks]),
             decode_ids=parts.decode_ids,
-            draws=(),
             decode_sources=self._sources_of(parts.decoding),
             num_top=parts.num_top,
             aligned=parts.aligned,

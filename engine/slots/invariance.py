@@ -17,7 +17,7 @@ _NUM_ROWS = 32  # decoded together at most
 _NUM_SOURCES = 8  # encoded together at most
 _SHORT = 8  # tokens of a short row or source
 _USUAL_L2 = 2**21  # bytes, where the system does not tell
-_NOTHING = ScheduledBatch((), (), (), (), ())
+_NOTHING = ScheduledBatch()
 
 Bits = tuple[bytes, ...]
 

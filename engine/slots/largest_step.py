@@ -13,7 +13,7 @@ from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import try_out
 
-_NOTHING = ScheduledBatch((), (), (), (), ())
+_NOTHING = ScheduledBatch()
 
 
 def largest_step_seconds(

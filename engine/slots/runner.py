@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.device.device import CudaDevice
 
 _NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
-_NOTHING = ScheduledBatch((), (), (), (), ())
+_NOTHING = ScheduledBatch()
 
 
 class ModelRunner(Protocol):

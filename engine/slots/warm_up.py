@@ -18,7 +18,7 @@ from engine.slots.runner import SlotModelRunner
 _NUM_TOKENS = 4  # of a prompt
 _NUM_ROWS = 3  # decoded together
 _NUM_TOP = 128  # the most that a request without a top_k of its own asks for
-_NOTHING = ScheduledBatch((), (), (), (), ())
+_NOTHING = ScheduledBatch()
 
 
 def warm_up(

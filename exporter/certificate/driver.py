@@ -24,7 +24,7 @@ from exporter.samples import Tokens
 
 WHOLE = 0  # in place of a chunk size: the prompt in one piece
 
-_NOTHING = ScheduledBatch((), (), (), (), ())
+_NOTHING = ScheduledBatch()
 
 
 class Runner(Protocol):

@@ -24,7 +24,7 @@ from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 
 NUM_SLOTS = 8
-NOTHING = ScheduledBatch((), (), (), (), ())
+NOTHING = ScheduledBatch()
 COUNTERS = ("launches", "graphs", "syncs", "memcpys")
 
 counted = dict.fromkeys(("bound", "uploads", "downloads"), 0)

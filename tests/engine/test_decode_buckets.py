@@ -22,7 +22,7 @@ from engine.slots.runner import SlotModelRunner
 from tests.engine.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
 
 SLOTS = 5
-NOTHING = ScheduledBatch((), (), (), (), ())
+NOTHING = ScheduledBatch()
 
 
 def load(model: TinyModel, path: Path, *buckets: int) -> SlotModelRunner:

@@ -159,7 +159,6 @@ def test_a_step_runs_row_changes_encodes_decodes_and_chunks_and_orders_logits(
                 PrefillChunk(1, tuple(chunked[4:]), num_logits=1),
                 PrefillChunk(2, tuple(prompt), num_logits=3),
             ),
-            draws=(),
             num_top=4,
         )
     )
@@ -181,7 +180,7 @@ def test_more_logits_than_rows_are_made_room_for(decoder: Loaded) -> None:
     ids = _random_ids(seed=3, length=30)
     chunk = PrefillChunk(0, tuple(ids), num_logits=30)
 
-    found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=(), draws=()))
+    found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=()))
 
     np.testing.assert_allclose(found.logits, model.logits(ids), atol=2e-5)
     np.testing.assert_allclose(runner.decode([4])[0], model.logits([*ids, 4])[-1], atol=2e-5)
@@ -190,11 +189,11 @@ def test_more_logits_than_rows_are_made_room_for(decoder: Loaded) -> None:
 def test_room_for_more_logits_than_rows_is_given_back_by_the_next_step(decoder: Loaded) -> None:
     _, runner = decoder
     chunk = PrefillChunk(0, tuple(_random_ids(seed=3, length=30)), num_logits=30)
-    found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=(), draws=()))
+    found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=()))
     room = weakref.ref(found.logits.base)
     del found
 
-    runner.run(ScheduledBatch((), (), chunks=(), decode_ids=(4,), draws=()))
+    runner.run(ScheduledBatch((), (), chunks=(), decode_ids=(4,)))
 
     assert room() is None
 
@@ -203,11 +202,11 @@ def test_beams_attend_to_their_sentence_and_count_padding(encoder_decoder: Loade
     model, runner = encoder_decoder
     sources = [_random_ids(seed=n, length=length) for n, length in enumerate((7, 7, 4))]
     encodes = tuple(Encode(row, tuple(source)) for row, source in enumerate(sources))
-    runner.run(ScheduledBatch((), encodes, chunks=(), decode_ids=(), draws=()))
+    runner.run(ScheduledBatch((), encodes, chunks=(), decode_ids=()))
     of_row = (2, 0, 2, 2, 1)
 
     found = runner.run(
-        ScheduledBatch((), (), (), decode_ids=(5, 6, 7, 8, 9), draws=(), decode_sources=of_row)
+        ScheduledBatch((), (), (), decode_ids=(5, 6, 7, 8, 9), decode_sources=of_row)
     )
 
     for row, source in enumerate(of_row):
@@ -219,10 +218,10 @@ def test_beams_attend_to_their_sentence_and_count_padding(encoder_decoder: Loade
 def test_as_many_beams_as_there_are_slots_attend_to_any_source(tmp_path: Path) -> None:
     model, runner = _load(TinyModel(2, has_encoder=True), tmp_path, num_slots=40)
     source, last = _random_ids(seed=1, length=7), 39
-    runner.run(ScheduledBatch((), (Encode(last, tuple(source)),), (), decode_ids=(), draws=()))
+    runner.run(ScheduledBatch((), (Encode(last, tuple(source)),), (), decode_ids=()))
 
     found = runner.run(
-        ScheduledBatch((), (), (), decode_ids=(5,) * 40, draws=(), decode_sources=(last,) * 40)
+        ScheduledBatch((), (), (), decode_ids=(5,) * 40, decode_sources=(last,) * 40)
     )
 
     wanted = model.logits([5], source)[[-1] * 40]
@@ -246,9 +245,7 @@ def test_encode_and_first_decoder_token_share_a_step(encoder_decoder: Loaded) ->
     model, runner = encoder_decoder
     source = _random_ids(seed=9, length=6)
 
-    logits = runner.run(
-        ScheduledBatch((), (Encode(0, tuple(source)),), decode_ids=(1,), chunks=(), draws=())
-    )
+    logits = runner.run(ScheduledBatch((), (Encode(0, tuple(source)),), decode_ids=(1,), chunks=()))
 
     np.testing.assert_allclose(logits.logits, model.logits([1], source), atol=2e-5)
 

@@ -266,7 +266,7 @@ def test_the_output_is_bound_only_in_steps_that_want_it(
     )
     encodes = tuple(Encode(row, (4 + row, 5, 6)) for row in range(3))
     chunk = PrefillChunk(2, (1, 7, 8), num_logits=2, source_row=2)
-    plain = ScheduledBatch((), encodes, (chunk,), (1, 1), (), decode_sources=(0, 1))
+    plain = ScheduledBatch((), encodes, (chunk,), (1, 1), decode_sources=(0, 1))
 
     first = runner.run(plain)
     assert "alignment" not in bound_outputs and first.alignment is None

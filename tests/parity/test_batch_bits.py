@@ -117,8 +117,7 @@ class Rows:
 
 
 def run(runner: SlotModelRunner, **parts: object) -> StepLogits:
-    nothing = dict.fromkeys(("row_ops", "encodes", "chunks", "decode_ids", "draws"), ())
-    return runner.run(ScheduledBatch(**nothing | parts, num_top=4))  # type: ignore[arg-type]
+    return runner.run(ScheduledBatch(**parts, num_top=4))  # type: ignore[arg-type]
 
 
 def _bits(given: StepLogits, row: int) -> Bits:

@@ -29,7 +29,7 @@ MODELS = {
         "bos_token_id": 1,
     },
 }
-NOTHING = ScheduledBatch((), (), (), (), ())
+NOTHING = ScheduledBatch()
 
 Bits = tuple[bytes, ...]
 

@@ -18,7 +18,7 @@ from engine.slots.runner import SlotModelRunner
 from tests.parity.conftest import CPU, CUDA_FP16, CUDA_FP32, VOCAB_SIZE, Exported, Setup
 
 SLOTS, STEPS = 6, 150
-NOTHING = ScheduledBatch((), (), (), (), ())
+NOTHING = ScheduledBatch()
 
 
 class RandomSteps:
