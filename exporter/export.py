@@ -26,13 +26,7 @@ from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
 from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
 from exporter.files import stage
-from exporter.graphs.contracts import (
-    ARCHITECTURES,
-    TASKS,
-    encoding_contract,
-    generation_contract,
-    image_contract,
-)
+from exporter.graphs.contracts import contract_of
 from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
 from exporter.toolchain import read_toolchain
 
@@ -73,15 +67,11 @@ def export_package(
         directory = staging.directory
         write_graphs(build_package_graphs(checkpoint, form), directory)
         _copy_files(checkpoint, directory)
-        certificate = certify(
-            checkpoint,
-            directory,
-            progress or _no_progress,
-            form=form,
-            limits=(limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None,
-            text=scored,
+        most = (limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None
+        found = certify(
+            checkpoint, directory, progress or _no_progress, form=form, limits=most, text=scored
         )
-        manifest = _describe(checkpoint, directory, name, version, form, certificate)
+        manifest = _describe(checkpoint, directory, name, version, form, found)
         write_manifest(manifest, directory)
         staging.publish()
     return manifest
@@ -95,23 +85,22 @@ def _describe(
     form: PackageFormat,
     certificate: Certificate,
 ) -> Manifest:
-    config = checkpoint.config.model
-    generation = generation_contract(config, form)
+    contract = contract_of(checkpoint.config.model, form)
     files = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
         version=version,
-        architecture=ARCHITECTURES[config.family],
-        task=TASKS[config.family],
+        architecture=contract.architecture,
+        task=contract.task,
         target=form.target,
         precision=form.precision,
-        layout="slots" if generation else None,
+        layout="slots" if contract.generation else None,
         weights=form.weights,
-        generation=generation,
-        encoding=encoding_contract(config),
-        image=image_contract(config),
-        labels=config.labels,
+        generation=contract.generation,
+        encoding=contract.encoding,
+        image=contract.image,
+        labels=contract.labels,
         files={file: hash_file(directory / file) for file in files},
         toolchain=read_toolchain(),
         certificate=certificate,

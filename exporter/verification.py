@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.errors import CertificateError
-from engine.package.manifest import Certificate, DeviceCertificate, Manifest, PackageFormat
+from engine.package.manifest import Certificate, DeviceCertificate, Manifest
 from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
 from exporter.certificate.cases import Progress
@@ -20,13 +20,7 @@ from exporter.certificate.loss import limits_of
 from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import Checkpoint, load_checkpoint
 from exporter.export import copied_files
-from exporter.graphs.contracts import (
-    ARCHITECTURES,
-    TASKS,
-    encoding_contract,
-    generation_contract,
-    image_contract,
-)
+from exporter.graphs.contracts import contract_of
 from exporter.toolchain import read_toolchain
 
 # What is measured differs a little from processor to processor: a largest difference by up to
@@ -113,25 +107,14 @@ def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
                 f"{package.path / name} is not that of {checkpoint.path}; "
                 "give the checkpoint that the package was exported from, or export it again"
             )
-    for field, wanted in _contract_of(checkpoint, package.manifest.format).items():
+    contract = contract_of(checkpoint.config.model, package.manifest.format)
+    for field, wanted in vars(contract).items():
         found = getattr(package.manifest, field)
         if found != wanted:
             raise CertificateError(
                 f"{package.path / MANIFEST_NAME}: {field} is {shortened(found)}, "
                 f"the checkpoint's is {shortened(wanted)}; export it again"
             )
-
-
-def _contract_of(checkpoint: Checkpoint, form: PackageFormat) -> dict[str, object]:
-    config = checkpoint.config.model
-    return {
-        "architecture": ARCHITECTURES[config.family],
-        "task": TASKS[config.family],
-        "generation": generation_contract(config, form),
-        "encoding": encoding_contract(config),
-        "image": image_contract(config),
-        "labels": config.labels,
-    }
 
 
 def _check_toolchain(package: Package, here: Mapping[str, str]) -> None:

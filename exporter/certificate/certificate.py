@@ -6,15 +6,13 @@ is none if that is more than the limits allow.
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
-from engine.package.manifest import Certificate, GenerationContract, HalfPrecision, PackageFormat
+from engine.package.manifest import Certificate, HalfPrecision, Loss, PackageFormat
 from exporter.certificate.cases import Covered, Progress
 from exporter.certificate.comparison import Comparison, LossyComparison, exported_graphs
 from exporter.certificate.execution import Execution, OnCpu
@@ -30,11 +28,11 @@ from exporter.certificate.one_pass import Pair, certify_encoding, certify_images
 from exporter.certificate.perplexity import measure_perplexity
 from exporter.certificate.scored_text import ScoredText
 from exporter.certificate.sides import Sides
+from exporter.certificate.subject import Subject, subject_of
 from exporter.checkpoint import Checkpoint
-from exporter.graphs.contracts import encoding_contract, generation_contract, image_contract
+from exporter.graphs.contracts import contract_of
 from exporter.graphs.package_graphs import build_package_graphs, write_graphs
 from exporter.graphs.target import target_of
-from exporter.samples import encode_samples
 
 _PLAIN = PackageFormat()
 _ON_CPU = OnCpu()
@@ -56,14 +54,11 @@ def certify(
     equal to the eager model, those in float16 as near as it is itself in that type. Raises
     CertificateError: without limits, saying where, at the first difference.
     """
-    # In float64, so that only the graphs' rounding counts: the eager model's own is as large. It
-    # took the largest difference of a date model's 518 cases from 5.4e-5 to 3.3e-5.
-    model = copy.deepcopy(checkpoint.model).eval().double()
+    subject = subject_of(checkpoint, form)
     with _runnable(checkpoint, directory, form) as (runnable, in_it):
-        found = _certify(checkpoint, model, runnable, in_it, progress, limits, text)
-    half = None
-    if form.has_half_stage:
-        half = _certify_half(checkpoint, model, directory, form, progress)
+        shown = replace(subject, contract=contract_of(checkpoint.config.model, in_it))
+        found = _certify(shown, runnable, in_it, progress, limits, text)
+    half = _certify_half(subject, directory, progress) if form.has_half_stage else None
     invariant = found.batch_invariant and target_of(form).runs_here  # on a device it is shown there
     return found.model_copy(update={"half": half, "batch_invariant": invariant, "dtype": str(form)})
 
@@ -89,28 +84,49 @@ def _runnable(
 
 
 def _certify(
-    checkpoint: Checkpoint,
-    model: nn.Module,
+    subject: Subject,
     directory: Path,
     in_it: PackageFormat,
     progress: Progress,
     limits: LossLimits | None,
     text: ScoredText | None,
 ) -> Certificate:
-    generation = generation_contract(checkpoint.config.model, in_it)
-    needs_equal_bits = target_of(in_it).runs_here
-    comparison = LossyComparison() if limits else Comparison(needs_equal_bits=needs_equal_bits)
-    cases, covered = compare_all(checkpoint, model, generation, directory, comparison, progress)
-    loss, tolerance = None, comparison.tolerance
-    alignment_tolerance = comparison.alignment_tolerance
-    if isinstance(comparison, LossyComparison) and limits:
-        perplexity = None
-        if generation and text:
-            perplexity = measure_perplexity(model, generation, directory, text)
-        loss = check_loss(comparison, perplexity, limits)
-        tolerance = limits.max_logit_loss * (comparison.logit_std or 1)
+    if limits:
+        return _certify_loss(subject, directory, in_it, progress, limits, text)
+    comparison = Comparison(needs_equal_bits=target_of(in_it).runs_here)
+    cases, covered = compare_all(subject, directory, comparison, progress)
+    return _result(comparison, cases, covered, in_it)
+
+
+def _certify_loss(
+    subject: Subject,
+    directory: Path,
+    in_it: PackageFormat,
+    progress: Progress,
+    limits: LossLimits,
+    text: ScoredText | None,
+) -> Certificate:
+    comparison, generation = LossyComparison(), subject.contract.generation
+    cases, covered = compare_all(subject, directory, comparison, progress)
+    perplexity = None
+    if generation and text:
+        perplexity = measure_perplexity(subject.model, generation, directory, text)
+    loss = check_loss(comparison, perplexity, limits)
+    return _result(comparison, cases, covered, in_it, loss)
+
+
+def _result(
+    comparison: Comparison,
+    cases: int,
+    covered: Covered,
+    in_it: PackageFormat,
+    loss: Loss | None = None,
+) -> Certificate:
+    tolerance, of_alignment = comparison.tolerance, comparison.alignment_tolerance
+    if loss is not None:
+        tolerance = loss.max_logit_loss * (loss.logit_std or 1)
         if comparison.max_abs_alignment_diff is not None:
-            alignment_tolerance = SHARE_LOSS * limits.max_logit_loss
+            of_alignment = SHARE_LOSS * loss.max_logit_loss
     return Certificate(
         cases=cases,
         tokens_compared=comparison.tokens_compared,
@@ -118,7 +134,7 @@ def _certify(
         max_abs_logit_diff=comparison.max_abs_logit_diff,
         max_abs_logit=comparison.max_abs_logit,
         max_abs_alignment_diff=comparison.max_abs_alignment_diff,
-        alignment_tolerance=alignment_tolerance,
+        alignment_tolerance=of_alignment,
         tolerance=tolerance,
         batch_invariant=comparison.batch_invariant,
         dtype=str(in_it),
@@ -127,30 +143,20 @@ def _certify(
     )
 
 
-def _certify_half(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    directory: Path,
-    form: PackageFormat,
-    progress: Progress,
-) -> HalfPrecision:
-    config = checkpoint.config.model
-    generation = generation_contract(config, form)
-    if generation:
-        limit = (generation.cross_cache or generation.cache).max_len
-        samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
-        return certify_half_generation(model, generation, directory, samples, progress)
-    encoding, image = encoding_contract(config), image_contract(config)
-    if encoding:
-        return certify_half_texts(model, encoding, directory)
-    assert image is not None, "a model generates, encodes text, or sees images"
-    return certify_half_images(model, image, directory)
+def _certify_half(subject: Subject, directory: Path, progress: Progress) -> HalfPrecision:
+    model, contract = subject.model, subject.contract
+    if contract.generation:
+        return certify_half_generation(
+            model, contract.generation, directory, subject.samples, progress
+        )
+    if contract.encoding:
+        return certify_half_texts(model, contract.encoding, directory)
+    assert contract.image is not None, "a model generates, encodes text, or sees images"
+    return certify_half_images(model, contract.image, directory)
 
 
 def compare_all(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    generation: GenerationContract | None,
+    subject: Subject,
     directory: Path,
     comparison: Comparison,
     progress: Progress,
@@ -159,22 +165,17 @@ def compare_all(
 ) -> tuple[int, Covered]:
     """Compare all cases of a model; return their number and what they covered.
 
-    With `half` logits are held to its bound besides; `model` is in float64 then.
+    With `half` logits are held to its bound besides.
     """
-    config = checkpoint.config.model
-    encoding, image = encoding_contract(config), image_contract(config)
-
-    def samples(limit: int) -> list[tuple[int, ...]]:
-        return encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
-
-    if generation:
-        limit = (generation.cross_cache or generation.cache).max_len
-        sides = Sides(model, generation, directory, comparison, execution=execution, half=half)
-        return certify_generation(sides, samples(limit), progress)
+    model, contract = subject.model, subject.contract
+    if contract.generation:
+        sides = Sides(
+            model, contract.generation, directory, comparison, execution=execution, half=half
+        )
+        return certify_generation(sides, subject.samples, progress)
     with exported_graphs():
         pair = Pair(model, execution.load_session(directory), half)
-    if encoding:
-        given = samples(encoding.max_len)
-        return certify_encoding(pair, encoding, given, comparison, progress)
-    assert image is not None, "a model generates, encodes text, or sees images"
-    return certify_images(pair, image, comparison, progress)
+    if contract.encoding:
+        return certify_encoding(pair, contract.encoding, subject.samples, comparison, progress)
+    assert contract.image is not None, "a model generates, encodes text, or sees images"
+    return certify_images(pair, contract.image, comparison, progress)

@@ -9,8 +9,6 @@ with.
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
 from engine.errors import CertificateError
@@ -25,6 +23,7 @@ from exporter.certificate.execution import Execution
 from exporter.certificate.half import half_of
 from exporter.certificate.half_comparison import Half, HalfComparison
 from exporter.certificate.loss import check_loss, limits_of
+from exporter.certificate.subject import subject_of
 from exporter.checkpoint import Checkpoint
 
 
@@ -41,18 +40,9 @@ def certify_device(
     `use` names it in the certificate; `elsewhere` is the digest that another process found. Raises
     CertificateError at the first fault.
     """
-    model = copy.deepcopy(checkpoint.model).eval().double()
-    held = _Held(package, model)
-    cases, _ = compare_all(
-        checkpoint,
-        model,
-        package.manifest.generation,
-        package.path,
-        held.comparison,
-        progress,
-        execution,
-        held.half,
-    )
+    subject = subject_of(checkpoint, package.manifest.format)
+    held = _Held(package, subject.model)
+    cases, _ = compare_all(subject, package.path, held.comparison, progress, execution, held.half)
     held.check_loss()
     here = find(package, execution).digest
     if here != elsewhere:

@@ -6,7 +6,7 @@ the eager model without a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,26 +72,15 @@ def certify_encoding(
     rng = np.random.default_rng(SEED)
     groups = [[sample] for sample in samples] + random_groups(rng, contract)
     certifier = _TextCertifier(pair, comparison, contract.vocab_size)
-    num_texts, done = sum(map(len, groups)), 0
-    total = (1 + len(BATCH_SIZES)) * num_texts
-
-    texts, expected = [], []
-    for group in groups:
-        output = certifier.check_equal_lengths(group)
-        for i, text in enumerate(group):
-            texts.append(text)
-            expected.append(output.rows(slice(i, i + 1)))
-        done += len(group)
-        progress(done, total)
+    num_texts = sum(map(len, groups))
     order = rng.permutation(num_texts).tolist()
-    for members in _parts(order):
-        certifier.check_padded([texts[i] for i in members], [expected[i] for i in members])
-        done += len(members)
-        progress(done, total)
+    done = 0
+    for num_runs in certifier.check(groups, order):
+        done += num_runs
+        progress(done, (1 + len(BATCH_SIZES)) * num_texts)
     certifier.check_half()
-
     covered: Covered = {
-        "lengths": sorted(set(map(len, texts))),
+        "lengths": sorted({len(text) for group in groups for text in group}),
         "padded_rows": num_texts,
         "batch_sizes": [1, *BATCH_SIZES],
         "most_rows": MOST_ROWS,
@@ -233,6 +222,19 @@ class _TextCertifier(_Certifier):
         super().__init__(pair, comparison)
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(SEED)
+
+    def check(self, groups: Sequence[Sequence[Tokens]], order: Sequence[int]) -> Iterator[int]:
+        """Compare texts of one length, then all of them padded, in an order; yield numbers done."""
+        texts, expected = [], []
+        for group in groups:
+            output = self.check_equal_lengths(group)
+            for i, text in enumerate(group):
+                texts.append(text)
+                expected.append(output.rows(slice(i, i + 1)))
+            yield len(group)
+        for members in _parts(order):
+            self.check_padded([texts[i] for i in members], [expected[i] for i in members])
+            yield len(members)
 
     def check_equal_lengths(self, texts: Sequence[Tokens]) -> Output:
         """Compare texts of one length; return the eager model's output."""

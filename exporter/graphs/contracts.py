@@ -46,6 +46,13 @@ class Contract:
     image: ImageContract | None
     labels: tuple[str, ...]
 
+    @property
+    def most_tokens(self) -> int:
+        """How long a prompt, a source or a text may be; 0: the model sees images."""
+        if self.generation:
+            return (self.generation.cross_cache or self.generation.cache).max_len
+        return self.encoding.max_len if self.encoding else 0
+
 
 def contract_of(config: TransformerConfig, form: PackageFormat = _PLAIN) -> Contract:
     """Return the contract of a model with the numbers of a format."""

@@ -31,6 +31,16 @@ SAMPLES = (
     ("I don't think that the service was friendly.", NEGATIVE),
 )
 
+RECIPE = Recipe(
+    steps=1000,
+    batch_tokens=2048,
+    peak_learning_rate=1e-3,
+    warmup_steps=150,
+    label_smoothing=0.05,
+    weight_decay=0.01,
+    validate_every=200,
+)
+
 
 def sentiment_task(seed: int) -> Task:
     """Return the task; `seed` decides which texts it is trained on."""
@@ -44,39 +54,35 @@ def sentiment_task(seed: int) -> Task:
 
     return Task(
         name="sentiment",
-        config=TransformerConfig(
-            family="bert",
-            d_model=64,
-            num_heads=4,
-            d_ff=256,
-            num_encoder_layers=3,
-            activation="gelu",
-            dropout=0.1,
-            norm_eps=1e-12,
-            vocab_size=tokenizer.get_vocab_size(),
-            max_source_len=128,
-            positions="learned",
-            scale_embeddings=False,
-            embedding_norm=True,
-            num_token_types=2,
-            labels=LABELS,
-        ),
+        config=_config(tokenizer),
         tokenizer=tokenizer,
-        recipe=Recipe(
-            steps=1000,
-            batch_tokens=2048,
-            peak_learning_rate=1e-3,
-            warmup_steps=150,
-            label_smoothing=0.05,
-            weight_decay=0.01,
-            validate_every=200,
-        ),
+        recipe=RECIPE,
         chunks=chunk,
         validation=_fixed_texts(tokenizer, VALIDATION_TEXTS, part="validation"),
         held_out=_fixed_texts(tokenizer, HELD_OUT_TEXTS, part="held out"),
         selection="exact_match",
         judge=accuracy_judge("exact_match", "texts", 0.98),
         samples=SAMPLES,
+    )
+
+
+def _config(tokenizer: Tokenizer) -> TransformerConfig:
+    return TransformerConfig(
+        family="bert",
+        d_model=64,
+        num_heads=4,
+        d_ff=256,
+        num_encoder_layers=3,
+        activation="gelu",
+        dropout=0.1,
+        norm_eps=1e-12,
+        vocab_size=tokenizer.get_vocab_size(),
+        max_source_len=128,
+        positions="learned",
+        scale_embeddings=False,
+        embedding_norm=True,
+        num_token_types=2,
+        labels=LABELS,
     )
 
 

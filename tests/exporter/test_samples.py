@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from engine.errors import CheckpointError
+from engine.package.manifest import PackageFormat
 from exporter.certificate import certificate as certificates
 from exporter.certificate.comparison import Comparison
+from exporter.certificate.subject import subject_of
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.graphs.contracts import generation_contract
 from exporter.samples import encode_samples
 
 MakeCheckpoint = Callable[..., Path]
@@ -30,10 +31,8 @@ def _tried(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> list[Any]
     monkeypatch.setattr(
         certificates, "certify_generation", lambda _, samples, __: tried.extend(samples)
     )
-    contract = generation_contract(checkpoint.config.model)
-    certificates.compare_all(
-        checkpoint, checkpoint.model, contract, checkpoint.path, Comparison(), lambda *_: None
-    )
+    subject = subject_of(checkpoint, PackageFormat())
+    certificates.compare_all(subject, checkpoint.path, Comparison(), lambda *_: None)
     return tried
 
 
