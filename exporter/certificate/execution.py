@@ -87,6 +87,7 @@ class OnDevice:
         if self._runner is None:
             self._runner = load_runner(self.package, contract, self.config, self.device)
             warm_up(self._runner, contract, directory)
+        self._runner.reset()
         return self._runner, self._runner
 
     def load_session(self, directory: Path) -> Session:
