@@ -10,6 +10,8 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
+# How a package for CUDA is served without a GPU.
+ON_CPU = "serve with --device cpu, a model in bf16 exported with --precision fp16 before"
 _CPU, _CUDA = "onnxruntime", "onnxruntime-gpu"
 
 
@@ -32,8 +34,8 @@ def check_cuda_distribution() -> None:
     check_distributions()
     if _installed(_CUDA) is None:
         raise ConfigError(
-            f"{_CUDA} is not installed, and {_CPU} knows no CUDA; serve with --device cpu, or "
-            "type these two lines:\n"
+            f"{_CUDA} is not installed, and {_CPU} knows no CUDA; {ON_CPU}, or type these "
+            "two lines:\n"
             f"pip uninstall --yes {_CPU}\n"
             "pip install 'tokenweir[gpu]'"
         )

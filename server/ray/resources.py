@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from engine.device.distributions import ON_CPU
 from engine.errors import ConfigError
 from server.config import ServeConfig
 from server.ray.address import joins_cluster
@@ -27,7 +28,7 @@ def check_gpus(config: ServeConfig, num_gpus: int) -> None:
     if not gpus or config.min_replicas <= num_gpus * config.replicas_per_gpu:
         return
     if not num_gpus:
-        raise ConfigError("Ray finds no GPU on this machine; serve with --device cpu")
+        raise ConfigError(f"Ray finds no GPU on this machine; {ON_CPU}")
     raise ConfigError(
         f"{config.min_replicas} replicas want {gpus:g} GPUs each, and this machine has {num_gpus}; "
         "ask for fewer with --replicas, or let several share one, such as two with "
