@@ -17,8 +17,9 @@ from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs
-from exporter.graphs.cache_int8 import calibrate
+from exporter.graphs.cache_int8 import CacheScale, calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
+from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from exporter.verification import verify_package
@@ -139,3 +140,15 @@ def test_a_model_without_a_cache_has_none_to_round(
 
     with pytest.raises(CheckpointError, match="leave out --kv-cache"):
         export_package(checkpoint, tmp_path / "package", kv_cache="int8")
+
+
+def test_a_cache_in_8_bits_keeps_the_functions_of_its_target(tiny_graphs: TinyGraphs) -> None:
+    """Those for CUDA have no control flow, or a call cannot be captured."""
+    _, graphs = tiny_graphs("encoder-decoder")
+    decoder = graphs["decoder.onnx"]
+
+    quantize_cache(decoder, [CacheScale(1, 1)] * 2, CUDA.functions["fp16"])
+
+    nodes = {node.op_type for function in decoder.functions.values() for node in function}
+    assert "GroupQueryAttention" in nodes
+    assert "If" not in nodes

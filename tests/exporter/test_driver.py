@@ -1,0 +1,59 @@
+"""The certificate of a model that generates asks for steps, and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.package.manifest import GenerationContract, PackageFormat
+from engine.sampling.logits import StepLogits
+from engine.session import Session
+from engine.slots.batch import ScheduledBatch
+from exporter.certificate.certificate import compare_all
+from exporter.certificate.comparison import Comparison
+from exporter.certificate.driver import Runner
+from exporter.certificate.execution import OnCpu
+from exporter.certificate.subject import subject_of
+from exporter.checkpoint import load_checkpoint
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.torch_export import Graphs
+
+TinyGraphs = Callable[[str], tuple[Path, Graphs]]
+
+
+class StepsOnly:
+    """Runs steps, and has nothing that could be read or written besides."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.num_slots = runner.num_slots
+        self.buckets = runner.buckets
+        self.run: Callable[[ScheduledBatch], StepLogits] = runner.run
+
+
+class OfStepsOnly:
+    """Loads graphs for a CPU, behind runners of steps only."""
+
+    def load_runners(
+        self, contract: GenerationContract, directory: Path
+    ) -> tuple[StepsOnly, StepsOnly]:
+        batch, alone = OnCpu().load_runners(contract, directory)
+        return StepsOnly(batch), StepsOnly(alone)
+
+    def load_session(self, directory: Path) -> Session:
+        raise AssertionError("it is no one-pass model")
+
+    def as_options(self) -> list[str]:
+        raise AssertionError("there is no other process")
+
+
+def test_a_certificate_is_found_by_steps_only(tiny_graphs: TinyGraphs, tmp_path: Path) -> None:
+    path, graphs = tiny_graphs("encoder-decoder")
+    write_graphs(graphs, tmp_path)
+    subject = subject_of(load_checkpoint(path), PackageFormat())
+
+    cases, covered = compare_all(
+        subject, tmp_path, Comparison(), lambda *_: None, execution=OfStepsOnly()
+    )
+
+    assert cases > 80
+    assert covered["batch_sizes"] == [1, 2, 5, 8]
