@@ -1,0 +1,170 @@
+"""The READMEs: every command in them exists with its options, every file and link is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+from packaging.requirements import Requirement
+
+from server.cli.app import cli
+
+ROOT = Path(__file__).parents[1]
+READMES = sorted(
+    path for path in ROOT.glob("**/README.md") if not path.relative_to(ROOT).parts[0][0] == "."
+)
+SHELL = {".", "cat", "export", "mkdir", "platforms=$(for", "tar"}  # nothing of ours in them
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+class Block(NamedTuple):
+    """A block of code in a README."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def _blocks() -> Iterator[Block]:
+    for path in READMES:
+        text = path.read_text()
+        for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+            yield Block(path, text.count("\n", 0, found.start()) + 2, found[1], found[2])
+
+
+BLOCKS = list(_blocks())
+
+
+def _commands(script: str) -> Iterator[list[str]]:
+    """Give the words of every command; of a here-document those that begin it."""
+    script = re.sub(r"<<'(\w+)'\n.*?^\1$", "", script, flags=re.M | re.S).replace("\\\n", " ")
+    for line in script.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words: list[str] = []
+        for word in lexer:
+            if set(word) <= set("|&;"):
+                yield words
+                words = []
+            elif set(word) <= set("<>"):
+                next(lexer)  # the file
+            else:
+                words.append(word)
+        if words:
+            yield words
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{block} {' '.join(words)}"[:120])
+    for block in BLOCKS
+    if block.language == "sh"
+    for words in _commands(block.text)
+]
+
+
+def _check_tokenweir(words: list[str]) -> None:
+    command = cli.commands[words[0]]
+    with click.Context(command, info_name=words[0]) as context:
+        given, left, _ = command.make_parser(context).parse_args(list(words[1:]))
+        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        required = [p for p in command.params if p.required]
+    assert not left or any(p.nargs == -1 for p in arguments), f"too many arguments: {left}"
+    missing = [p.name for p in required if given.get(str(p.name)) in (None, ())]
+    assert not missing, f"{words[0]} lacks {missing}"
+
+
+def _check_module(name: str, options: list[str]) -> None:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None, f"there is no module {name}"
+    home = Path(spec.origin)
+    sources = home.parent.rglob("*.py") if home.name == "__init__.py" else [home]
+    source = "\n".join(path.read_text() for path in sources)
+    unknown = [word for word in options if word.startswith("--") and f'"{word}"' not in source]
+    assert not unknown, f"{name} has no {unknown}"
+
+
+def _check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert {word for word in words if "=" not in word} <= set(targets)
+
+
+def _check_pip(words: list[str]) -> None:
+    for word in words:
+        if word.startswith((".[", "tokenweir[")):
+            extras = Requirement("tokenweir" + word[word.index("[") :]).extras
+            assert extras <= set(EXTRAS), f"there is no extra {extras - set(EXTRAS)}"
+    if "-c" in words:
+        assert (ROOT / words[words.index("-c") + 1]).exists()
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_command_exists_with_its_options(words: list[str]) -> None:
+    program, *rest = words
+    if program == "tokenweir":
+        _check_tokenweir(rest)
+    elif program in ("python", "python3") and rest[0] == "-m":
+        _check_module(rest[1], rest[2:])
+    elif program == "make":
+        _check_make(rest)
+    elif program == "pip":
+        _check_pip(rest)
+    elif program == "pytest":
+        assert all((ROOT / word).exists() for word in rest if not word.startswith("-"))
+    else:
+        assert program in SHELL or words == ["python", "-"], f"nothing checks {words}"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
+def test_python_imports_what_is_there(block: Block) -> None:
+    imports = [n for n in ast.walk(ast.parse(block.text)) if isinstance(n, ast.ImportFrom)]
+
+    assert imports
+    for node in imports:
+        module = importlib.import_module(str(node.module))
+        assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+
+    for link in links:
+        file, _, anchor = link.partition("#")
+        if "://" in file:
+            continue
+        target = (path.parent / file) if file else path
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+            assert anchor in anchors, link
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_of_ours_that_are_named_are_there(path: Path) -> None:
+    rooms = "engine|exporter|server|loadtest|proto|tests"
+    names = re.findall(rf"`((?:{rooms})/[\w./*-]*)`", path.read_text())
+    names += _responsible_files(path)
+
+    missing = [name for name in names if not list(ROOT.glob(name.rstrip("/")))]
+    assert not missing
+
+
+def _responsible_files(path: Path) -> list[str]:
+    """Return the files of the table that opens the README of a folder, from the root."""
+    table = path.read_text().partition("| responsibility | file |\n|---|---|\n")[2]
+    rows = table.partition("\n\n")[0]
+    room = path.parent.relative_to(ROOT)
+    return [str(room / name) for name in re.findall(r"`([\w./*-]+)`", rows)]
