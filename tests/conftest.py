@@ -29,7 +29,7 @@ VOCAB_SIZE = 258
 # The likeliest next token, or all logits, behind a source (or none) and the tokens so far.
 Script = Callable[[list[int], list[int]], int | np.ndarray]
 
-STARTS_RAY = ("tests/test_end_to_end.py", "tests/test_lost_parts.py")
+STARTS_RAY = ("tests/test_end_to_end.py", "tests/test_lost_parts.py", "tests/test_five_minutes.py")
 
 
 @pytest.hookimpl(optionalhook=True)
