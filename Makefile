@@ -10,7 +10,7 @@ ifeq ($(GPU),1)
 VENV := .venv-gpu
 EXTRAS := gpu,serve,export,loadtest,dev
 DEMO := demo --device cuda --out demo-gpu
-TESTS := -m "not long and not emulated"  # those marked gpu are among them, and it is one
+TESTS := -m "not long and not emulated and not ray"  # those marked gpu are among them
 else
 VENV := .venv
 EXTRAS := cpu,serve,export,loadtest,dev
@@ -43,6 +43,7 @@ serve: install
 
 test: lint
 	$(BIN)/pytest $(TESTS)
+	$(BIN)/pytest -m "ray and not long"
 
 # onnxruntime's host code for CUDA on an emulated device: needs gcc and the headers of CUDA 13.
 test-emulated: install .emulated/.installed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,21 +27,6 @@ VOCAB_SIZE = 258
 
 # The likeliest next token, or all logits, behind a source (or none) and the tokens so far.
 Script = Callable[[list[int], list[int]], int | np.ndarray]
-
-STARTS_RAY = ("tests/test_end_to_end.py", "tests/test_lost_parts.py", "tests/test_five_minutes.py")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a process whole files; those that start a Ray go to one, for it needs the machine."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class OneRay(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return "ray" if file in STARTS_RAY else file
-
-    return OneRay(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -62,6 +62,7 @@ def _running(line: str, environment: dict[str, str], folder: Path) -> Iterator[N
         assert process.wait(60) == 128 + signal.SIGINT, log.read_text()
 
 
+@pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_first_five_minutes_go_as_the_readme_says(

@@ -21,7 +21,7 @@ from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.ray.run_directory import MARK
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]
 
 GRACE = 3
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}  # of the cluster that several services join
