@@ -52,7 +52,7 @@ def _seen(sides: Sides, runner: Runner, sources: Sequence[Tokens], first: int) -
     start = sides.contract.decoder_start_token_id
     assert start is not None, "an encoder-decoder has it"
     cases = [Case(source, (start,), 1) for source in sources]
-    replay = Replay(runner, cases, Asked(align_every=int(sides.contract.alignment)))
+    replay = Replay(runner, cases, Asked())
     empty(runner, has_source=True)
     rows = range(first, first + len(sources))
     replay.encode([Place(i, row) for i, row in enumerate(rows)])
