@@ -18,7 +18,7 @@ from engine.package.manifest import CacheShape, Certificate, GenerationContract,
 from engine.package.package import Package
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from engine.slots.batch import RowOp, ScheduledBatch
+from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 
@@ -63,6 +63,10 @@ class ScriptedRunner:
     def reset(self) -> None:
         self.rows: list[list[int]] = [[] for _ in range(self._num_slots)]
         self.sources: list[list[int]] = [[] for _ in range(self._num_slots)]
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        return RowLengths(tuple(map(len, self.rows)), tuple(map(len, self.sources)))
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         self.before_step()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from engine.errors import TokenweirError
+from engine.errors import EngineFailure, TokenweirError
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
@@ -56,6 +56,9 @@ class StepRunner(Protocol):
     def collect(self) -> StepResult:
         """Return what the earliest step has brought that was not collected, waiting for it."""
 
+    def contents(self) -> object:
+        """Return what memory holds when no step is under way; equal to that of the KVCache."""
+
     def reset(self) -> None:
         """Forget all sequences and all steps, after one that failed in the middle."""
 
@@ -77,6 +80,17 @@ class EngineCore:
         outputs = self.scheduler.update(step, result)
         self.times = self.times.with_step(perf_counter() - started, result)
         return outputs
+
+    def check_integrity(self) -> None:
+        """Raise EngineFailure if requests, room and memory do not fit together.
+
+        To be called between two steps, in the thread that runs them.
+        """
+        problems, wanted = self.scheduler.problems(), self.scheduler.contents()
+        if wanted is not None and wanted != (found := self._runner.contents()):
+            problems.append(f"memory holds {found}, and should hold {wanted}")
+        if problems:
+            raise EngineFailure("the engine is not in order: " + "; ".join(problems))
 
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """After a step that failed: fail every request and start with an empty cache."""

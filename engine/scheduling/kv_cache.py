@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Protocol
 
@@ -56,6 +57,12 @@ class KVCache(Protocol):
 
     def places(self, parts: Parts) -> Places:
         """Return where a step finds and puts what it computes, for the runner of this cache."""
+
+    def problems(self, requests: Iterable[Request]) -> list[str]:
+        """Return what does not fit together, if these requests are those that were admitted."""
+
+    def contents(self) -> object:
+        """Return what memory holds when no step is under way, as the runner's `contents` does."""
 
     def clear(self) -> None:
         """Let everything go, and forget what was to be done: the memory was emptied."""

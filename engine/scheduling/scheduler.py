@@ -220,6 +220,23 @@ class Scheduler:
                 self._cut(request, FinishReason.DRAINED)
         return self.fail_all(describe)
 
+    def problems(self) -> list[str]:
+        """Return what does not fit together among the requests and their room: nothing ever."""
+        found = self._cache.problems(self._running.values())
+        count = sum(request.num_unfinished for request in self._running.values())
+        if count != self._num_sequences:
+            found.append(f"{count} sequences run, and {self._num_sequences} are counted")
+        found += [
+            f"{sequence.request.source.request_id}: sequence {sequence.index} decodes, but ended"
+            for sequence in self._decoding
+            if sequence.is_finished or sequence.request.key not in self._running
+        ]
+        return found
+
+    def contents(self) -> object | None:
+        """Return what memory holds, see KVCache; None while it is still to be changed."""
+        return None if self._cache.has_changes else self._cache.contents()
+
     def _all(self) -> Iterator[Request]:
         return chain(self._running.values(), self._waiting)
 

@@ -24,6 +24,13 @@ class RowOp(NamedTuple):
     stop: int | None = None  # copy: the first position that is not wanted; None: all are
 
 
+class RowLengths(NamedTuple):
+    """How many tokens each row holds."""
+
+    rows: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
 class Encode(NamedTuple):
     """A source sentence to be encoded into a row of the sources."""
 

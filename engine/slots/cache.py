@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.package.manifest import GenerationContract
 from engine.scheduling.sequence import Request, Sequence
 from engine.scheduling.step import Chunk, Parts
-from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.batch import Encode, PrefillChunk, RowLengths, ScheduledBatch
 from engine.slots.prefixes import Holder, Prefixes
 from engine.slots.sources import Source, SourceTable
 from engine.slots.table import SlotTable
@@ -132,6 +132,36 @@ class SlotKVCache:
             num_top=parts.num_top,
             aligned=parts.aligned,
         )
+
+    def problems(self, requests: Iterable[Request]) -> list[str]:
+        """Return what does not fit together, see KVCache."""
+        found = self._table.problems()
+        if set(self._held) != (admitted := set(requests)):
+            found.append(f"{len(self._held)} requests hold rows, and {len(admitted)} run")
+        num_places = sum(request.num_unfinished for request in self._held)
+        if num_places != self._num_places:
+            found.append(f"{num_places} places are held, and {self._num_places} are counted")
+        found += [
+            f"{sequence.request.source.request_id}: it has ended, and still has a row"
+            for sequence in self._table.sequences
+            if sequence.request not in self._held
+        ]
+        return found
+
+    def contents(self) -> RowLengths:
+        """Return how many tokens each row holds when all its changes are done."""
+        rows, sources = [0] * self._num_slots, [0] * self._num_slots
+        for sequence, row in self._table.sequences.items():
+            rows[row] = sequence.num_computed
+        for kept in self._table.kept:
+            rows[kept.row] = len(kept.tokens)
+        if self._has_source:
+            for row, (_, ids) in self._sources.kept.items():
+                sources[row] = len(ids)
+            for request, held in self._held.items():
+                if not request.needs_encoding:
+                    sources[held.source_row] = len(request.source.prompt_ids)
+        return RowLengths(tuple(rows), tuple(sources))
 
     def _place(self, chunk: Chunk) -> PrefillChunk:
         row, held = self._table.row_of(chunk.sequence), self._held[chunk.sequence.request]

@@ -14,7 +14,7 @@ from engine.package.graph_io import check_graphs, decoder_shape, encoder_shape
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Floats, StepLogits
 from engine.session import Session
-from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.batch import Encode, PrefillChunk, RowLengths, ScheduledBatch
 from engine.slots.chunk_calls import ChunkCalls
 from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
 from engine.slots.decoder_graph import DecoderGraph
@@ -43,6 +43,10 @@ class ModelRunner(Protocol):
 
         The arrays are overwritten by the next step.
         """
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        """How many tokens each row holds."""
 
     def reset(self) -> None:
         """Forget all sequences, after a step that failed in the middle."""
@@ -135,6 +139,12 @@ class SlotModelRunner:
             return ()
         tops = dict.fromkeys(min(k, self._contract.vocab_size) for k in CAPTURED_TOPS)
         return tuple((rows, k) for rows in self.buckets for k in tops)
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        """How many tokens each row of the cache holds."""
+        cache = self.cache
+        return RowLengths(tuple(cache.lengths.tolist()), tuple(cache.source_lengths.tolist()))
 
     def reset(self) -> None:
         """Empty the cache; what it held is gone."""

@@ -9,7 +9,7 @@ from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.sampler import Sampler
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepResult
-from engine.slots.batch import ScheduledBatch
+from engine.slots.batch import RowLengths, ScheduledBatch
 from engine.slots.runner import ModelRunner
 
 
@@ -45,6 +45,10 @@ class SlotStepRunner:
     def collect(self) -> StepResult:
         """Return what the earliest step has brought, see StepRunner."""
         return self._results.popleft()
+
+    def contents(self) -> RowLengths:
+        """Return how many tokens each row holds."""
+        return self.model.row_lengths
 
     def reset(self) -> None:
         """Forget all sequences and steps, see StepRunner."""

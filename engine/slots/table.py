@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from engine.scheduling.sequence import Sequence
@@ -54,6 +54,21 @@ class SlotTable:
         """Hand over the operations since the last call."""
         ops, self._ops = tuple(self._ops), []
         return ops
+
+    @property
+    def sequences(self) -> Mapping[Sequence, int]:
+        """The sequences that have rows, and which."""
+        return self._rows
+
+    def problems(self) -> list[str]:
+        """Return what does not fit together."""
+        wanted: dict[int, Sequence | KeptPrefix] = {row: one for one, row in self._rows.items()}
+        wanted |= {kept.row: kept for kept in self._kept}
+        found = {row: owner for row, owner in enumerate(self._owners) if owner is not None}
+        problems = [] if found == wanted else ["rows have other owners than their owners say"]
+        if len(self.decoding) != self.num_decoding:
+            problems.append("one of the first rows, which decode, has no sequence")
+        return problems
 
     def row_of(self, sequence: Sequence) -> int | None:
         """Return the row of a sequence, if it has one."""

@@ -7,7 +7,7 @@ slots never do: to have no room for the next token.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -114,14 +114,18 @@ class BlockKVCache:
             tuple(sequence.num_computed - 1 for sequence in parts.decoding),
         )
 
-    def check(self) -> None:
-        """Say that every block is free or in exactly as many tables as it is said to be."""
+    def problems(self, requests: Iterable[Request]) -> list[str]:
+        """Say if a block is not free, or not in exactly as many tables as it is said to be."""
         users = [0] * self.num_blocks
         for table in self._tables.values():
             for block in table:
                 users[block] += 1
-        assert users == self._users
-        assert sorted(self._free) == [i for i, count in enumerate(users) if count == 0]
+        free = [i for i, count in enumerate(users) if count == 0]
+        is_in_order = users == self._users and sorted(self._free) == free
+        return [] if is_in_order else ["blocks have other users than are counted"]
+
+    def contents(self) -> object:
+        return self.num_blocks
 
     def _take(self) -> int:
         block = self._free.pop()
@@ -165,6 +169,9 @@ class BlockStepRunner:
         choices = sampler.sample(logits, step.draws)
         scores = [sampler.score(logits, draw) for draw in step.scores]
         self._results.append(StepResult(tuple(choices), tuple(scores)))
+
+    def contents(self) -> object:
+        return len(self._blocks)
 
     def collect(self) -> StepResult:
         return self._results.popleft()

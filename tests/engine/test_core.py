@@ -38,6 +38,7 @@ def run(core: EngineCore, max_steps: int = 1000) -> list[EngineOutput]:
         if not core.scheduler.has_work:
             return outputs
         outputs += core.step()
+        core.check_integrity()
     raise AssertionError("the engine does not come to an end")
 
 
@@ -241,3 +242,17 @@ def test_rows_that_the_runner_pads_are_counted_as_wasted(make_core: Callable) ->
     core.step()
 
     assert core.scheduler.load().wasted.padding_tokens == 4
+
+
+def test_what_does_not_fit_together_is_named(make_core: Callable) -> None:
+    core, runner = make_core(continuation)
+    core.scheduler.add(request(1, 6, max_new_tokens=9))
+    core.step()
+    core.check_integrity()
+
+    runner.rows[0].append(1)
+    with pytest.raises(EngineFailure, match=r"memory holds .*\(7, 0, 0, 0\).* should hold .*\(6,"):
+        core.check_integrity()
+    core.scheduler._num_sequences += 1
+    with pytest.raises(EngineFailure, match="1 sequences run, and 2 are counted; memory"):
+        core.check_integrity()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
@@ -73,7 +73,7 @@ def run(core: EngineCore, cache: BlockKVCache) -> list[EngineOutput]:
         if not core.scheduler.has_work:
             return outputs
         outputs += core.step()
-        cache.check()
+        core.check_integrity()
     raise AssertionError("the engine does not come to an end")
 
 
@@ -154,6 +154,7 @@ def test_answers_on_few_blocks_are_those_on_many(
 
     @settings(max_examples=60, deadline=None)
     @given(described, st.integers(0, 6))
+    @example([({"strategy": "sampling", "num_outputs": 3}, 14, 12, 0, 0)] * 3, 0)
     def check(requests: list[tuple[dict, int, int, int, int]], more: int) -> None:
         found = []
         for count in (least + more, MANY):

@@ -292,18 +292,9 @@ def assert_nothing_is_left(watch: Watch) -> None:
     load, cache = watch.engine.load(), watch.runner.cache
     assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (0, 0, 0, 0.0)
     assert not watch.engine._streams
-    slots, sources = watch.scheduler._cache._table, watch.scheduler._cache._sources
-    assert slots.num_decoding == 0
-    kept = {prefix.row: len(prefix.tokens) for prefix in slots.kept}
-    assert {row for row, owner in enumerate(slots._owners) if owner is not None} == set(kept)
-    assert cache.lengths.tolist() == [kept.get(row, 0) for row in range(ENGINE.max_num_seqs)]
+    watch.core.check_integrity()  # so rows hold what was kept, and nothing else
     assert np.isfinite(cache.rows.memory).all()
     if cache.sources is not None:
-        lengths = {row: len(ids) for row, (_, ids) in sources.kept.items()}
-        assert {row for row, used in enumerate(sources._sources) if used} == set(lengths)
-        assert cache.source_lengths.tolist() == [
-            lengths.get(row, 0) for row in range(ENGINE.max_num_seqs)
-        ]
         assert np.isfinite(cache.sources.memory).all()
 
 
