@@ -10,25 +10,25 @@ from engine.scheduling.estimates import max_cost
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
 
 
-def make_request(source: TokenRequest, contract: GenerationContract) -> Request:
+def make_request(asked: TokenRequest, contract: GenerationContract) -> Request:
     """Return a request with its sequences, of which nothing is computed."""
-    params, start = source.params, contract.decoder_start_token_id
-    given = source.prompt_ids if start is None else (start,)
-    tokens = (*given, *source.target_ids)
+    params, start = asked.params, contract.decoder_start_token_id
+    given = asked.prompt_ids if start is None else (start,)
+    tokens = (*given, *asked.target_ids)
     eos_ids, room = frozenset(contract.eos_token_ids), contract.cache.max_len - len(tokens)
     request = Request(
-        source,
+        asked,
         StopRule(params, eos_ids, room),
         needs_encoding=start is not None,
         num_top=max(num_top(params), params.prompt_logprobs or 0),
-        score_from=source.score_from,
+        score_from=asked.score_from,
     )
     request.sequences = [
         Sequence(request, i, list(tokens), len(tokens)) for i in range(params.num_sequences)
     ]
-    if source.matcher is not None:
+    if asked.matcher is not None:
         for sequence in request.sequences:
-            sequence.matcher = source.matcher.fork()
+            sequence.matcher = asked.matcher.fork()
     request.max_cost = max_cost(request, contract)
     if params.strategy == "beam":
         request.beams = [request.leader]
@@ -36,7 +36,7 @@ def make_request(source: TokenRequest, contract: GenerationContract) -> Request:
             params,
             eos_ids=eos_ids,
             max_new_tokens=request.stop_rule.max_new_tokens,
-            text=source.text,
+            text=asked.text,
         )
         request.num_top = max(request.num_top, request.search.num_candidates)
     return request

@@ -19,7 +19,7 @@ class StepAttention:
         self._of: dict[Sequence, Attention] = {}
         if alignment is not None:
             for sequence, row in zip(aligned, alignment, strict=True):
-                source_ids = sequence.request.source.prompt_ids
+                source_ids = sequence.request.asked.prompt_ids
                 self._of[sequence] = tuple(row[: len(source_ids)].tolist())
 
     def of(self, sequence: Sequence) -> Attention:
@@ -30,13 +30,13 @@ class StepAttention:
 
     def keep_beams(self, request: Request) -> None:
         """Keep that of the beams that a search continues, until it shows which one is returned."""
-        if request.source.params.alignment:
+        if request.asked.params.alignment:
             request.beam_attention.append([self.of(beam) for beam in request.beams])
 
 
 def alignment_of(request: Request, hypothesis: Hypothesis) -> tuple[Attention, ...]:
     """Return the attention of a hypothesis's tokens, each that of the beam that it continued."""
-    if not request.source.params.alignment:
+    if not request.asked.params.alignment:
         return ()
     steps = request.beam_attention[: len(hypothesis.beams)]
     return tuple(step[beam] for step, beam in zip(steps, hypothesis.beams, strict=True))

@@ -27,7 +27,7 @@ class Deadlines:
         self._next = math.inf
         expired = []
         for request in requests:
-            deadline = request.source.deadline
+            deadline = request.asked.deadline
             if deadline is not None and deadline <= now:
                 expired.append(request)
             else:
@@ -37,8 +37,8 @@ class Deadlines:
 
 def expired(request: Request, now: float, *, num_running: int) -> DeadlineExpired:
     """Return the error of a request whose deadline passed while it waited, or while it ran."""
-    source = request.source
-    what = f"{source.request_id}: its deadline passed after {now - source.arrival:.3f} s"
+    asked = request.asked
+    what = f"{asked.request_id}: its deadline passed after {now - asked.arrival:.3f} s"
     if request.admitted is None:
         return ExpiredInQueue(f"{what} in the queue, with {num_running} requests running")
     made = sum(sequence.num_generated for sequence in request.sequences)

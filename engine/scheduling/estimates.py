@@ -22,15 +22,15 @@ def max_cost(request: Request, contract: GenerationContract) -> int:
     Its source or prompt once, and for every sequence as many new tokens as it allows, or as the
     context has room for. An end-of-sequence that comes earlier cannot be foreseen.
     """
-    source, num_given = request.source, request.leader.num_prompt
+    asked, num_given = request.asked, request.leader.num_prompt
     num_new = _max_new_tokens(request, contract)
-    num_read = len(source.prompt_ids) + (num_given if contract.cross_cache else 0)
+    num_read = len(asked.prompt_ids) + (num_given if contract.cross_cache else 0)
     return num_read + len(request.sequences) * num_new
 
 
 def least_new_tokens(request: Request, contract: GenerationContract) -> int:
     """Return how many tokens a request surely makes before it ends as its client wants it to."""
-    params = request.source.params
+    params = request.asked.params
     if params.allow_partial:
         return 1
     if params.ignore_eos and not (params.stop_strings or params.stop_token_ids):
@@ -48,10 +48,10 @@ class Refusal:
 
 
 def cannot_meet(
-    source: TokenRequest, refusal: Refusal, *, time_left: float, num_before: int
+    asked: TokenRequest, refusal: Refusal, *, time_left: float, num_before: int
 ) -> CannotMeet:
     """Return the error of a refused request, with `num_before` sequences that go before it."""
-    needs = f"{source.request_id}: it needs at least {refusal.own_time:.3f} s"
+    needs = f"{asked.request_id}: it needs at least {refusal.own_time:.3f} s"
     if refusal.retry_after is None:
         return CannotMeet(
             f"{needs} even with nothing waiting, and its deadline is in {time_left:.3f} s; "
@@ -131,5 +131,5 @@ def _least_share(num_slots: int) -> float:
 
 def _max_new_tokens(request: Request, contract: GenerationContract) -> int:
     room = max(0, contract.cache.max_len - request.leader.num_prompt)
-    wanted = request.source.params.max_new_tokens
+    wanted = request.asked.params.max_new_tokens
     return room if wanted is None else min(wanted, room)

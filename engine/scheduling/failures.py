@@ -8,7 +8,7 @@ from engine.scheduling.sequence import Request
 
 def no_token(request: Request) -> TokenweirError:
     """Return why no token can be chosen."""
-    constraint = request.source.params.constraint
+    constraint = request.asked.params.constraint
     length = max(len(sequence.tokens) for sequence in request.sequences)
     for sequence in request.sequences:
         if constraint is not None and sequence.matcher is not None and sequence.matcher.error:
@@ -16,7 +16,7 @@ def no_token(request: Request) -> TokenweirError:
             why = f"too complex to follow behind token {length}: {sequence.matcher.error}"
             return InvalidRequest([FieldViolation(path, why)])
     return EngineFailure(
-        f"{request.source.request_id}: the model's logits are not finite behind token {length}; "
+        f"{request.asked.request_id}: the model's logits are not finite behind token {length}; "
         "the weights or the input drive it out of range"
     )
 
@@ -24,7 +24,7 @@ def no_token(request: Request) -> TokenweirError:
 def nothing_allowed(request: Request) -> TokenweirError:
     """Return why a beam search has found nothing."""
     return EngineFailure(
-        f"{request.source.request_id}: beam search found no sequence that the request's constraint "
+        f"{request.asked.request_id}: beam search found no sequence that the request's constraint "
         "and bans allow; loosen them"
     )
 
@@ -33,6 +33,6 @@ def no_room(request: Request) -> TokenweirError:
     """Return why a request cannot go on though no other runs."""
     num_tokens = sum(len(one.tokens) for one in request.sequences if not one.is_finished)
     return EngineFailure(
-        f"{request.source.request_id}: the cache has no room for its {num_tokens} tokens and the "
+        f"{request.asked.request_id}: the cache has no room for its {num_tokens} tokens and the "
         "next, even if nothing else runs; ask for fewer tokens or sequences"
     )

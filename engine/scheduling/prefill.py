@@ -82,7 +82,7 @@ class PrefillQueue:
     def _plan_request(self, request: Request, plan: PrefillPlan) -> None:
         """Take all of a request that there is a place for."""
         if request.needs_encoding:
-            size = len(request.source.prompt_ids)
+            size = len(request.asked.prompt_ids)
             if not plan.holds(size):
                 plan.is_full = True
                 return

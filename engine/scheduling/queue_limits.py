@@ -35,12 +35,12 @@ class QueueLimits:
 
     def check(self, waiting: WaitingQueue, request: Request, now: float) -> None:
         """Raise QueueFull or TokenBudgetFull if the request may not wait."""
-        source, config, num_tokens = request.source, self._config, request.max_cost
+        asked, config, num_tokens = request.asked, self._config, request.max_cost
         if len(waiting) >= config.max_queue_size:
             self._refused += 1
             wait = _bounded(self._refused, self._admission_rate.at(now))
             raise QueueFull(
-                f"{source.request_id}: {len(waiting)} requests are waiting, at most "
+                f"{asked.request_id}: {len(waiting)} requests are waiting, at most "
                 f"{config.max_queue_size} may; retry in {wait:.1f} s",
                 wait,
             )
@@ -50,7 +50,7 @@ class QueueLimits:
             self._refused_tokens += num_tokens
             wait = _bounded(needed, self._admitted_tokens_rate.at(now))
             raise TokenBudgetFull(
-                f"{source.request_id}: the waiting requests may come to "
+                f"{asked.request_id}: the waiting requests may come to "
                 f"{waiting.num_tokens} tokens, with the {num_tokens} of this one more than "
                 f"{config.max_waiting_tokens}; retry in {wait:.1f} s, or ask for fewer tokens "
                 "(stopping.max_new_tokens)",

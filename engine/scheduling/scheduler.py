@@ -109,15 +109,15 @@ class Scheduler:
         """Return the rate of generated tokens as of now; any thread may ask."""
         return self._tokens_rate.at(self._clock())
 
-    def add(self, source: TokenRequest) -> None:
+    def add(self, asked: TokenRequest) -> None:
         """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""
-        request = make_request(source, self._contract)
+        request = make_request(asked, self._contract)
         if self._waiting or request.num_unfinished > self._num_free:
             self._queue_limits.check(self._waiting, request, self._clock())
-        if source.deadline is not None:
-            self._refuse_if_too_late(request, source.deadline)
+        if asked.deadline is not None:
+            self._refuse_if_too_late(request, asked.deadline)
         self._waiting.add(request)
-        self._deadlines.add(source.deadline)
+        self._deadlines.add(asked.deadline)
         self._admit()
 
     def abort(self, key: int) -> None:
@@ -207,8 +207,7 @@ class Scheduler:
         num_computed = sum(request.num_computed for request in self._running.values())
         self._wasted += WastedWork(failed_tokens=num_computed)
         outputs = self._outputs + [
-            FailedOutput(request.key, describe(request.source.request_id))
-            for request in self._all()
+            FailedOutput(request.key, describe(request.asked.request_id)) for request in self._all()
         ]
         self._clear()
         return outputs
@@ -216,7 +215,7 @@ class Scheduler:
     def drain(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """End every request: with what there is where that is allowed, else as `fail_all` does."""
         for request in list(self._all()):
-            if request.source.params.allow_partial and request.admitted is not None:
+            if request.asked.params.allow_partial and request.admitted is not None:
                 self._cut(request, FinishReason.DRAINED)
         return self.fail_all(describe)
 
@@ -227,7 +226,7 @@ class Scheduler:
         if count != self._num_sequences:
             found.append(f"{count} sequences run, and {self._num_sequences} are counted")
         found += [
-            f"{sequence.request.source.request_id}: sequence {sequence.index} decodes, but ended"
+            f"{sequence.request.asked.request_id}: sequence {sequence.index} decodes, but ended"
             for sequence in self._decoding
             if sequence.is_finished or sequence.request.key not in self._running
         ]
@@ -303,7 +302,7 @@ class Scheduler:
         requests = [r for r in self._running.values() if r.last_step <= self._num_taken_in]
         if not requests:
             return False
-        request = max(requests, key=lambda request: (request.source.priority, request.key))
+        request = max(requests, key=lambda request: (request.asked.priority, request.key))
         if len(self._running) == 1:
             self._fail(request, no_room(request))
         else:
@@ -489,20 +488,20 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         for request in self._deadlines.expired(self._all(), now):
-            if request.source.params.allow_partial and request.admitted is not None:
+            if request.asked.params.allow_partial and request.admitted is not None:
                 self._cut(request, FinishReason.DEADLINE)
             else:
                 self._fail(request, expired(request, now, num_running=len(self._running)))
 
     def _refuse_if_too_late(self, request: Request, deadline: float) -> None:
-        source, time_left = request.source, deadline - self._clock()
+        asked, time_left = request.asked, deadline - self._clock()
         num_before = self._waiting.num_sequences_before(request)
         num_cached = self._cache.num_cached(request)
         refusal = self._estimates.refusal(
             time_left=time_left,
-            num_read=len(source.prompt_ids) - num_cached,
+            num_read=len(asked.prompt_ids) - num_cached,
             num_new=least_new_tokens(request, self._contract),
             num_slots_to_free=max(0, num_before + request.num_unfinished - self._num_free),
         )
         if refusal is not None:
-            raise cannot_meet(source, refusal, time_left=time_left, num_before=num_before)
+            raise cannot_meet(asked, refusal, time_left=time_left, num_before=num_before)

@@ -61,7 +61,7 @@ class Sequence:
 class Request:
     """What the scheduler keeps of a request. Only the scheduler's parts change it."""
 
-    source: TokenRequest
+    asked: TokenRequest
     stop_rule: StopRule
     sequences: list[Sequence] = field(default_factory=list)
     needs_encoding: bool = False
@@ -84,12 +84,12 @@ class Request:
     @property
     def is_score_only(self) -> bool:
         """Whether nothing is to be generated."""
-        return self.source.params.max_new_tokens == 0
+        return self.asked.params.max_new_tokens == 0
 
     @property
     def key(self) -> int:
         """The request's key in the engine."""
-        return self.source.key
+        return self.asked.key
 
     @property
     def leader(self) -> Sequence:
@@ -137,10 +137,10 @@ class Request:
         admitted = self.last_token if self.admitted is None else self.admitted
         first = admitted if self.first_token is None else self.first_token
         return Timing(
-            queue=admitted - self.source.arrival,
+            queue=admitted - self.asked.arrival,
             prefill=first - admitted,
             decode=self.last_token - first,
-            time_to_first_token=first - self.source.arrival,
+            time_to_first_token=first - self.asked.arrival,
             steps=self.steps,
             mean_batch_size=self.batch_size_total / max(1, self.steps),
         )

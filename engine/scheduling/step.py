@@ -110,7 +110,7 @@ def plan_draws(decoding: Items[Sequence], chunks: Items[Chunk]) -> DrawPlan:
     for chunk in chunks:
         scored_ids = chunk.scored_ids
         if scored_ids:
-            num_top = chunk.sequence.request.source.params.prompt_logprobs or 0
+            num_top = chunk.sequence.request.asked.params.prompt_logprobs or 0
             scores.append(ScoreDraw(first, scored_ids, num_top))
             scoring.append(chunk)
         first += chunk.num_logits
@@ -120,7 +120,7 @@ def plan_draws(decoding: Items[Sequence], chunks: Items[Chunk]) -> DrawPlan:
     members = [*logits, *(chunk.sequence for chunk in scoring)]
     wanted = max((sequence.request.num_top for sequence in members), default=1)
     num_top = 1 << (wanted - 1).bit_length()  # few sizes, each bound once
-    aligned = {s: i for s, i in logits.items() if s.request.source.params.alignment}
+    aligned = {s: i for s, i in logits.items() if s.request.asked.params.alignment}
     return DrawPlan(draws, drawing, scores, scoring, num_top, aligned)
 
 
@@ -148,12 +148,12 @@ def _draws(
 
 
 def _draw(sequence: Sequence, logits_row: int) -> Draw:
-    source = sequence.request.source
-    is_short = sequence.num_generated < source.params.min_new_tokens
+    asked = sequence.request.asked
+    is_short = sequence.num_generated < asked.params.min_new_tokens
     return Draw(
         logits_row,
-        source.params,
-        source.seed,
+        asked.params,
+        asked.seed,
         sequence.index,
         len(sequence.tokens),
         sequence.request.stop_rule.token_ids if is_short else (),

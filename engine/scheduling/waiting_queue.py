@@ -50,18 +50,18 @@ class WaitingQueue:
         """Let a request that was taken wait again, before its tenant's others of its priority."""
         self.settle(request, 0)
         self.add(request)
-        line = self._classes[request.source.priority].lines[request.source.tenant]
+        line = self._classes[request.asked.priority].lines[request.asked.tenant]
         line.move_to_end(request.key, last=False)
 
     def add(self, request: Request) -> None:
         """Let a request wait."""
-        source = request.source
-        one_class = self._classes.setdefault(source.priority, _PriorityClass())
-        account = self._open_account(source.tenant)
-        line = one_class.lines.get(source.tenant)
+        asked = request.asked
+        one_class = self._classes.setdefault(asked.priority, _PriorityClass())
+        account = self._open_account(asked.tenant)
+        line = one_class.lines.get(asked.tenant)
         if line is None:
             account.used = max(account.used, self._level(one_class))
-            line = one_class.lines[source.tenant] = OrderedDict()
+            line = one_class.lines[asked.tenant] = OrderedDict()
         line[request.key] = request
         self._requests[request.key] = request
         self.num_tokens += request.max_cost
@@ -85,7 +85,7 @@ class WaitingQueue:
         if request is None:
             raise IndexError("no request waits")
         self._forget(request)
-        self._last_served = self._accounts[request.source.tenant]
+        self._last_served = self._accounts[request.asked.tenant]
         self._last_served.charged += request.max_cost
         return request
 
@@ -95,7 +95,7 @@ class WaitingQueue:
         Those of later arrivals are not known, and what running requests use may be less than they
         are charged.
         """
-        priority, tenant = request.source.priority, request.source.tenant
+        priority, tenant = request.asked.priority, request.asked.tenant
         count = 0
         for other, one_class in self._classes.items():
             if other < priority:
@@ -125,18 +125,18 @@ class WaitingQueue:
         request = self._requests.get(key)
         if request is not None:
             self._forget(request)
-            self._close_account(request.source.tenant)
+            self._close_account(request.asked.tenant)
         return request
 
     def settle(self, request: Request, num_tokens: int) -> None:
         """Charge a request that was taken and has ended for what it used, no more."""
-        account = self._accounts[request.source.tenant]
+        account = self._accounts[request.asked.tenant]
         account.charged -= request.max_cost
         account.used += num_tokens
-        self._close_account(request.source.tenant)
+        self._close_account(request.asked.tenant)
 
     def _turn(self, request: Request) -> tuple[int, int]:
-        return self._given(request.source.tenant), request.key
+        return self._given(request.asked.tenant), request.key
 
     def _given(self, tenant: str) -> int:
         account = self._accounts.get(tenant)
@@ -150,18 +150,18 @@ class WaitingQueue:
         return min(waiting, default=self._last_served.used)
 
     def _forget(self, request: Request) -> None:
-        source = request.source
+        asked = request.asked
         del self._requests[request.key]
         self.num_tokens -= request.max_cost
-        one_class = self._classes[source.priority]
+        one_class = self._classes[asked.priority]
         if one_class.held is request:
             one_class.held = None
-        line = one_class.lines[source.tenant]
+        line = one_class.lines[asked.tenant]
         del line[request.key]
         if not line:
-            del one_class.lines[source.tenant]
+            del one_class.lines[asked.tenant]
         if not one_class.lines:
-            del self._classes[source.priority]
+            del self._classes[asked.priority]
 
     def _open_account(self, tenant: str) -> _Account:
         account = self._accounts.get(tenant)

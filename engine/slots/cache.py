@@ -59,7 +59,7 @@ class SlotKVCache:
         """Return how many tokens another row has of a request."""
         if not self._has_source:
             return self._longest_prefix(request)[1]
-        return 0 if self._equal_source(request) is None else len(request.source.prompt_ids)
+        return 0 if self._equal_source(request) is None else len(request.asked.prompt_ids)
 
     def admit(self, request: Request) -> int | None:
         """Give a row to what computes first and to the source, see KVCache."""
@@ -124,7 +124,7 @@ class SlotKVCache:
         return ScheduledBatch(
             row_ops=(*self._table.take_ops(), *self._sources.take_ops()),
             encodes=tuple(
-                [Encode(self._held[r].source_row, r.source.prompt_ids) for r in parts.encoding]
+                [Encode(self._held[r].source_row, r.asked.prompt_ids) for r in parts.encoding]
             ),
             chunks=tuple([self._place(chunk) for chunk in parts.chunks]),
             decode_ids=parts.decode_ids,
@@ -142,7 +142,7 @@ class SlotKVCache:
         if num_places != self._num_places:
             found.append(f"{num_places} places are held, and {self._num_places} are counted")
         found += [
-            f"{sequence.request.source.request_id}: it has ended, and still has a row"
+            f"{sequence.request.asked.request_id}: it has ended, and still has a row"
             for sequence in self._table.sequences
             if sequence.request not in self._held
         ]
@@ -160,7 +160,7 @@ class SlotKVCache:
                 sources[row] = len(ids)
             for request, held in self._held.items():
                 if not request.needs_encoding:
-                    sources[held.source_row] = len(request.source.prompt_ids)
+                    sources[held.source_row] = len(request.asked.prompt_ids)
         return RowLengths(tuple(rows), tuple(sources))
 
     def _place(self, chunk: Chunk) -> PrefillChunk:
@@ -182,7 +182,7 @@ class SlotKVCache:
         return length
 
     def _longest_prefix(self, request: Request) -> tuple[Holder | None, int]:
-        return self._prefixes.longest(request, self._prefix_holders(request.source.tenant))
+        return self._prefixes.longest(request, self._prefix_holders(request.asked.tenant))
 
     def _prefix_holders(self, tenant: str) -> Iterator[tuple[Holder, int]]:
         """Give what has a row with the beginning of a prompt, and how much of it may be copied.
@@ -193,7 +193,7 @@ class SlotKVCache:
             if kept.tenant == tenant:
                 yield kept, len(kept.tokens)
         for request, held in self._held.items():
-            if request.source.tenant != tenant or not held.is_sound:
+            if request.asked.tenant != tenant or not held.is_sound:
                 continue
             for sequence in request.sequences:
                 if self._table.row_of(sequence) is not None:
@@ -203,14 +203,14 @@ class SlotKVCache:
     def _release_row(self, sequence: Sequence, *, is_sound: bool) -> None:
         if is_sound:
             length = self._prefixes.num_reusable(sequence)
-            self._table.keep(sequence, length, sequence.request.source.tenant)
+            self._table.keep(sequence, length, sequence.request.asked.tenant)
         else:
             self._table.release(sequence)
 
     def _take_source(self, request: Request, held: _Held) -> int:
         found = self._equal_source(request)
         held.source_row = self._sources.take(_source(request), found)
-        return 0 if found is None else len(request.source.prompt_ids)
+        return 0 if found is None else len(request.asked.prompt_ids)
 
     def _equal_source(self, request: Request) -> int | None:
         return self._sources.find(_source(request)) if self._reuses_sources else None
@@ -223,7 +223,7 @@ class SlotKVCache:
 
 
 def _source(request: Request) -> Source:
-    return request.source.tenant, request.source.prompt_ids
+    return request.asked.tenant, request.asked.prompt_ids
 
 
 def _num_common(one: list[int], other: list[int], limit: int) -> int:

@@ -179,7 +179,7 @@ class BlockStepRunner:
     def _source_of(self, sequence: Sequence) -> list[int]:
         request = sequence.request
         has_source = tuple(sequence.tokens[:1]) == (256,)
-        return list(request.source.prompt_ids) if has_source else []
+        return list(request.asked.prompt_ids) if has_source else []
 
     def _compute(
         self, source: list[int], table: Table, start: int, ids: tuple[int, ...]

@@ -20,7 +20,7 @@ def requests_due_at(*deadlines: float | None) -> list[Request]:
 def watching(requests: list[Request]) -> Deadlines:
     deadlines = Deadlines()
     for request in requests:
-        deadlines.add(request.source.deadline)
+        deadlines.add(request.asked.deadline)
     return deadlines
 
 

@@ -88,7 +88,7 @@ class Ran:
 
     def __init__(self, step: Step) -> None:
         self.draws, self.rows = step.draws, step.places
-        self.encodes = [request.source.prompt_ids for request in step.parts.encoding]
+        self.encodes = [request.asked.prompt_ids for request in step.parts.encoding]
         self.chunks, self.decode_ids = step.parts.chunks, step.parts.decode_ids
         self.is_empty = not (self.encodes or self.chunks or self.decode_ids)
 

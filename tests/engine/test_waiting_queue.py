@@ -175,9 +175,9 @@ def test_four_tenants_of_very_unequal_demand_get_equal_tokens_while_all_wait(see
         if len(running) == 8:
             ended, used = running.pop(draw.randrange(8))
             queue.settle(ended, used)
-            served[ended.source.tenant] += used
+            served[ended.asked.tenant] += used
         admitted = queue.pop()
-        backlog[admitted.source.tenant] -= 1
+        backlog[admitted.asked.tenant] -= 1
         running.append((admitted, max(1, round(admitted.max_cost * draw.random()))))
 
     assert jain(list(served.values())) >= 0.95
@@ -205,7 +205,7 @@ class QueueMachine(RuleBasedStateMachine):
     def add(self, tenant: str, priority: int, cost: int, size: int) -> None:
         self.count += 1
         new = request(self.count, tenant=tenant, priority=priority, cost=cost, size=size)
-        peers = {r.source.tenant for r in self.waiting if r.source.priority == priority}
+        peers = {r.asked.tenant for r in self.waiting if r.asked.priority == priority}
         if tenant not in peers:
             last = 0 if self.last_served is None else self.used[self.last_served]
             level = min((self.used[peer] for peer in peers), default=last)
@@ -224,7 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = self.expected_head()
         assert self.queue.pop() is expected
         self.drop(expected)
-        self.last_served = expected.source.tenant
+        self.last_served = expected.asked.tenant
         self.running.append(expected)
 
     @precondition(lambda self: self.waiting)
@@ -241,7 +241,7 @@ class QueueMachine(RuleBasedStateMachine):
         ended = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         used = data.draw(st.integers(0, ended.max_cost))
         self.queue.settle(ended, used)
-        self.used[ended.source.tenant] += used
+        self.used[ended.asked.tenant] += used
 
     @invariant()
     def holds_what_was_added_and_not_taken(self) -> None:
@@ -251,24 +251,24 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.waiting or self.queue.head() is None
 
     def expected_head(self) -> Request:
-        priority = min(one.source.priority for one in self.waiting)
+        priority = min(one.asked.priority for one in self.waiting)
         if priority in self.held:
             return self.held[priority]
-        peers = [one for one in self.waiting if one.source.priority == priority]
-        head = min(peers, key=lambda one: (self.given_to(one.source.tenant), one.key))
+        peers = [one for one in self.waiting if one.asked.priority == priority]
+        head = min(peers, key=lambda one: (self.given_to(one.asked.tenant), one.key))
         if len(head.sequences) > 1:
             self.held[priority] = head
         return head
 
     def given_to(self, tenant: str) -> int:
         return self.used[tenant] + sum(
-            one.max_cost for one in self.running if one.source.tenant == tenant
+            one.max_cost for one in self.running if one.asked.tenant == tenant
         )
 
     def drop(self, one: Request) -> None:
         self.waiting.remove(one)
-        if self.held.get(one.source.priority) is one:
-            del self.held[one.source.priority]
+        if self.held.get(one.asked.priority) is one:
+            del self.held[one.asked.priority]
 
 
 TestQueue = QueueMachine.TestCase
