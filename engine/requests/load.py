@@ -35,6 +35,6 @@ class LoadSnapshot:
     running: int  # sequences in the running batch
     waiting: int  # requests
     waiting_tokens: int  # the most that the waiting requests may come to cost
-    cache_used: float  # share of the slots, 0 to 1
+    cache_used: float  # share of the cache's room, 0 to 1
     tokens_per_second: float
     wasted: WastedWork = WastedWork()

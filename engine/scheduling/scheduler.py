@@ -153,32 +153,7 @@ class Scheduler:
             ready += plan.starting
         if plan.lacks_room and plan.is_empty and not ready:
             self._make_one_wait()  # nothing else would ever give its room back
-        decoding = self._cache.arrange(ready)
-        for sequence in decoding:
-            sequence.num_computed += 1
-            sequence.request.num_computed += 1
-        self._count_step(decoding, plan)
-        drawn = plan_draws(decoding, plan.chunks)
-        parts = Parts(
-            tuple(plan.encoding),
-            tuple(plan.chunks),
-            tuple(decoding),
-            tuple([sequence.tokens[-1] for sequence in decoding]),
-            drawn.num_top,
-            tuple(drawn.aligned.values()),
-        )
-        return Step(
-            number=self._num_scheduled,
-            started=started,
-            num_read=plan.num_read,
-            parts=parts,
-            places=self._cache.places(parts),
-            draws=tuple(drawn.draws),
-            drawing=tuple(drawn.drawing),
-            scores=tuple(drawn.scores),
-            scoring=tuple(drawn.scoring),
-            aligned=tuple(drawn.aligned),
-        )
+        return self._make_step(started, self._cache.arrange(ready), plan)
 
     def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
         """Take in what a step has brought; return that and all else there is to tell."""
@@ -314,6 +289,33 @@ class Scheduler:
         self._leave_batch(request, sound=True)
         request.start_again(needs_encoding=self._contract.cross_cache is not None)
         self._waiting.put_back(request)
+
+    def _make_step(self, started: float, decoding: Items[Sequence], plan: PrefillPlan) -> Step:
+        for sequence in decoding:
+            sequence.num_computed += 1
+            sequence.request.num_computed += 1
+        self._count_step(decoding, plan)
+        drawn = plan_draws(decoding, plan.chunks)
+        parts = Parts(
+            tuple(plan.encoding),
+            tuple(plan.chunks),
+            tuple(decoding),
+            tuple([sequence.tokens[-1] for sequence in decoding]),
+            drawn.num_top,
+            tuple(drawn.aligned.values()),
+        )
+        return Step(
+            number=self._num_scheduled,
+            started=started,
+            num_read=plan.num_read,
+            parts=parts,
+            places=self._cache.places(parts),
+            draws=tuple(drawn.draws),
+            drawing=tuple(drawn.drawing),
+            scores=tuple(drawn.scores),
+            scoring=tuple(drawn.scoring),
+            aligned=tuple(drawn.aligned),
+        )
 
     def _count_step(self, decoding: Items[Sequence], plan: PrefillPlan) -> None:
         reading = [request.leader for request in plan.encoding]
