@@ -20,7 +20,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Health by name; nothing is known, and "" is NOT_SERVING, until it is published.
 
     grpcio's own servicer writes to a watcher under the lock that it sets a status with: a client
-    that does not read would hold up the server, and its shutdown, for ever.
+    that does not read would hold up the server, and its shutdown, forever.
     """
 
     def __init__(self) -> None:

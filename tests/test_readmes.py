@@ -16,12 +16,15 @@ import pytest
 from packaging.requirements import Requirement
 
 from server.cli.app import cli
+from server.cli.exit_codes import CommandError
 
 ROOT = Path(__file__).parents[1]
 READMES = sorted(
     path for path in ROOT.glob("**/README.md") if not path.relative_to(ROOT).parts[0][0] == "."
 )
-SHELL = {".", "cat", "export", "mkdir", "platforms=$(for", "tar"}  # nothing of ours in them
+# Nothing of ours is in them.
+SHELL = {".", "cat", "do", "done)", "mkdir", "platforms=$(for", "split", "tar", "xz"}
+SHELLS = ("sh", "bash")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -69,7 +72,7 @@ def _commands(script: str) -> Iterator[list[str]]:
 COMMANDS = [
     pytest.param(words, id=f"{block} {' '.join(words)}"[:120])
     for block in BLOCKS
-    if block.language == "sh"
+    if block.language in SHELLS
     for words in _commands(block.text)
 ]
 
@@ -109,6 +112,13 @@ def _check_pip(words: list[str]) -> None:
         assert (ROOT / words[words.index("-c") + 1]).exists()
 
 
+def _check_folders(settings: list[str]) -> None:
+    for setting in settings:
+        folders = setting.partition("=")[2].split(":")
+        here = [folder.removeprefix("$PWD/") for folder in folders if folder != "$PWD/site"]
+        assert all(folder == "$PWD" or (ROOT / folder).is_dir() for folder in here), setting
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_exists_with_its_options(words: list[str]) -> None:
     program, *rest = words
@@ -120,10 +130,34 @@ def test_command_exists_with_its_options(words: list[str]) -> None:
         _check_make(rest)
     elif program == "pip":
         _check_pip(rest)
+    elif program == "export":
+        _check_folders(rest)
     elif program == "pytest":
         assert all((ROOT / word).exists() for word in rest if not word.startswith("-"))
     else:
         assert program in SHELL or words == ["python", "-"], f"nothing checks {words}"
+
+
+def _installed(words: list[str]) -> set[str]:
+    """Return the extras that a pip command brings, of a clone."""
+    found = [Requirement(f"tokenweir{word[1:]}") for word in words if word.startswith(".[")]
+    return {extra for one in found for extra in one.extras}
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if "pip install" in b.text], ids=str)
+def test_what_a_block_installs_is_enough_for_its_commands(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.cli.extras.find_spec", lambda module: None)
+    commands = list(_commands(block.text))
+    brought = {extra for words in commands for extra in _installed(words)}
+
+    for words in commands:
+        if words[0] == "tokenweir":
+            with pytest.raises(CommandError) as refused:
+                cli.commands[words[1]].callback()  # type: ignore[misc]  # says what it needs first
+            (needed,) = re.findall(r"'tokenweir\[([\w,]+)\]'$", str(refused.value))
+            assert set(needed.split(",")) <= brought, words
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)

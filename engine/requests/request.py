@@ -77,7 +77,7 @@ class GenerationRequest:
     input_path: str = "inputs[0]"  # where the prompt stands in the protocol's request, for errors
     target_prefix: str | tuple[int, ...] = ()  # the output begins with it
     priority: int = 0  # lower runs earlier
-    tenant: str = ""  # among whom the engine is shared fairly
+    tenant: str = ""  # capacity is shared fairly between tenants
 
 
 @dataclass(frozen=True)

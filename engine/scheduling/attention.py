@@ -15,7 +15,7 @@ class StepAttention:
     """The attention of one step, behind which its tokens were drawn."""
 
     def __init__(self, aligned: Iterable[Sequence] = (), alignment: Floats | None = None) -> None:
-        """`alignment` is that of StepLogits, whose memory the next step overwrites."""
+        """`alignment` is that of StepResult, a row for each of `aligned`."""
         self._of: dict[Sequence, Attention] = {}
         if alignment is not None:
             for sequence, row in zip(aligned, alignment, strict=True):

@@ -11,7 +11,7 @@ from engine.sampling.beam_search import Hypothesis
 
 @dataclass(frozen=True, slots=True)
 class AdmittedOutput:
-    """A request has its slots."""
+    """A request runs."""
 
     key: int
 

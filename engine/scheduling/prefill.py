@@ -31,8 +31,8 @@ class PrefillPlan:
     def holds(self, size: int) -> bool:
         """Whether the step may take so many tokens more.
 
-        The first piece always runs: a source longer than the budget would else wait for ever. So
-        does a single token behind it: it is one row more of the decode call.
+        The first piece always runs, or a source longer than the budget would wait forever. So does
+        a single token behind it: it is one row more of the decode call.
         """
         return size <= max(1, self.num_left) or self.is_empty
 

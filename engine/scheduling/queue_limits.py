@@ -27,7 +27,7 @@ class QueueLimits:
         self._refused_tokens = 0
 
     def admitted(self, request: Request, now: float) -> None:
-        """Count a request that left the queue for its slots."""
+        """Count a request that left the queue to run."""
         self._admission_rate.add(1, now)
         self._admitted_tokens_rate.add(request.max_cost, now)
         self._refused = max(0, self._refused - 1)

@@ -13,7 +13,7 @@ class Memory:
 
     resident: int | None
     peak: int | None  # of the resident
-    mapped: int | None  # of the resident now, pages of files: the system takes them back at need
+    mapped: int | None  # of the resident now, pages of files: the kernel can reclaim them
 
 
 def read_memory() -> Memory:

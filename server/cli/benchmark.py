@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     short_help="Measure the engine on a package, without a server.",
     epilog=examples(
         "tokenweir bench packages/gpt2",
-        "tokenweir bench packages/marian --concurrency 1,32 --prompt-tokens 25 --new-tokens 32 "
-        "--beam 4 --json bench.json",
+        "tokenweir bench packages/gpt2 --concurrency 1,32 --json bench.json",
+        "tokenweir bench packages/marian --prompt-tokens 25 --new-tokens 32 --beam 4",
     ),
 )
 @click.argument("package", type=existing_directory)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "tokenweir train dates --out checkpoints/dates",
         "tokenweir train dates --out checkpoints/dates --resume",
-        "tokenweir train text --file book.txt --file letters.txt --out checkpoints/text",
+        "tokenweir train text --file a.txt --file b.txt --out checkpoints/text",
     ),
 )
 @click.argument("task", type=click.Choice(list(TASKS)))

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     epilog=examples(
         'tokenweir generate --model dates "3rd of Feb, 1998"',
         'tokenweir generate --model dates "3rd of Feb, 1998" --beam 4 --num-outputs 2',
-        'tokenweir generate --model text "Once upon" --temperature 0.8 --top-k 40 --seed 7',
-        'tokenweir generate --model text "Is it so?" --choice yes --choice no --logprobs 3',
+        'tokenweir generate --model text "Once upon" --temperature 0.8 --top-k 40',
+        'tokenweir generate --model text "Is it so?" --choice yes --choice no',
         'tokenweir generate --model dates "3rd of Feb, 1998" --alignment',
         'tokenweir generate --model text "Once upon" --ban 17 --logit-bias 42=1.5',
         "tokenweir generate --model dates < lines.txt",

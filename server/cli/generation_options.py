@@ -75,10 +75,10 @@ _OPTIONS = (
         help="End beam search when no open hypothesis can win.  [default: early-stop]",
     ),
     click.option("--num-outputs", type=int, help="Answers to print; not streamed if many."),
-    click.option("--repetition-penalty", type=float, help="Of tokens that were seen; 1: none."),
-    click.option("--frequency-penalty", type=float, help="Of tokens, for every time; 0: none."),
-    click.option("--presence-penalty", type=float, help="Of tokens of the answer; 0: none."),
-    click.option("--no-repeat-ngram", type=int, help="No so many tokens twice; 0: none."),
+    click.option("--repetition-penalty", type=float, help="On tokens seen so far; 1: off."),
+    click.option("--frequency-penalty", type=float, help="On each use in the answer; 0: off."),
+    click.option("--presence-penalty", type=float, help="On tokens that the answer has; 0: off."),
+    click.option("--no-repeat-ngram", type=int, help="Repeat no run of so many tokens; 0: off."),
     click.option(
         "--logit-bias",
         type=_LogitBias(),
@@ -95,7 +95,7 @@ _OPTIONS = (
         help="Never write this token; may be repeated.",
     ),
     click.option(
-        "--json-schema", type=existing_file, metavar="FILE", help="The answer is JSON of it."
+        "--json-schema", type=existing_file, metavar="FILE", help="The answer is JSON that fits it."
     ),
     click.option("--regex", help="The answer matches it."),
     click.option(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     short_help="Measure latencies and throughput of a server.",
     epilog=examples(
         "tokenweir loadtest --model dates --concurrency 16 --requests 500",
-        "tokenweir loadtest --model dates --prompts dates.txt --rate 50 "
-        "--requests 1000 --json run.json --png run.png",
+        "tokenweir loadtest --model dates --prompts dates.txt --requests 1000",
+        "tokenweir loadtest --model dates --rate 50 --json run.json --png run.png",
     ),
 )
 @model_option

@@ -38,8 +38,8 @@ text_option = click.option(
     short_help="Export a checkpoint to a package, proven equal.",
     epilog=examples(
         "tokenweir export checkpoints/dates --out packages/dates",
-        "tokenweir export checkpoints/dates --out build/new --name dates --version 2026-11",
-        "tokenweir export checkpoints/gpt2 --out packages/gpt2 --weights int8 --text book.txt",
+        "tokenweir export checkpoints/dates --out new --name dates --version 2",
+        "tokenweir export checkpoints/gpt2 --out small --weights int8 --text a.txt",
     ),
 )
 @click.argument("checkpoint", type=existing_directory)

@@ -206,7 +206,7 @@ def serve_until_ended(config: ServeConfig) -> None:
             serve_models(config, lambda service: announce(service, config.packages))
         except RayLost as error:
             click.echo(f"error: {error}; start the command again", err=True)
-            os._exit(FAILED)  # what is left of Ray in this process would keep it for ever
+            os._exit(FAILED)  # what is left of Ray in this process would keep it forever
 
 
 def _log_to_stderr() -> None:

@@ -17,7 +17,7 @@ _SERVICE = "/tokenweir.v1.GenerationService"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Among whom a call is treated fairly, when it wants to run, and what its client calls it."""
+    """Whose a call is, when it wants to run, and what its client calls it."""
 
     tenant: str = ""
     priority: int = 0  # lower runs earlier

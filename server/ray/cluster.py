@@ -97,7 +97,7 @@ def _adapted_processes() -> Iterator[None]:
     """Have ray.init start no process that nobody asks here, and none that stays when all is killed.
 
     Not started are the autoscaler of nodes, the log monitor and the dashboard. The raylet's agents
-    end with it: by themselves they stay for ever. A signal to the process group of the command does
+    end with it: by themselves they stay forever. A signal to the process group of the command does
     not reach Ray, which the drain needs. Where a cluster is joined nothing is started.
     """
     from ray._private import parameter, services

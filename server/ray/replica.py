@@ -86,7 +86,7 @@ class WorkerReplica:
         await self._link.close()
 
     async def _end_without_command(self, name: str) -> None:
-        """Undeploy the service once its command is gone: a cluster would run it for ever."""
+        """Undeploy the service once its command is gone: a cluster would run it forever."""
         while True:
             await asyncio.sleep(HEARTBEAT)
             if self._link.silence > ABANDONED_AFTER:

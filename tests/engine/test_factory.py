@@ -474,7 +474,9 @@ def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(
     monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
     path = _text_package(tmp_path, target="cuda")
 
-    with pytest.raises(ConfigError, match=r"gpu is not installed.*--device cpu, a model in bf16"):
+    with pytest.raises(
+        ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu, a .* bf16"
+    ):
         load_engine(load_package(path), CONFIG)
 
 

@@ -93,6 +93,17 @@ def test_help_of_every_command_shows_an_example(
     assert f"  tokenweir {name}" in capsys.readouterr().out.partition("Examples:")[2]
 
 
+@pytest.mark.parametrize("name", cli.commands)
+def test_help_of_every_command_is_no_wider_than_a_terminal(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert run([name, "--help"]) == 0
+
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
