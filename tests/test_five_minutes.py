@@ -59,7 +59,7 @@ def _running(line: str, environment: dict[str, str], folder: Path) -> Iterator[N
         yield
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 128 + signal.SIGINT, log.read_text()
+        assert process.wait(60) == 0, log.read_text()  # drained
 
 
 @pytest.mark.ray
