@@ -136,6 +136,8 @@ class SlotKVCache:
     def problems(self, requests: Iterable[Request]) -> list[str]:
         """Return what does not fit together, see KVCache."""
         found = self._table.problems()
+        if self._has_source:
+            found += self._sources.problems([held.source_row for held in self._held.values()])
         if set(self._held) != (admitted := set(requests)):
             found.append(f"{len(self._held)} requests hold rows, and {len(admitted)} run")
         num_places = sum(request.num_unfinished for request in self._held)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from engine.slots.batch import RowOp
 
 Source = tuple[str, tuple[int, ...]]  # the tenant, who alone may use it, and the tokens
@@ -25,6 +27,14 @@ class SourceTable:
     def kept(self) -> dict[int, Source]:
         """The sources in rows that no request needs, the least recently used first."""
         return {row: source for row in self._kept if (source := self._sources[row]) is not None}
+
+    def problems(self, held: Collection[int]) -> list[str]:
+        """Return what does not fit together, if requests have these rows."""
+        used = {row for row, source in enumerate(self._sources) if source is not None}
+        wanted = {*held, *self._kept}
+        if used == wanted and len(wanted) == len(held) + len(self._kept):
+            return []
+        return [f"{len(used)} rows have sources, and {len(held) + len(self._kept)} should"]
 
     @property
     def has_ops(self) -> bool:

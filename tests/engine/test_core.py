@@ -256,3 +256,14 @@ def test_what_does_not_fit_together_is_named(make_core: Callable) -> None:
     core.scheduler._num_sequences += 1
     with pytest.raises(EngineFailure, match="1 sequences run, and 2 are counted; memory"):
         core.check_integrity()
+
+
+def test_a_source_row_that_nobody_gives_back_is_named(make_core: Callable) -> None:
+    core, _ = make_core(continuation, max_source_len=30)
+    core.scheduler.add(request(1, 6, max_new_tokens=9))
+    core.check_integrity()
+
+    core.scheduler._cache._sources.take(("", (1, 2)))  # nothing was encoded into it yet
+
+    with pytest.raises(EngineFailure, match="2 rows have sources, and 1 should"):
+        core.check_integrity()
