@@ -65,7 +65,7 @@ _OPTIONS = (
     click.option("--top-p", type=float, help="Sample among this share of probability."),
     click.option("--min-p", type=float, help="Drop tokens below this share of the best."),
     click.option("--typical-p", type=float, help="Sample among this share of typical tokens."),
-    click.option("--seed", type=int, help="Of the sampling; the same seed, the same text."),
+    click.option("--seed", type=int, help="The same seed gives the same samples."),
     click.option("--best-of", type=int, help="Sample so many, print the best."),
     click.option("--beam", type=int, metavar="WIDTH", help="Beam search with so many hypotheses."),
     click.option("--length-penalty", type=float, help="Of beam search.  [default: 0.6]"),
@@ -121,7 +121,7 @@ _OPTIONS = (
     click.option(
         "--prompt-logprobs",
         type=int,
-        help="The same of the prompt or, of an encoder-decoder, of --prefix.",
+        help="The same for the prompt, or for --prefix of an encoder-decoder.",
     ),
     click.option(
         "--alignment", is_flag=True, help="Print which source token each token looks at most."
