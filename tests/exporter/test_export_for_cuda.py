@@ -193,7 +193,7 @@ def test_a_graph_in_float16_that_is_wrong_is_refused(
     """Its twin in float32 is right."""
     check = certificates._certify_half
 
-    def spoiled(checkpoint, model, directory, form, progress):  # type: ignore[no-untyped-def]
+    def spoiled(subject, directory, progress):  # type: ignore[no-untyped-def]
         graph = ir.load(directory / "model.onnx")
         name, value = next(
             (name, value)
@@ -202,7 +202,7 @@ def test_a_graph_in_float16_that_is_wrong_is_refused(
         )
         value.const_value = ir.tensor(value.const_value.numpy() + np.float16(0.05), name=name)
         write_graphs({"model.onnx": graph}, directory)
-        return check(checkpoint, model, directory, form, progress)
+        return check(subject, directory, progress)
 
     monkeypatch.setattr(certificates, "_certify_half", spoiled)
 
