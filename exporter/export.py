@@ -48,11 +48,11 @@ def export_package(
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
     The model is served under `name`, else under that of `out_dir`, and its answers tell `version`.
-    In half precision it is as near to it as it is itself in that type. A format that rounds weights
-    or cache is not equal: the certificate says what was lost, on `text` too, and `limits` (else
-    DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows
-    the certificate. An existing package at `out_dir` is replaced when the new one is whole. Raises
-    ConfigError, CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
+    In half precision the graphs are as near to the eager model as it is itself in that type. Where
+    weights or cache are rounded, the certificate says what was lost, on `text` too, and `limits`
+    (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows the certificate.
+    A package at `out_dir` is replaced when the new one is whole. Raises ConfigError,
+    CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
     out = Path(os.path.abspath(out_dir))
     name = _name_of(out) if name is None else name

@@ -23,6 +23,12 @@ def formats_of(model: str, *, quick: bool) -> dict[str, PackageFormat]:
     return found
 
 
+def weights_of(name: str) -> Weights | None:
+    """Return the weights that the task of a part names; "" names none, those of the precision."""
+    names: dict[str, Weights | None] = {"": None, "int8-blocks": "int8-blocks", "int4": "int4"}
+    return names[name]
+
+
 def model_formats(models: Iterable[str], *, quick: bool) -> list[tuple[str, str]]:
     """Return the names of every model and format, of all models what rounds nothing first."""
     of_model = {model: [*formats_of(model, quick=quick)] for model in models}

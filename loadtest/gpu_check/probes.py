@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.device.device import CudaDevice, open_device
-from engine.package.manifest import PackageFormat, Precision, Weights
+from engine.package.manifest import PackageFormat, Precision
 from engine.session import NOT_CAPTURED, Session, create_session
 from loadtest.gpu_check.child import elsewhere
 from loadtest.gpu_check.contract_file import read_contract, write_contract
 from loadtest.gpu_check.device_decoder import DeviceDecoder, create_variant
+from loadtest.gpu_check.formats import weights_of
 from loadtest.gpu_check.models import make_checkpoint
 from loadtest.gpu_check.part import Found, Outcome, Settings
 from loadtest.gpu_check.timing import time_in_turns
@@ -90,7 +91,7 @@ def _graphs(settings: Settings, model: str, precision: Precision, weights: str, 
     if path.is_dir():
         return path
     checkpoint = load_checkpoint(make_checkpoint(model, settings.work, quick=settings.quick))
-    form = PackageFormat.of("cuda", precision, _weights(weights))
+    form = PackageFormat.of("cuda", precision, weights_of(weights))
     contract = generation_contract(checkpoint.config.model, form)
     assert contract is not None, "only models that generate are looked at"
     target = target_of(form)
@@ -106,11 +107,6 @@ def _graphs(settings: Settings, model: str, precision: Precision, weights: str, 
     write_contract(contract, unfinished)
     unfinished.rename(path)
     return path
-
-
-def _weights(name: str) -> Weights | None:
-    names: dict[str, Weights | None] = {"": None, "int8-blocks": "int8-blocks", "int4": "int4"}
-    return names[name]
 
 
 def _load(path: Path, device: CudaDevice, options: str, entries: str, quick: bool) -> DeviceDecoder:

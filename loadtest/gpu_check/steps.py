@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from engine.device.device import CudaDevice, open_device
-from engine.package.manifest import Precision, Weights
+from engine.package.manifest import Precision
 from engine.session import NOT_CAPTURED, create_session
 from loadtest.gpu_check.contract_file import read_contract
 from loadtest.gpu_check.device_decoder import DeviceDecoder
+from loadtest.gpu_check.formats import weights_of
 from loadtest.gpu_check.part import Found, Outcome, Settings
 from loadtest.gpu_check.shapes import build
 from loadtest.gpu_check.timing import Timed, time_in_turns
@@ -37,7 +38,7 @@ def time_steps(
         settings.work / "speed",
         quick=settings.quick,
         precision=precision,
-        weights=_weights(weights),
+        weights=weights_of(weights),
     )
     device = open_device()
     found, decoder = _load(path, device, max(_QUICK_ROWS if settings.quick else _ROWS))
@@ -50,11 +51,6 @@ def time_steps(
         "chunks of a prompt, us": chunks,
     }
     return Outcome(_summary(decoding, found), {**found, "tables": tables})
-
-
-def _weights(name: str) -> Weights | None:
-    names: dict[str, Weights | None] = {"": None, "int8-blocks": "int8-blocks", "int4": "int4"}
-    return names[name]
 
 
 def _load(path: Path, device: CudaDevice, num_rows: int) -> tuple[Found, DeviceDecoder]:
