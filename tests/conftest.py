@@ -148,7 +148,9 @@ def clock() -> FakeClock:
 def make_contract() -> Callable[..., GenerationContract]:
     """Make the contract of a model over bytes."""
 
-    def make(*, max_len: int = 64, max_source_len: int | None = None) -> GenerationContract:
+    def make(
+        *, max_len: int = 64, max_source_len: int | None = None, **more: object
+    ) -> GenerationContract:
         cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=max_len, head_dim=1)
         is_decoder = max_source_len is None
         return GenerationContract(
@@ -159,7 +161,7 @@ def make_contract() -> Callable[..., GenerationContract]:
             if is_decoder
             else cache.model_copy(update={"max_len": max_source_len}),
             decoder_start_token_id=None if is_decoder else BOS,
-            eos_token_ids=(EOS,),
+            **{"eos_token_ids": (EOS,), **more},
         )
 
     return make

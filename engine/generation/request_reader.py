@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import FieldViolation
@@ -24,6 +24,14 @@ _TARGET = ("prefix_text", "prefix_tokens")
 
 Ids = tuple[int, ...]
 Violations = list[FieldViolation]
+
+
+class _Limit(NamedTuple):
+    """What given tokens are checked against."""
+
+    most: int
+    problem: str  # what is wrong with more
+    vocab_size: int
 
 
 class Constraints(Protocol):
@@ -134,22 +142,20 @@ class RequestReader:
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
     async def _read_source(self, given: str | Ids, path: str) -> tuple[Ids, Violations]:
-        limit = f"more than {self._max_tokens}, the longest prompt of this model"
-        return await self._read_ids(given, path, _SOURCE, (self._max_tokens, limit))
+        problem = f"more than {self._max_tokens}, the longest prompt of this model"
+        limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size)
+        return await self._read_ids(given, path, _SOURCE, limit)
 
     async def _read_target(
         self, given: str | Ids, path: str, num_prompt: int
     ) -> tuple[Ids, Violations]:
         most = self._max_target - (0 if self._has_source else num_prompt)
-        limit = f"more than the {max(most, 0)} that fit behind the prompt"
-        return await self._read_ids(given, path, _TARGET, (most, limit))
+        problem = f"more than the {max(most, 0)} that fit behind the prompt"
+        limit = _Limit(most, problem, self._contract.vocab_size)
+        return await self._read_ids(given, path, _TARGET, limit)
 
     async def _read_ids(
-        self,
-        given: str | Ids,
-        path: str,
-        names: tuple[str, str],
-        limit: tuple[int, str],  # the most tokens, and what is wrong with more
+        self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit
     ) -> tuple[Ids, Violations]:
         if not isinstance(given, str):
             path = f"{path}.{names[1]}"
@@ -172,16 +178,14 @@ class RequestReader:
             return tuple(encode(text))
         return tuple(await asyncio.to_thread(encode, text))
 
-    def _check_ids(
-        self, ids: Ids, path: str, ids_path: str | None, limit: tuple[int, str]
-    ) -> Violations:
+    def _check_ids(self, ids: Ids, path: str, ids_path: str | None, limit: _Limit) -> Violations:
         if not ids:
             return [FieldViolation(path, "is empty; give at least one token")]
-        if len(ids) > limit[0]:
-            return [FieldViolation(path, f"{len(ids)} tokens are {limit[1]}; shorten it")]
+        if len(ids) > limit.most:
+            return [FieldViolation(path, f"{len(ids)} tokens are {limit.problem}; shorten it")]
         return check_token_ids(
             ids,
-            self._contract.vocab_size,
+            limit.vocab_size,
             lambda i, _: path if ids_path is None else f"{ids_path}[{i}]",
         )
 

@@ -60,6 +60,8 @@ def _wrong_attention(manifest: Manifest) -> Iterator[str]:
         )
     if contract.alignment and not crosses:
         yield f"generation.alignment: must not be there for {manifest.architecture}"
+    if contract.source_vocab_size is not None and not crosses:
+        yield f"generation.source_vocab_size: must not be there for {manifest.architecture}"
     for name in ("cross_cache", "decoder_start_token_id"):
         if (getattr(contract, name) is not None) != crosses:
             yield (

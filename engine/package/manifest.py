@@ -121,13 +121,19 @@ class GenerationContract(_Model):
     What `decoder.onnx` and `encoder.onnx` take and give by it says engine/package/graph_io.py.
     """
 
-    vocab_size: VocabSize
+    vocab_size: VocabSize  # of what is generated
+    source_vocab_size: VocabSize | None = None  # of the encoder's input; None: the same
     num_heads: NumHeads  # of the decoder's queries, a multiple of the cache's num_kv_heads
     cache: CacheShape  # of the decoder's self-attention; max_len is the longest sequence
     cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
     decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
     eos_token_ids: tuple[TokenId, ...]
     alignment: bool = False  # only with cross_cache
+
+    @property
+    def prompt_vocab_size(self) -> int:
+        """How many ids a source has, or a prompt of a model without an encoder."""
+        return self.source_vocab_size or self.vocab_size
 
 
 class EncodingContract(_Model):

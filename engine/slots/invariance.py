@@ -47,7 +47,7 @@ def _sources_are_equal(runner: SlotModelRunner, contract: GenerationContract) ->
     longest = contract.cross_cache.max_len
     for length, most in ((min(_SHORT, longest), _NUM_SOURCES), (longest, 2)):
         sources = [
-            [(first + i) % contract.vocab_size for i in range(length)]
+            [(first + i) % contract.prompt_vocab_size for i in range(length)]
             for first in range(min(most, runner.num_slots))
         ]
         runner.encode(0, sources[0])

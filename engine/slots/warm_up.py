@@ -74,7 +74,7 @@ def _largest(
     if contract.cross_cache:
         longest = contract.cross_cache.max_len
         count = max(1, min(runner.most_tokens // longest, runner.num_slots))
-        ids = _ids(contract.vocab_size, longest)
+        ids = _ids(contract.prompt_vocab_size, longest)
         encodes = tuple(Encode(row, ids) for row in range(count))
         yield f"encoding {count} sources of {longest} tokens", replace(_NOTHING, encodes=encodes)
     ids = _ids(contract.vocab_size, min(runner.most_tokens, contract.cache.max_len))
@@ -152,7 +152,7 @@ def _encodes(contract: GenerationContract, num_rows: int) -> tuple[Encode, ...]:
     assert contract.cross_cache is not None
     longest = contract.cross_cache.max_len
     lengths = [min(_NUM_TOKENS, longest)] * (num_rows - 1) + [longest]
-    ids = _ids(contract.vocab_size, longest)
+    ids = _ids(contract.prompt_vocab_size, longest)
     return tuple(Encode(row, ids[:length]) for row, length in enumerate(lengths))
 
 

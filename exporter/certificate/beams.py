@@ -75,8 +75,8 @@ def _make_groups(sides: Sides, tried: Sequence[Layout]) -> list[list[_Beam]]:
     rng = np.random.default_rng(SEED)
     contract = sides.contract
 
-    def draw(length: int) -> Tokens:
-        return random_tokens(rng, contract.vocab_size, length)
+    def draw(length: int, vocab_size: int = contract.vocab_size) -> Tokens:
+        return random_tokens(rng, vocab_size, length)
 
     length = min(PROMPT_TOKENS, contract.cache.max_len)
     start = () if contract.decoder_start_token_id is None else (contract.decoder_start_token_id,)
@@ -85,7 +85,8 @@ def _make_groups(sides: Sides, tried: Sequence[Layout]) -> list[list[_Beam]]:
     for i in range(_NUM_GROUPS):
         source: Tokens = ()
         if contract.cross_cache:
-            source = draw(min(SOURCE_TOKENS[i >= _FIRST_SHORT], contract.cross_cache.max_len))
+            most = min(SOURCE_TOKENS[i >= _FIRST_SHORT], contract.cross_cache.max_len)
+            source = draw(most, contract.prompt_vocab_size)
         prompt = (*start, *draw(length - len(start)))
         width = max((width for layout in tried for j, width in layout if j == i), default=0)
         cases = [Case(source, prompt, num_tokens) for _ in range(width)]

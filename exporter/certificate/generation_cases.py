@@ -68,8 +68,8 @@ def make_cases(
         num_tokens = min(num_steps, limit - len(prompt) + 1)
         return Case(source, prompt, num_tokens, min(len(prompt), most) if i % 2 else 1)
 
-    def draw(length: int) -> Tokens:
-        return random_tokens(rng, contract.vocab_size, length)
+    def draw(length: int, vocab_size: int = contract.vocab_size) -> Tokens:
+        return random_tokens(rng, vocab_size, length)
 
     if contract.cross_cache is None or start is None:
         random = [
@@ -84,5 +84,6 @@ def make_cases(
             # has a prompt too.
             has_prompt = i % 4 == 3 or i == per_length - 1
             forced = draw(next(given) - 1) if has_prompt else ()
-            cases.append(case(draw(length), (start, *forced), i))
+            source = draw(length, contract.prompt_vocab_size)
+            cases.append(case(source, (start, *forced), i))
     return cases

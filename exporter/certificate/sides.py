@@ -108,7 +108,9 @@ class Sides:
         contract, rng = self.contract, np.random.default_rng(SEED)
         has_source = contract.cross_cache is not None
         source = (
-            random_tokens(rng, contract.vocab_size, min(_LEFT_BEHIND, contract.cross_cache.max_len))
+            random_tokens(
+                rng, contract.prompt_vocab_size, min(_LEFT_BEHIND, contract.cross_cache.max_len)
+            )
             if contract.cross_cache
             else ()
         )

@@ -46,7 +46,7 @@ def _longest_case(sides: Sides) -> Case:
     limit = contract.cache.max_len
     prompt_length = max(1, limit + 1 - _NUM_STEPS)
     source = (
-        random_tokens(rng, contract.vocab_size, contract.cross_cache.max_len)
+        random_tokens(rng, contract.prompt_vocab_size, contract.cross_cache.max_len)
         if contract.cross_cache
         else ()
     )

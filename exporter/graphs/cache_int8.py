@@ -56,10 +56,12 @@ def calibrate(
     shapes = (contract.cross_cache or contract.cache, contract.cache)
     source_tokens, target_tokens = (min(PROMPT_TOKENS, shape.max_len) for shape in shapes)
 
-    def draw(length: int) -> Tokens:
-        return random_tokens(rng, contract.vocab_size, length)
+    def draw(length: int, vocab_size: int = contract.vocab_size) -> Tokens:
+        return random_tokens(rng, vocab_size, length)
 
-    prompts = [draw(source_tokens) for _ in range(NUM_PROMPTS)] + list(samples)
+    prompts = [draw(source_tokens, contract.prompt_vocab_size) for _ in range(NUM_PROMPTS)] + list(
+        samples
+    )
     largest = np.zeros((contract.cache.num_layers, 2))
     with torch.inference_mode():
         for prompt in prompts:

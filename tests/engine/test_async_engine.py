@@ -355,6 +355,25 @@ async def test_what_is_wrong_is_named_before_anything_is_queued(
     assert runner.batches == []
 
 
+async def test_ids_of_a_source_are_of_its_own_vocabulary_and_those_of_a_prefix_of_the_target(
+    make_engine: MakeEngine, spell
+) -> None:
+    engine, _ = await make_engine(spell("x"), max_source_len=8, source_vocab_size=300)
+
+    def asked(source: int, prefix: int) -> GenerationRequest:
+        return GenerationRequest("r", (source,), SamplingParams(), target_prefix=(prefix,))
+
+    assert ended(await collect(engine, asked(299, 257)))[0].token_ids[0] == 257
+    with pytest.raises(InvalidRequest) as refusal:
+        await collect(engine, asked(300, 258))
+
+    source, prefix = refusal.value.violations
+    assert source.field == "inputs[0].tokens.ids[0]"
+    assert source.description == "300 is outside the vocabulary, 0 to 299"
+    assert prefix.field == "inputs[0].prefix_tokens.ids[0]"
+    assert prefix.description == "258 is outside the vocabulary, 0 to 257"
+
+
 async def test_all_wrong_fields_are_named_at_once(make_engine: MakeEngine, spell) -> None:
     engine, _ = await make_engine(spell("x"))
 

@@ -500,6 +500,26 @@ def test_alignment_without_an_encoder_is_refused(tmp_path: Path) -> None:
     assert "generation.alignment: must not be there" in _refusal(_write(tmp_path / "p", change))
 
 
+def test_vocabulary_of_sources_without_an_encoder_is_refused(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["architecture"] = "decoder"
+        manifest["generation"].update(source_vocab_size=30)
+
+    assert "generation.source_vocab_size: must not be" in _refusal(_write(tmp_path / "p", change))
+
+
+def test_sources_have_the_vocabulary_of_targets_unless_they_have_their_own(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["generation"].update(source_vocab_size=30)
+
+    plain = load_package(_write(tmp_path / "p")).manifest.generation
+    own = load_package(_write(tmp_path / "q", change)).manifest.generation
+
+    assert plain is not None and own is not None
+    assert (plain.source_vocab_size, plain.prompt_vocab_size) == (None, 20)
+    assert (own.vocab_size, own.prompt_vocab_size) == (20, 30)
+
+
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["generation"].update(decoder_start_token_id=20, eos_token_ids=[2, 99])

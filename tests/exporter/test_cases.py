@@ -53,3 +53,12 @@ def test_every_edge_is_tried_with_any_number_of_prompts(per_length: int, has_sou
         assert edges <= {len(case.source) for case in cases}
     assert len(cases) == 15 * per_length
     assert max(case.num_tokens for case in cases) == 32
+
+
+def test_sources_are_drawn_from_their_own_vocabulary() -> None:
+    own = contract(has_source=True).model_copy(update={"source_vocab_size": 500})
+
+    cases = make_cases(own, [], 1)
+
+    assert 400 < max(max(case.source) for case in cases) < 500
+    assert max(max(case.prompt) for case in cases) < 50
