@@ -53,13 +53,13 @@ def scaled_dot_product_attention(
     query (B, h, T, d_k), key (B, h, S, d_k), value (B, h, S, d_v); the output is (B, h, T, d_v).
     A query that may attend to nothing gets zeros.
     """
-    probabilities = softmax_weights(dot_product_scores(query, key), mask)
+    scores = dot_product_scores(query, key, query.shape[-1] ** -0.5)
+    probabilities = softmax_weights(scores, mask)
     return AttentionOutput(probabilities @ value, probabilities)
 
 
-def dot_product_scores(query: Tensor, key: Tensor) -> Tensor:
-    """Return q . k / sqrt(d_k), (B, h, T, S), for query (B, h, T, d_k) and key (B, h, S, d_k)."""
-    scale: float = query.shape[-1] ** -0.5
+def dot_product_scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Return q . k * scale, (B, h, T, S), for query (B, h, T, d_k) and key (B, h, S, d_k)."""
     return query @ key.transpose(-2, -1) * scale
 
 
@@ -103,6 +103,7 @@ class MultiHeadAttention(nn.Module):
     With `num_kv_heads` below `num_heads` (Ainslie et al. 2023) W_K and W_V have only so many heads,
     each for as many neighbouring query heads. With `rotary` queries and keys are turned.
     Without `output` there is no W_O: the heads' values, d_model of them, are the output.
+    `scale` of q . k is 1 / sqrt(d_k) if it is not given.
     `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
     """
 
@@ -116,6 +117,7 @@ class MultiHeadAttention(nn.Module):
         value_dim: int | None = None,
         bias: bool = True,
         output: bool = True,
+        scale: float | None = None,
         rotary: RotaryPositions | None = None,
         score: Score = "dot",
         normalizer: Normalizer = "softmax",
@@ -130,7 +132,7 @@ class MultiHeadAttention(nn.Module):
         self.value_dim = value_dim or d_model // num_heads
         self.score: Score = score
         self.normalizer: Normalizer = normalizer
-        self.scale = self.key_dim**-0.5
+        self.scale = self.key_dim**-0.5 if scale is None else scale
         self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.key_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.value_dim, bias=bias)
@@ -158,6 +160,7 @@ class MultiHeadAttention(nn.Module):
             value_dim=config.value_dim,
             bias=config.attention_bias,
             output=config.attention_output,
+            scale=config.attention_scale,
             score=config.attention_score,
             normalizer=config.attention_normalizer,
             attention_dropout=config.attention_dropout,
@@ -288,7 +291,7 @@ class MultiHeadAttention(nn.Module):
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         if self.score_weight is None:
-            return dot_product_scores(q, k)
+            return dot_product_scores(q, k, self.scale)
         return additive_scores(q, k, self.score_weight)
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

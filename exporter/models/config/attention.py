@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from exporter.models.config.sizes import WITH_DECODER, SizeOptions, Width
+from exporter.models.config.sizes import (
+    WITH_DECODER,
+    PositiveFloat,
+    SizeOptions,
+    Width,
+    unless,
+)
 
 
 class AttentionOptions(SizeOptions):
@@ -16,6 +22,7 @@ class AttentionOptions(SizeOptions):
     attention_output: bool = True  # W_O; False: the values of a single head are the output
     attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
     attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
+    attention_scale: Annotated[PositiveFloat | None, unless(None)] = None  # None: 1 / sqrt(key_dim)
 
     @property
     def kv_heads(self) -> int:
@@ -54,6 +61,8 @@ class AttentionOptions(SizeOptions):
         return found
 
     def _score_problems(self) -> list[str]:
+        if self.attention_score == "additive" and self.attention_scale is not None:
+            return [f"attention_scale ({self.attention_scale}) is for dot scores, got additive"]
         is_plain = (self.attention_score, self.attention_normalizer) == ("dot", "softmax")
         if is_plain or self.family not in WITH_DECODER:
             return []

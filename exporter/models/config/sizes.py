@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import partial
+from operator import eq
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +20,17 @@ TokenId = Annotated[int, Field(ge=0, lt=MAX_VOCAB_SIZE)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
+PositiveFloat = Annotated[float, Field(gt=0)]
+
 WITH_DECODER: tuple[Family, ...] = ("encoder-decoder", "gpt")
+
+
+def unless(default: object) -> Any:
+    """Return the annotation that leaves an option of this value out of a file.
+
+    Options that came after the first release have it: what was written before stays as it is.
+    """
+    return Field(exclude_if=partial(eq, default))
 
 
 class SizeOptions(BaseModel):

@@ -77,6 +77,22 @@ def test_scaled_dot_product_attention_equals_torch():
     assert not probabilities[~mask.expand_as(probabilities)].any()
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.05])
+def test_scores_are_scaled_as_they_are_told(scale, randomize):
+    attention = randomize(MultiHeadAttention(D, H, scale=scale))
+    hidden, source = torch.randn(B, T, D), torch.randn(B, S, D)
+    heads = [attention.q_proj(hidden), attention.k_proj(source), attention.v_proj(source)]
+    q, k, v = (x.unflatten(-1, (H, D // H)).transpose(1, 2) for x in heads)
+    values = F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+    output = attention(hidden, source, source)
+    traced = attention.with_probabilities(hidden, source, source).output
+
+    expected = attention.out_proj(values.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(traced, expected)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 def test_attention_over_three_sources_equals_torch(bias, padded, randomize):

@@ -42,3 +42,12 @@ def test_options_stand_in_a_file_as_they_always_have() -> None:
         *("scale_embeddings", "share_embeddings", "tie_output", "output_bias", "embedding_norm"),
         *("num_token_types", "pad_token_id", "bos_token_id", "eos_token_id", "labels", "image"),
     ]
+
+
+def test_an_option_that_came_later_stands_in_a_file_where_it_is_used() -> None:
+    config = TransformerConfig.model_validate(
+        {**GPT, "vocab_size": 3, "max_target_len": 4, "attention_scale": 1}
+    )
+
+    assert '"attention_scale":1.0' in config.model_dump_json()
+    assert TransformerConfig.model_validate_json(config.model_dump_json()) == config
