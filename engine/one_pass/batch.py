@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from engine.one_pass.item_encoder import EncodedItem
 from engine.one_pass.prediction import ItemPrediction
+from engine.package.graph_io import EMBEDDING, INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
 
 
 class Graph(Protocol):
@@ -23,9 +24,9 @@ def stack(items: Sequence[EncodedItem]) -> dict[str, NDArray[Any]]:
     """Return the graph's inputs: items of one length, so there is nothing to pad."""
     values = np.stack([item.values for item in items])
     if values.dtype == np.float32:
-        return {"pixel_values": values}  # (B, channels, size, size)
+        return {PIXEL_VALUES: values}  # (B, channels, size, size)
     lengths = np.full(len(items), values.shape[1], dtype=np.int64)
-    return {"input_ids": values, "lengths": lengths}  # (B, S), (B,)
+    return {INPUT_IDS: values, LENGTHS: lengths}  # (B, S), (B,)
 
 
 def split(
@@ -35,7 +36,7 @@ def split(
 
     Raises ValueError if there are not as many rows as items.
     """
-    logits, embeddings = outputs["logits"], outputs["embedding"]
+    logits, embeddings = outputs[LOGITS], outputs[EMBEDDING]
     if len(logits) != len(items) or len(embeddings) != len(items):
         raise ValueError(
             f"logits {logits.shape} and embedding {embeddings.shape} of {len(items)} rows"

@@ -17,11 +17,20 @@ from engine.package.manifest import (
 )
 from engine.wording import listed
 
+# Whoever exports, checks or binds a graph takes the names from here.
+INPUT_IDS, POSITION_IDS = "input_ids", "position_ids"
+LOGIT_IDX, NUM_TOP = "logit_idx", "num_top"
+SEQLENS_K, TOTAL_SEQ = "seqlens_k", "total_seq"
+SOURCE_LENGTHS, BEAM_ROWS, ROW_QUERIES = "source_lengths", "beam_rows", "row_queries"
+ALIGNMENT_IDX, ALIGNMENT_SOURCES = "alignment_idx", "alignment_sources"
+LENGTHS, PIXEL_VALUES = "lengths", "pixel_values"
+LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS = "logits", "top_ids", "top_logits", "top_logprobs"
+ALIGNMENT, EMBEDDING = "alignment", "embedding"
 # Of keys and values, before the layer and which of the two: see `layer_names`.
 PAST, PRESENT = "past_key_values", "present"  # the decoder's own positions, before and after a call
 CROSS = "cross_key_values"  # the sources, as the decoder reads them
 PAST_CROSS, PRESENT_CROSS = "past_cross_key_values", "present_cross_key_values"  # ... are encoded
-READ_ON_HOST = ("num_top", "total_seq")  # inputs that kernels for a device want there
+READ_ON_HOST = (NUM_TOP, TOTAL_SEQ)  # inputs that kernels for a device want there
 
 _CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
@@ -43,9 +52,11 @@ class GraphValue(NamedTuple):
 
 Values = Mapping[str, GraphValue]
 
+_TOKENS = GraphValue("int64", ("batch", "tokens"))
+
 
 class GraphShape(NamedTuple):
-    """Inputs and outputs of a graph by name; an open size has a name too."""
+    """Inputs and outputs of a graph by name, in its order; an open size has a name too."""
 
     inputs: Values
     outputs: Values
@@ -71,47 +82,61 @@ def decoder_shape(contract: GenerationContract) -> GraphShape:
     several rows only where each has one token.
     """
     cache, cross = contract.cache, contract.cross_cache
-    ids = GraphValue("int64", ("batch", "tokens"))
     inputs = {
-        "input_ids": ids,
-        "position_ids": ids,
-        "logit_idx": GraphValue("int64", ("num_logits",)),  # into the flattened [batch, tokens]
-        "num_top": GraphValue("int64", (1,)),  # k
-        "seqlens_k": GraphValue("int32", ("batch",)),  # each row's length after this call, minus 1
-        "total_seq": GraphValue("int32", (1,)),  # the largest length after this call
+        INPUT_IDS: _TOKENS,
+        POSITION_IDS: _TOKENS,
+        LOGIT_IDX: GraphValue("int64", ("num_logits",)),  # into the flattened [batch, tokens]
+        NUM_TOP: GraphValue("int64", (1,)),  # k
+        SEQLENS_K: GraphValue("int32", ("batch",)),  # each row's length after this call, minus 1
+        TOTAL_SEQ: GraphValue("int32", (1,)),  # the largest length after this call
         **_layers(PAST, cache, "batch"),
     }
     top = ("num_logits", "num_top")  # of the k largest, best first, the lower id among equals
     outputs = {
-        "logits": GraphValue("float32", ("num_logits", contract.vocab_size)),
-        "top_ids": GraphValue("int64", top),
-        "top_logits": GraphValue("float32", top),
-        "top_logprobs": GraphValue("float32", top),
+        LOGITS: GraphValue("float32", ("num_logits", contract.vocab_size)),
+        TOP_IDS: GraphValue("int64", top),
+        TOP_LOGITS: GraphValue("float32", top),
+        TOP_LOGPROBS: GraphValue("float32", top),
         **_layers(PRESENT, cache, "batch"),
     }
     if cross is not None:
-        inputs |= {
-            "source_lengths": GraphValue("int64", ("sources",)),
-            # The rows that attend to each source, any row where there are fewer than `beams`.
-            "beam_rows": GraphValue("int64", ("sources", "beams")),
-            "row_queries": ids,  # where each query stands in the flattened [sources, beams, tokens]
-            **_layers(CROSS, cross, "sources"),
-        }
-    if contract.alignment and cross is not None:
-        # The positions, in the flattened [batch, tokens], and the source of each.
-        wanted = GraphValue("int64", ("num_alignments",))
-        inputs |= {"alignment_idx": wanted, "alignment_sources": wanted}
-        # The last layer's cross-attention, mean over the heads, 0 behind the end of the source;
-        # [0, 0] where none is wanted, and nothing is computed.
-        outputs["alignment"] = GraphValue("float32", ("num_alignments", cross.max_len))
+        inputs |= _source_inputs(cross)
+        if contract.alignment:
+            wanted = _alignment_shape(cross)
+            inputs |= wanted.inputs
+            outputs |= wanted.outputs
     return GraphShape(inputs, outputs)
+
+
+def _source_inputs(cross: CacheShape) -> dict[str, GraphValue]:
+    """Return what a decoder takes beside its own positions if it attends to sources."""
+    return {
+        SOURCE_LENGTHS: GraphValue("int64", ("sources",)),
+        # The rows that attend to each source, any row where there are fewer than `beams`.
+        BEAM_ROWS: GraphValue("int64", ("sources", "beams")),
+        ROW_QUERIES: _TOKENS,  # where each query stands in the flattened [sources, beams, tokens]
+        **_layers(CROSS, cross, "sources"),
+    }
+
+
+def _alignment_shape(cross: CacheShape) -> GraphShape:
+    """Return what a decoder takes and gives for the attention of some positions to their source.
+
+    That is the last layer's cross-attention, mean over the heads, 0 behind the end of the source;
+    [0, 0] where none is wanted, and nothing is computed.
+    """
+    wanted = GraphValue("int64", ("num_alignments",))
+    return GraphShape(
+        # The positions, in the flattened [batch, tokens], and the source of each.
+        {ALIGNMENT_IDX: wanted, ALIGNMENT_SOURCES: wanted},
+        {ALIGNMENT: GraphValue("float32", ("num_alignments", cross.max_len))},
+    )
 
 
 def encoder_shape(cross: CacheShape) -> GraphShape:
     """Return what `encoder.onnx` takes and gives; it writes the first `tokens` positions."""
-    ids = GraphValue("int64", ("batch", "tokens"))
     return GraphShape(
-        {"input_ids": ids, **_layers(PAST_CROSS, cross, "batch")},
+        {INPUT_IDS: _TOKENS, **_layers(PAST_CROSS, cross, "batch")},
         _layers(PRESENT_CROSS, cross, "batch"),
     )
 
@@ -141,21 +166,16 @@ def one_pass_shape(contract: OnePassContract) -> GraphShape:
     inputs: dict[str, GraphValue]
     text, image = contract.encoding, contract.image
     if text is not None:
-        inputs = {
-            "input_ids": GraphValue("int64", ("batch", "tokens")),
-            "lengths": GraphValue("int64", ("batch",)),
-        }
+        inputs = {INPUT_IDS: _TOKENS, LENGTHS: GraphValue("int64", ("batch",))}
         width = text.embedding_dim
     else:
         assert image is not None, "a one-pass model reads text or sees images"
         size = (image.channels, image.size, image.size)
-        inputs = {"pixel_values": GraphValue("float32", ("batch", *size))}
+        inputs = {PIXEL_VALUES: GraphValue("float32", ("batch", *size))}
         width = image.embedding_dim
     per_token = ("tokens",) if contract.task == "label" else ()
     logits = GraphValue("float32", ("batch", *per_token, len(contract.labels)))
-    return GraphShape(
-        inputs, {"logits": logits, "embedding": GraphValue("float32", ("batch", width))}
-    )
+    return GraphShape(inputs, {LOGITS: logits, EMBEDDING: GraphValue("float32", ("batch", width))})
 
 
 def check_graphs(*graphs: tuple[LoadedGraph, GraphShape]) -> None:

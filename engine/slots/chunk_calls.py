@@ -6,6 +6,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from engine.package.graph_io import (
+    ALIGNMENT,
+    ALIGNMENT_IDX,
+    ALIGNMENT_SOURCES,
+    BEAM_ROWS,
+    INPUT_IDS,
+    LOGIT_IDX,
+    NUM_TOP,
+    POSITION_IDS,
+    ROW_QUERIES,
+    SEQLENS_K,
+    SOURCE_LENGTHS,
+)
 from engine.session import Binding
 from engine.slots.batch import PrefillChunk
 from engine.slots.decoder_graph import DecoderGraph
@@ -54,22 +67,22 @@ class ChunkCalls:
         S, start = len(chunk.token_ids), int(cache.lengths[chunk.row])
         count = max(1, chunk.num_logits)  # the graph wants one
         inputs: dict[str, Bound] = {
-            "input_ids": block.add(np.asarray([chunk.token_ids], np.int64)),  # (1, S)
-            "position_ids": block.add(np.arange(start, start + S, dtype=np.int64)[None]),
-            "logit_idx": block.add(np.arange(S - count, S, dtype=np.int64)),
-            "seqlens_k": block.add(np.asarray([start + S - 1], np.int32)),
-            "num_top": self._graph.num_top(num_top),
+            INPUT_IDS: block.add(np.asarray([chunk.token_ids], np.int64)),  # (1, S)
+            POSITION_IDS: block.add(np.arange(start, start + S, dtype=np.int64)[None]),
+            LOGIT_IDX: block.add(np.arange(S - count, S, dtype=np.int64)),
+            SEQLENS_K: block.add(np.asarray([start + S - 1], np.int32)),
+            NUM_TOP: self._graph.num_top(num_top),
         }
         if cache.cross_layers:
             length = cache.source_lengths[chunk.source_row : chunk.source_row + 1]
-            inputs["source_lengths"] = block.add(length)
-            inputs["row_queries"] = block.add(np.arange(S, dtype=np.int64)[None])
+            inputs[SOURCE_LENGTHS] = block.add(length)
+            inputs[ROW_QUERIES] = block.add(np.arange(S, dtype=np.int64)[None])
         outputs = named_outputs(block.chunk_outputs(first, first + count))
         if aligned:
             positions = np.asarray(aligned, np.int64) + S - count
-            inputs["alignment_idx"] = block.add(positions)
-            inputs["alignment_sources"] = block.add(np.zeros_like(positions))
-            outputs["alignment"] = block.alignment(aligned_into, aligned_into + len(aligned))
+            inputs[ALIGNMENT_IDX] = block.add(positions)
+            inputs[ALIGNMENT_SOURCES] = block.add(np.zeros_like(positions))
+            outputs[ALIGNMENT] = block.alignment(aligned_into, aligned_into + len(aligned))
         cache.lengths[chunk.row] += S
         binding = self._binding(chunk, is_aligned=len(aligned) > 0)
         return GraphCall(binding, inputs, outputs, self._graph.total_of(start + S))
@@ -82,8 +95,8 @@ class ChunkCalls:
             binding = self._bindings[key] = self._graph.bind(chunk.row, chunk.row + 1)
             if self._graph.cache.cross_layers:
                 self._graph.bind_sources(binding, chunk.source_row, chunk.source_row + 1)
-                binding.input("beam_rows", self._first_row.bound)
+                binding.input(BEAM_ROWS, self._first_row.bound)
             if self._graph.contract.alignment and not is_aligned:
-                binding.input("alignment_idx", self._nothing.bound)
-                binding.input("alignment_sources", self._nothing.bound)
+                binding.input(ALIGNMENT_IDX, self._nothing.bound)
+                binding.input(ALIGNMENT_SOURCES, self._nothing.bound)
         return self._bindings[key]

@@ -8,6 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.errors import ConfigError
+from engine.package.graph_io import (
+    ALIGNMENT,
+    ALIGNMENT_IDX,
+    ALIGNMENT_SOURCES,
+    BEAM_ROWS,
+    INPUT_IDS,
+    LOGIT_IDX,
+    NUM_TOP,
+    POSITION_IDS,
+    ROW_QUERIES,
+    SEQLENS_K,
+    SOURCE_LENGTHS,
+)
 from engine.session import NOT_CAPTURED, Binding
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.graph_call import GraphCall, named_outputs
@@ -97,7 +110,7 @@ class DecodeCalls:
         if aligned:
             self._alignment_idx.host[: len(aligned)] = aligned
             self._alignment_sources.host[: len(aligned)] = [sources[row] for row in aligned]
-            outputs["alignment"] = self._block.alignment(0, len(aligned))
+            outputs[ALIGNMENT] = self._block.alignment(0, len(aligned))
         bound = self._bound(_Shape(M, of_sources, num_top, len(aligned)))
         self._graph.cache.lengths[:B] += 1
         total_seq = self._graph.total_of(longest)
@@ -129,7 +142,7 @@ class DecodeCalls:
         lengths = self._graph.cache.source_lengths[:count]
         np.maximum(lengths, 1, out=self._source_lengths.host[:count])
         if index.shape.group > 1:
-            inputs["beam_rows"] = self._block.add(index.beam_rows)
+            inputs[BEAM_ROWS] = self._block.add(index.beam_rows)
         return index.shape
 
     def _bound(self, shape: _Shape) -> _Bound:
@@ -153,20 +166,20 @@ class DecodeCalls:
     def _bind(self, shape: _Shape) -> Binding:
         M, (num_sources, group) = shape.num_rows, shape.sources
         binding = self._graph.bind(0, M)
-        binding.input("input_ids", self._input_ids.bound[:M])
-        binding.input("position_ids", self._position_ids.bound[:M])
-        binding.input("seqlens_k", self._seqlens_k.bound[:M])
-        binding.input("logit_idx", self._logit_idx.bound[:M])
-        binding.input("num_top", self._graph.num_top(shape.num_top))
+        binding.input(INPUT_IDS, self._input_ids.bound[:M])
+        binding.input(POSITION_IDS, self._position_ids.bound[:M])
+        binding.input(SEQLENS_K, self._seqlens_k.bound[:M])
+        binding.input(LOGIT_IDX, self._logit_idx.bound[:M])
+        binding.input(NUM_TOP, self._graph.num_top(shape.num_top))
         if num_sources:
             self._graph.bind_sources(binding, 0, num_sources)
-            binding.input("source_lengths", self._source_lengths.bound[:num_sources])
-            binding.input("row_queries", self._row_queries.bound[:M])
+            binding.input(SOURCE_LENGTHS, self._source_lengths.bound[:num_sources])
+            binding.input(ROW_QUERIES, self._row_queries.bound[:M])
             if group == 1:
-                binding.input("beam_rows", self._beam_rows.bound[:num_sources])
+                binding.input(BEAM_ROWS, self._beam_rows.bound[:num_sources])
         if self._graph.contract.alignment:
-            binding.input("alignment_idx", self._alignment_idx.bound[: shape.num_aligned])
-            binding.input("alignment_sources", self._alignment_sources.bound[: shape.num_aligned])
+            binding.input(ALIGNMENT_IDX, self._alignment_idx.bound[: shape.num_aligned])
+            binding.input(ALIGNMENT_SOURCES, self._alignment_sources.bound[: shape.num_aligned])
         for name, array in named_outputs(self._block.decode_outputs(M, shape.num_top)).items():
             binding.output(name, array)
         return binding

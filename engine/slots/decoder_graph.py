@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.package.graph_io import CROSS, PAST, PRESENT
+from engine.package.graph_io import CROSS, PAST, PRESENT, TOTAL_SEQ, layer_names
 from engine.package.manifest import GenerationContract
 from engine.session import Binding, Session
-from engine.slots.graph_call import named_rows
+from engine.slots.graph_call import rows_of
 from engine.slots.rows import SlotCache
 
 
@@ -38,16 +38,20 @@ class DecoderGraph:
     def bind(self, first: int, last: int) -> Binding:
         """Return a binding to rows `first` to `last` - 1 of the cache."""
         binding = self._decoder.bind()
-        binding.input("total_seq", self.total_seq)
-        for name, array in named_rows(self.cache.layers, first, last):
-            binding.input(f"{PAST}.{name}", array)
-            binding.output(f"{PRESENT}.{name}", array)
+        binding.input(TOTAL_SEQ, self.total_seq)
+        layers = self.cache.layers
+        names = (layer_names(prefix, len(layers)) for prefix in (PAST, PRESENT))
+        for past, present, array in zip(*names, rows_of(layers, first, last), strict=True):
+            binding.input(past, array)
+            binding.output(present, array)
         return binding
 
     def bind_sources(self, binding: Binding, first: int, last: int) -> None:
         """Bind rows of the sources."""
-        for name, array in named_rows(self.cache.cross_layers, first, last):
-            binding.input(f"{CROSS}.{name}", array)
+        layers = self.cache.cross_layers
+        names = layer_names(CROSS, len(layers))
+        for name, array in zip(names, rows_of(layers, first, last), strict=True):
+            binding.input(name, array)
 
     def total_of(self, longest: int) -> int:
         """Return the `total_seq` of a call after which no row is longer than `longest`.

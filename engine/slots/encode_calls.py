@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from engine.package.graph_io import PAST_CROSS, PRESENT_CROSS
+from engine.package.graph_io import INPUT_IDS, PAST_CROSS, PRESENT_CROSS, layer_names
 from engine.session import Session
 from engine.slots.batch import Encode
-from engine.slots.graph_call import GraphCall, named_rows
+from engine.slots.graph_call import GraphCall, rows_of
 from engine.slots.rows import SlotCache
 from engine.slots.step_block import StepBlock
 
@@ -33,16 +33,18 @@ class EncodeCalls:
         self._most = most_sources
         self._cache = cache
         self._block = block
+        num_layers = len(cache.cross_layers)
+        self._past = layer_names(PAST_CROSS, num_layers)
+        self._present = layer_names(PRESENT_CROSS, num_layers)
 
     def plan(self, encodes: Sequence[Encode]) -> Iterator[GraphCall]:
         """Give the calls of a step, counting their sources as encoded."""
         for row, sources in _together(encodes, self._most):
             last = row + len(sources)
-            inputs = {"input_ids": self._block.add(np.asarray(sources, np.int64))}  # (B, S)
-            outputs = {}
-            for name, array in named_rows(self._cache.cross_layers, row, last):
-                inputs[f"{PAST_CROSS}.{name}"] = array
-                outputs[f"{PRESENT_CROSS}.{name}"] = array
+            ids = self._block.add(np.asarray(sources, np.int64))  # (B, S)
+            rows = list(rows_of(self._cache.cross_layers, row, last))
+            inputs = {INPUT_IDS: ids, **dict(zip(self._past, rows, strict=True))}
+            outputs = dict(zip(self._present, rows, strict=True))
             self._cache.source_lengths[row:last] = len(sources[0])
             yield GraphCall(self._encoder.bind(), inputs, outputs)
 

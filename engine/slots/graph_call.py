@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from engine.package.graph_io import LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS
 from engine.session import NOT_CAPTURED, Binding
 from engine.slots.memory import LayerCache
 from engine.slots.step_block import Bound, CallOutputs
+
+_OUTPUTS = (LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
 
 
 class GraphCall(NamedTuple):
@@ -28,13 +31,13 @@ class GraphCall(NamedTuple):
         self.binding.run(self.graph_id)
 
 
-def named_rows(layers: Sequence[LayerCache], first: int, last: int) -> Iterable[tuple[str, Bound]]:
-    """Give keys and values of all layers by the names that graphs have for them."""
-    for i, layer in enumerate(layers):
-        yield f"{i}.key", layer.key[first:last]
-        yield f"{i}.value", layer.value[first:last]
+def rows_of(layers: Sequence[LayerCache], first: int, last: int) -> Iterator[Bound]:
+    """Give keys and values of all layers in the order of `layer_names`."""
+    for layer in layers:
+        yield layer.key[first:last]
+        yield layer.value[first:last]
 
 
 def named_outputs(outputs: CallOutputs) -> dict[str, Bound]:
     """Return the outputs of a decoder by the names that it has for them."""
-    return outputs._asdict()
+    return dict(zip(_OUTPUTS, outputs, strict=True))

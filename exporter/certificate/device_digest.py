@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.device.device import open_device
 from engine.errors import CertificateError, TokenweirError
+from engine.package.graph_io import EMBEDDING, INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
 from engine.package.manifest import EncodingContract, GenerationContract, Manifest
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
@@ -106,17 +107,17 @@ def _computed(session: Session, manifest: Manifest) -> Iterator[Array]:
     for inputs in _inputs(manifest):
         with exported_graphs():
             outputs = session.run(inputs)
-        yield from (outputs["logits"], outputs["embedding"])
+        yield from (outputs[LOGITS], outputs[EMBEDDING])
 
 
 def _inputs(manifest: Manifest) -> Iterator[dict[str, Array]]:
     if manifest.image is not None:
-        yield {"pixel_values": draw_images(manifest.image)}
+        yield {PIXEL_VALUES: draw_images(manifest.image)}
         return
     assert isinstance(manifest.encoding, EncodingContract), "texts or images"
     for texts in random_groups(np.random.default_rng(SEED), manifest.encoding)[::2]:
         ids = np.array(texts, np.int64)
-        yield {"input_ids": ids, "lengths": np.full(len(ids), ids.shape[1], np.int64)}
+        yield {INPUT_IDS: ids, LENGTHS: np.full(len(ids), ids.shape[1], np.int64)}
 
 
 def _sha256(arrays: Iterator[Array]) -> str:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from engine.package.graph_io import INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
 from engine.package.manifest import (
     EncodingContract,
     GenerationContract,
@@ -71,7 +72,7 @@ def certify_half_texts(
     batches = []
     for group in random_groups(np.random.default_rng(SEED), contract):
         ids = torch.tensor(group)
-        taken = {"input_ids": ids, "lengths": torch.full((len(ids),), ids.shape[1])}
+        taken = {INPUT_IDS: ids, LENGTHS: torch.full((len(ids),), ids.shape[1])}
         batches.append((f"text of {ids.shape[1]} tokens", taken, ids))
     return _certify_batches(model, batches, directory)
 
@@ -81,7 +82,7 @@ def certify_half_images(
 ) -> HalfPrecision:
     """Compare what a vision model in float16 gives for images of noise."""
     pixels = torch.from_numpy(draw_images(contract))
-    return _certify_batches(model, [("images", {"pixel_values": pixels}, pixels)], directory)
+    return _certify_batches(model, [("images", {PIXEL_VALUES: pixels}, pixels)], directory)
 
 
 def _certify_batches(
@@ -93,7 +94,7 @@ def _certify_batches(
         session = create_session(directory / "model.onnx")
     for what, taken, eager_input in batches:
         with exported_graphs():
-            logits = session.run({name: value.numpy() for name, value in taken.items()})["logits"]
+            logits = session.run({name: value.numpy() for name, value in taken.items()})[LOGITS]
         exact, rounded = (_eager(m, eager_input) for m in (model, half))
         per_row = logits.size // (logits.shape[-1] * len(logits))
         ours, theirs, theirs_half = (

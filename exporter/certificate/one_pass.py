@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from engine.package.graph_io import EMBEDDING, INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
 from engine.package.manifest import EncodingContract, ImageContract
 from engine.session import Session
 from exporter.certificate.cases import BATCH_SIZES, MOST_ROWS, Covered, Progress, largest_batch
@@ -96,7 +97,7 @@ def certify_images(
     pixels = draw_images(contract)
     certifier = _Certifier(pair, comparison)
     given = torch.from_numpy(pixels)
-    certifier.check_rows({"pixel_values": pixels}, given, "image", largest_batch(1))
+    certifier.check_rows({PIXEL_VALUES: pixels}, given, "image", largest_batch(1))
     certifier.check_half()
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
@@ -173,7 +174,7 @@ class _Certifier:
             outputs = self._pair.session.run(
                 {name: array[members] for name, array in inputs.items()}
             )
-        return Output(outputs["logits"], outputs["embedding"])
+        return Output(outputs[LOGITS], outputs[EMBEDDING])
 
     def _compare(self, ours: Output, theirs: Output, place: Callable[[int], str]) -> None:
         per_row = ours.logits.size // (ours.logits.shape[-1] * len(ours.logits))
@@ -240,8 +241,8 @@ class _TextCertifier(_Certifier):
         """Compare texts of one length; return the eager model's output."""
         ids = np.array(texts, np.int64)  # [B, S]
         inputs: dict[str, NDArray[np.generic]] = {
-            "input_ids": ids,
-            "lengths": np.full(len(ids), ids.shape[1], np.int64),
+            INPUT_IDS: ids,
+            LENGTHS: np.full(len(ids), ids.shape[1], np.int64),
         }
         what = f"text of {ids.shape[1]} tokens, number"
         return self.check_rows(inputs, torch.from_numpy(ids), what, largest_batch(ids.shape[1]))
@@ -252,7 +253,7 @@ class _TextCertifier(_Certifier):
         ids = self._rng.integers(0, self._vocab_size, (len(texts), lengths.max()))
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
-        found = self._run({"input_ids": ids, "lengths": lengths}, range(len(texts)))
+        found = self._run({INPUT_IDS: ids, LENGTHS: lengths}, range(len(texts)))
         for row, theirs in enumerate(expected):
             ours = found.rows(slice(row, row + 1))
             if theirs.logits.ndim > 2:  # a label a token

@@ -243,9 +243,11 @@ def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Grap
     decoder = generator(model).decoder
     widen_heads(decoder)
     module = _DecoderGraph(decoder, in_pieces=target.rows_in_pieces)
-    graph = _export(module, decoder_shape(contract.generation))
+    shape = decoder_shape(contract.generation)
+    graph = _export(module, shape)
     for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
-        value.shape = ir.Shape(["num_logits", "num_top"])
+        assert value.name is not None
+        value.shape = ir.Shape(shape.outputs[value.name].shape)
     return {"decoder.onnx": graph}
 
 

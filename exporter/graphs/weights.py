@@ -35,6 +35,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from engine.package.graph_io import INPUT_IDS
 from engine.package.manifest import PackageFormat, Precision
 from exporter.graphs.target import target_of
 
@@ -122,7 +123,7 @@ def _product(node: ir.Node) -> _Product | None:
 def _is_embedding(node: ir.Node) -> bool:
     table, index = node.inputs[:2]
     assert table is not None and index is not None
-    return table.const_value is not None and index.name == "input_ids"
+    return table.const_value is not None and index.name == INPUT_IDS
 
 
 class _Quantizer:
