@@ -54,7 +54,7 @@ test-emulated: install .emulated/.installed
 	touch $@
 
 test-long: install
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m "long and not gpu"
 
 lint: install
 	$(BIN)/ruff check .

@@ -38,7 +38,7 @@ from server.config import ServeConfig
 from server.ray.serving import serving
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 VOCAB_SIZE = 128
 SHAPE = {"d_model": 32, "num_heads": 4, "d_ff": 64, "vocab_size": VOCAB_SIZE, "eos_token_id": 2}
