@@ -8,12 +8,14 @@ Nothing is unpickled: weights are safetensors, the rest is JSON. Weights that th
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import safetensors.torch
 import torch
@@ -26,7 +28,7 @@ from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.text.tokenizer_file import read_tokenizer_file
 from engine.wording import listed, problems_of, shortened
-from exporter.files import write_directory, writing_to
+from exporter.files import Content, write_directory, writing_to
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
 
@@ -59,6 +61,18 @@ class Checkpoint:
     model: nn.Module
     tokenizer: Tokenizer | None  # None: vit
     samples: tuple[str, ...] = ()  # sentences to try it with; an older checkpoint has none
+
+
+class ModelWeight(NamedTuple):
+    """A weight of a model, which may have several places in it."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name under which it is stored."""
+        return self.names[0]
 
 
 class _Samples(BaseModel):
@@ -100,18 +114,58 @@ def save_checkpoint(
     Raises CheckpointError if the directory cannot be written, and for what load_checkpoint would
     refuse: a module that is none of exporter.models, a tokenizer that is missing.
     """
-    directory = Path(path)
     config = _checked_config(task, model, tokenizer)
-    files = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
+    _write(Path(path), config, tokenizer, samples, safetensors.torch.save(unique_weights(model)))
+
+
+def stream_checkpoint(
+    path: str | os.PathLike[str],
+    config: CheckpointConfig,
+    tokenizer: Tokenizer | None,
+    weights: Iterable[torch.Tensor],
+) -> None:
+    """Do as `save_checkpoint` for a model that is nowhere whole.
+
+    `weights` are those of `model_weights(config.model)`, float32, in that order; each is written
+    before the next one is asked for.
+    """
+    _write(Path(path), config, tokenizer, (), _streamed(model_weights(config.model), weights))
+
+
+def _write(
+    directory: Path,
+    config: CheckpointConfig,
+    tokenizer: Tokenizer | None,
+    samples: Sequence[str],
+    weights: Content,
+) -> None:
+    files: dict[str, Content] = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
     if samples:
         files[SAMPLES_NAME] = _Samples(texts=tuple(samples)).model_dump_json(indent=2).encode()
     if tokenizer is not None:
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
-    files[WEIGHTS_NAME] = safetensors.torch.save(unique_weights(model))
+    files[WEIGHTS_NAME] = weights
     with writing_to(directory):
         write_directory(directory, files)
         if not samples:
             (directory / SAMPLES_NAME).unlink(missing_ok=True)
+
+
+def _streamed(
+    described: Sequence[ModelWeight], weights: Iterable[torch.Tensor]
+) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file: the size of its header, the header, the tensors."""
+    header, end = {}, 0
+    for weight in described:
+        begin, end = end, end + 4 * math.prod(weight.shape)
+        offsets = [begin, end]
+        header[weight.name] = {"dtype": "F32", "shape": weight.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    yield len(text).to_bytes(8, "little") + text
+    for weight, tensor in zip(described, weights, strict=True):
+        assert tensor.shape == weight.shape and tensor.dtype == torch.float32, weight.name
+        yield tensor.contiguous().numpy().data
 
 
 def read_config(directory: Path) -> CheckpointConfig:
@@ -139,11 +193,14 @@ def read_config(directory: Path) -> CheckpointConfig:
         raise CheckpointError(f"{path} cannot be read: {error}; train it again") from error
 
 
-def weight_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of a model, shared ones once; nothing is allocated."""
+def model_weights(config: TransformerConfig) -> list[ModelWeight]:
+    """Return every weight of a model, shared ones once; nothing is allocated."""
     with torch.device("meta"):
         model = build_model(config)
-    return _shapes(model)
+    names: dict[str, list[str]] = {}
+    for name, first in _aliases(model).items():
+        names.setdefault(first, []).append(name)
+    return [ModelWeight(tuple(names[name]), shape) for name, shape in _shapes(model).items()]
 
 
 def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -199,7 +256,9 @@ def _checked_config(task: str, model: nn.Module, tokenizer: Tokenizer | None) ->
             f"{name}.config must be a TransformerConfig, got "
             f"{type(config).__name__}; save a model of exporter.models"
         )
-    if not isinstance(model, nn.Module) or _shapes(model) != weight_shapes(config):
+    if not isinstance(model, nn.Module) or _shapes(model) != {
+        weight.name: weight.shape for weight in model_weights(config)
+    }:
         raise CheckpointError(
             f"{name} does not have the weights that its config describes; save a model of "
             "exporter.models"

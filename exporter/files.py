@@ -7,11 +7,13 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from engine.errors import CheckpointError, PackageError, TokenweirError
+
+Content = bytes | Iterable[bytes | memoryview]  # of a file: whole, or piece by piece
 
 
 class Staging:
@@ -62,24 +64,31 @@ def stage(out: Path, refusal: type[TokenweirError] = PackageError) -> Iterator[S
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file under a temporary name and rename it, so that no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _write_synced(temporary, content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    _replace_files(path.parent, {path.name: content})
 
 
-def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write a checkpoint's files: a new directory appears at once, in one that exists each file."""
+def write_directory(directory: Path, files: Mapping[str, Content]) -> None:
+    """Write a checkpoint's files: a new directory appears at once, in one that exists each file.
+
+    Nothing of an existing one is replaced before all is written.
+    """
     if directory.exists():
-        for name, content in files.items():
-            replace_file(directory / name, content)
+        _replace_files(directory, files)
         return
     with stage(directory, CheckpointError) as staging:
         for name, content in files.items():
             _write_synced(staging.directory / name, content)
         staging.publish()
+
+
+def _replace_files(directory: Path, files: Mapping[str, Content]) -> None:
+    temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in files}
+    with ExitStack() as stack:
+        for name, content in files.items():
+            stack.callback(temporary[name].unlink, missing_ok=True)
+            _write_synced(temporary[name], content)
+        for name in files:
+            os.replace(temporary[name], directory / name)
 
 
 @contextmanager
@@ -120,8 +129,9 @@ def _prefix(out: Path) -> str:
     return f".{out.name}.export-"
 
 
-def _write_synced(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: Content) -> None:
     with path.open("wb") as file:
-        file.write(content)
+        for piece in [content] if isinstance(content, bytes) else content:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())

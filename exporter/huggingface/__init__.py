@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.importer import CONVERTERS, Imported, import_checkpoint
+from exporter.huggingface.families import FAMILIES
+from exporter.huggingface.importer import Imported, import_checkpoint
 
-__all__ = ["CONVERTERS", "Imported", "import_checkpoint"]
+__all__ = ["FAMILIES", "Imported", "import_checkpoint"]

@@ -1,107 +1,189 @@
-"""What a converter gives: the configuration of a model, and where its weights are in the source."""
+"""Where the weights of a model are in a source, and how they are stored there.
+
+A table has a line for every kind of weight: our name, and theirs. `{i}` in both is the number of a
+layer. It may have more than a model has: the model is asked which weights there are.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict
+import torch
 from torch import Tensor
 
-from exporter.models.config import TransformerConfig
-
-# Names of Hugging Face, and ours.
-Activation = Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish"]
-ACTIVATIONS: Mapping[Activation, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+Shape = tuple[int, ...]
 
 
-class SourceConfig(BaseModel):
-    """`config.json` of a source, as far as any family has it; a converter adds its own fields.
+class Step(Protocol):
+    """One difference between a tensor of a source and ours."""
 
-    A field of one allowed value is an option that must not be set otherwise. Fields that are not
-    named do not change what the model computes.
-    """
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape that it has to be given for a result of `shape`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    quantization_config: None = None
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return the result."""
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
-    """The ids that begin, end and fill sequences; None: the source names none."""
-
-    eos: int | None
-    pad: int | None
-    decoder_start: int | None
-
-
-@dataclass(frozen=True)
-class SourceWeight:
-    """Where one of our weights is in a source, and how it is stored there."""
+class StoredWeight:
+    """Where one of our weights is in a source, and how ours is made of it."""
 
     names: tuple[str, ...]  # the first that is there; any other one must be a copy of it
-    transposed: bool = False  # stored [in, out]
-    part: int = 0  # which of `num_parts`, packed along the outputs
-    num_parts: int = 1
-    row: bool = False  # a vector stored as [1, n]
+    steps: tuple[Step, ...] = ()  # from theirs to ours
     optional: bool = False  # zeros where the source has none
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def stored_shape(self, shape: Shape) -> Shape:
         """Return the shape that the source has to have for our weight of `shape`."""
-        stored = (shape[0] * self.num_parts, *shape[1:])
-        if self.transposed:
-            stored = stored[::-1]
-        return (1, *stored) if self.row else stored
+        for step in reversed(self.steps):
+            shape = step.stored_shape(shape)
+        return shape
 
     def extract(self, stored: Tensor) -> Tensor:
         """Return our weight from the source's tensor, in float32."""
-        tensor = stored[0] if self.row else stored
-        if self.transposed:
-            tensor = tensor.T
-        return tensor.chunk(self.num_parts)[self.part].float()
+        for step in self.steps:
+            stored = step(stored)
+        return stored.float().contiguous()
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A model of the source, described in our terms."""
-
-    config: TransformerConfig
-    weights: Mapping[str, SourceWeight]  # by our name, tied weights once
-    ignored: re.Pattern[str]  # names of tensors that say nothing: masks, computed tables
+NameTable = Mapping[str, StoredWeight]  # by our names
 
 
-def linear(
-    target: str, *names: str, transposed: bool = False, bias: bool = True
-) -> dict[str, SourceWeight]:
-    """Return weight and bias, if any, of a linear layer, `names` being those of the same one."""
-    found = {f"{target}.weight": SourceWeight(_all(names, "weight"), transposed=transposed)}
-    if bias:
-        found[f"{target}.bias"] = SourceWeight(_all(names, "bias"))
+def modules(theirs: Mapping[str, str | tuple[str, ...]], *steps: Step) -> dict[str, StoredWeight]:
+    """Return weight and bias of linear layers, norms and embeddings, by our names of these.
+
+    Several names of theirs are those of the same module.
+    """
+    found = {}
+    for ours, names in theirs.items():
+        for kind in ("weight", "bias"):
+            every = tuple(f"{name}.{kind}" for name in _tuple(names))
+            found[f"{ours}.{kind}"] = StoredWeight(every, steps)
     return found
 
 
-def token_and_output(token: tuple[str, ...], *, tied: bool) -> dict[str, SourceWeight]:
-    """Return the embedding of tokens and the output of a language model, one weight if tied."""
-    embedding, output = "decoder.embeddings.token.weight", ("lm_head.weight",)
-    if tied:
-        return {embedding: SourceWeight((*token, *output))}
-    return {embedding: SourceWeight(token), "decoder.output.weight": SourceWeight(output)}
+def packed(
+    ours: str, parts: Mapping[str, int], theirs: str, *steps: Step
+) -> dict[str, StoredWeight]:
+    """Return weight and bias of layers whose outputs, so many each, are packed one behind another.
+
+    `steps` come before the parts are told apart.
+    """
+    found: dict[str, StoredWeight] = {}
+    total, first = sum(parts.values()), 0
+    for part, size in parts.items():
+        rows = Rows(first, first + size, total)
+        found |= modules({f"{ours}.{part}": theirs}, *steps, rows)
+        first += size
+    return found
 
 
-def norm(target: str, *names: str, bias: bool = True) -> dict[str, SourceWeight]:
-    """Return weight and bias, if any, of a norm, `names` being those of the same one."""
-    return linear(target, *names, bias=bias)
+@dataclass(frozen=True)
+class Transposed:
+    """Stored [in, out]; a vector is left as it is."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape backwards."""
+        return shape[::-1]
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return the matrix [out, in]."""
+        return stored.T if stored.ndim == 2 else stored
 
 
-def _all(names: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    return tuple(f"{name}.{kind}" for name in names)
+@dataclass(frozen=True)
+class Rows:
+    """Stored with others in one tensor of `total` rows, of which ours are `first` to `last` - 1."""
+
+    first: int
+    last: int
+    total: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape with all rows."""
+        return (self.total, *shape[1:])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return our rows."""
+        return stored[self.first : self.last]
+
+
+@dataclass(frozen=True)
+class SkipRows:
+    """Stored behind rows that nothing asks for: positions that count from `num_rows`."""
+
+    num_rows: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape with the rows before ours."""
+        return (shape[0] + self.num_rows, *shape[1:])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return the rows behind them."""
+        return stored[self.num_rows :]
+
+
+@dataclass(frozen=True)
+class Squeezed:
+    """A vector, stored as [1, n]."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return [1, n]."""
+        return (1, *shape)
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return the vector."""
+        return stored[0]
+
+
+@dataclass(frozen=True)
+class PlusOne:
+    """The weight of a norm, stored without the 1 that is its neutral value."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the same shape."""
+        return shape
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return the weight, added in float32."""
+        return stored.float() + 1.0
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """Stored head by head, each with its `num_parts`, such as query, key and value; ours is one."""
+
+    part: int
+    num_parts: int
+    num_heads: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape with all parts."""
+        return (shape[0] * self.num_parts, *shape[1:])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return our part of every head."""
+        heads = stored.view(self.num_heads, self.num_parts, -1, *stored.shape[1:])
+        return heads[:, self.part].flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class HeadOrder:
+    """The numbers of every head stand in another order: ours[i] is theirs[order[i]]."""
+
+    order: tuple[int, ...]
+    num_heads: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the same shape."""
+        return shape
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return the heads in our order."""
+        heads = stored.view(self.num_heads, len(self.order), *stored.shape[1:])
+        return heads[:, torch.tensor(self.order)].flatten(0, 1)
+
+
+def _tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -2,68 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
-from exporter.checkpoint import CONFIG_NAME
-from exporter.huggingface.conversion import Conversion
+from exporter.checkpoint import CONFIG_NAME, ModelWeight, model_weights
+from exporter.huggingface.conversion import NameTable, Shape, StoredWeight
+from exporter.huggingface.family import Family
 from exporter.huggingface.stored import StoredWeights
+from exporter.models import TransformerConfig
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def fit_weights(
-    stored: StoredWeights,
-    conversion: Conversion,
-    shapes: Mapping[str, tuple[int, ...]],
-    source: Path,
-) -> dict[str, Tensor]:
-    """Return our weights, of these shapes; CheckpointError names all that does not fit at once."""
-    problems: dict[str, list[str]] = {}
-    found: dict[str, Tensor] = {}
-    used: set[str] = set()
-    for ours, weight in conversion.weights.items():
-        names = [name for name in weight.names if name in stored]
-        used.update(names)
-        if names:
-            problem = _misfit(stored, names, weight.stored_shape(shapes[ours]))
-            if problem is None:
-                found[ours] = weight.extract(stored.read(names[0]))
-            else:
-                problems.setdefault(problem[0], []).append(problem[1])
-        elif weight.optional:
-            found[ours] = torch.zeros(shapes[ours])
-        else:
-            problems.setdefault("missing weights", []).append(weight.names[0])
-    extra = [name for name in stored if name not in used and not conversion.ignored.fullmatch(name)]
-    if extra:
-        problems["unexpected weights"] = extra
-    if problems:
-        found_wrong = "; ".join(
-            f"{what}: {listed(dict.fromkeys(names))}" for what, names in problems.items()
+class FoundWeight(NamedTuple):
+    """One of our weights, and where it was found."""
+
+    name: str  # ours
+    shape: Shape
+    stored: str | None  # None: zeros
+    how: StoredWeight
+
+    def read(self, stored: StoredWeights) -> Tensor:
+        """Return our weight, in float32."""
+        if self.stored is None:
+            return torch.zeros(self.shape)
+        return self.how.extract(stored.read(self.stored))
+
+
+def find_weights(
+    stored: StoredWeights, family: Family[Any], config: TransformerConfig, source: Path
+) -> list[FoundWeight]:
+    """Find every weight of our model; CheckpointError names all that does not fit at once."""
+    search, table = _Search(stored, family.body), family.weights(config)
+    found = [search.find(weight, _entry(table, weight)) for weight in model_weights(config)]
+    search.note_unexpected(family.ignored)
+    if search.problems:
+        wrong = "; ".join(
+            f"{what}: {listed(dict.fromkeys(names))}" for what, names in search.problems.items()
         )
         raise CheckpointError(
-            f"{source} does not fit its {CONFIG_NAME}: {found_wrong}; "
+            f"{source} does not fit its {CONFIG_NAME}: {wrong}; "
             "give the weights that were saved with this configuration"
         )
     return found
 
 
-def _misfit(
-    stored: StoredWeights, names: list[str], shape: tuple[int, ...]
-) -> tuple[str, str] | None:
-    """Say what is wrong with the tensors that are to be one weight: the kind of problem, where."""
-    for name in names:
-        if stored.shape(name) != shape:
-            return (
-                "wrong shapes",
-                f"{name} is {list(stored.shape(name))}, the configuration asks for {list(shape)}",
-            )
-    first, *others = names
-    for other in others:
-        if not torch.equal(stored.read(first), stored.read(other)):
-            return "weights that must be equal", f"{first} and {other}"
-    return None
+def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:
+    """Return where a weight is; where a model has it under several names, under each of them."""
+    layer = _LAYER.search(weight.name)
+    known = [table[kind] for name in weight.names if (kind := _LAYER.sub("{i}", name)) in table]
+    assert known, f"the table of the family has no line for {weight.name}"
+    names = tuple(name for entry in known for name in entry.names)
+    if layer:
+        names = tuple(name.replace("{i}", layer[0]) for name in names)
+    return StoredWeight(names, known[0].steps, known[0].optional)
+
+
+class _Search:
+    """Looks for weights one by one, and keeps what is wrong."""
+
+    def __init__(self, stored: StoredWeights, body: str) -> None:
+        self._stored = stored
+        self._body = body
+        self._used: set[str] = set()
+        self.problems: dict[str, list[str]] = {}
+
+    def find(self, weight: ModelWeight, entry: StoredWeight) -> FoundWeight:
+        """Say where a weight is."""
+        every = [form for name in entry.names for form in (name, name.removeprefix(self._body))]
+        names = [name for name in dict.fromkeys(every) if name in self._stored]
+        self._used.update(names)
+        if not names and not entry.optional:
+            self._note("missing weights", entry.names[0])
+        self._check(names, entry.stored_shape(weight.shape))
+        return FoundWeight(weight.name, weight.shape, names[0] if names else None, entry)
+
+    def note_unexpected(self, ignored: str) -> None:
+        """Keep what is there and was not looked for."""
+        for name in self._stored:
+            if name not in self._used and not re.fullmatch(ignored, name):
+                self._note("unexpected weights", name)
+
+    def _check(self, names: list[str], shape: Shape) -> None:
+        """Keep what is wrong with the tensors that are to be one weight."""
+        for name in names:
+            given = self._stored.shape(name)
+            if given != shape:
+                asked = f"the configuration asks for {list(shape)}"
+                return self._note("wrong shapes", f"{name} is {list(given)}, {asked}")
+        for other in names[1:]:
+            if not torch.equal(self._stored.read(names[0]), self._stored.read(other)):
+                return self._note("weights that must be equal", f"{names[0]} and {other}")
+        return None
+
+    def _note(self, what: str, where: str) -> None:
+        self.problems.setdefault(what, []).append(where)

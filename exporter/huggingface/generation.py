@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from engine.errors import CheckpointError
 from engine.wording import listed, shortened
-from exporter.huggingface.conversion import SpecialTokens
+from exporter.huggingface.family import SpecialTokens
 
 # A model that was trained to write them would need requests that ask for them; these values change
 # nothing. Length limits are not here (requests set them), nor is forced_eos_token_id: it replaces

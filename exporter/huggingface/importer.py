@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import listed, shortened
 from exporter.checkpoint import (
     CONFIG_NAME,
+    CheckpointConfig,
+    ModelWeight,
     check_layers,
-    load_weights,
+    model_weights,
     read_config,
-    save_checkpoint,
-    weight_shapes,
+    stream_checkpoint,
 )
-from exporter.huggingface.conversion import Conversion, SpecialTokens
-from exporter.huggingface.fitting import fit_weights
+from exporter.huggingface.families import FAMILIES
+from exporter.huggingface.family import Family
+from exporter.huggingface.fitting import FoundWeight, find_weights
 from exporter.huggingface.generation import GenerationOptions, merge_options
-from exporter.huggingface.gpt2 import convert_gpt2
-from exporter.huggingface.llama import convert_llama
-from exporter.huggingface.marian import convert_marian
-from exporter.huggingface.stored import open_weights
+from exporter.huggingface.stored import StoredWeights, open_weights
 from exporter.huggingface.tokenizer import read_tokenizer
-from exporter.models import TransformerConfig, build_model
+from exporter.models import TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS
 
 GENERATION_NAME = "generation_config.json"
 _MAX_JSON_BYTES = 2**24
 
-Converter = Callable[[dict[str, Any], SpecialTokens], Conversion]
-CONVERTERS: Mapping[str, Converter] = {  # by the `model_type` of config.json
-    "gpt2": convert_gpt2,
-    "llama": convert_llama,
-    "marian": convert_marian,
-}
+Progress = Callable[[int, int], None]  # weights that are written, and all of them
 
 # The logit of a token that is never written. So large that adding any logit to it gives the same
 # float32: eager and exported models agree on it to the bit. Far enough from the largest float32
@@ -59,36 +55,57 @@ class Imported:
     notes: tuple[str, ...]
 
 
-def import_checkpoint(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> Imported:
+def import_checkpoint(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    progress: Progress = lambda done, total: None,
+) -> Imported:
     """Write the model in the directory `source` to `out` as a checkpoint.
 
-    The checkpoint is named for `out`. Nothing is unpickled and no code of the source is run.
-    Raises CheckpointError, and then writes nothing, if the directory is incomplete, or the model
-    has options that the shared blocks do not have.
+    The checkpoint is named for `out`. Weights are read and written one by one. No code of the
+    source is run. Raises CheckpointError, and then writes nothing, if the directory is incomplete,
+    or the model has options that the shared blocks do not have.
     """
     source, out = Path(source), Path(out)
     _check_replaceable(out)
     raw = _read_json(source / CONFIG_NAME)
-    model_type, convert = _converter(raw, source)
+    family = _family_of(raw, source)
+    for name in family.files:
+        raw[Path(name).stem] = _read_optional_json(source / name)
     with _naming(source / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
     with _naming(source / CONFIG_NAME):
-        conversion = convert(raw, options.special_tokens())
-    config = conversion.config
+        config = family.read_config(raw, options.special_tokens())
     _check_suppressed(config, options, source)
     tokenizer, notes = read_tokenizer(source, config)
     wanted = _with_output_bias(config, options)
     with open_weights(source) as stored:
-        check_layers(len(list(stored)), config, source)
-        weights = fit_weights(stored, conversion, weight_shapes(wanted), source)
-    model = build_model(wanted)
-    if options.suppressed:
-        bias = weights.setdefault(OUTPUT_BIAS, torch.zeros(config.vocab_size))
-        bias[list(options.suppressed)] = _NEVER
-    load_weights(model, weights, source=source)
-    save_checkpoint(out, out.resolve().name, model, tokenizer)
-    num_parameters = sum(weight.numel() for weight in model.parameters())
-    return Imported(model_type, num_parameters, (*options.notes(), *notes))
+        check_layers(len(stored), config, source)
+        found = find_weights(stored, family, config, source)
+        weights = _written(model_weights(wanted), found, stored, options, progress)
+        task = out.resolve().name
+        stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), tokenizer, weights)
+    num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
+    return Imported(str(raw["model_type"]), num_parameters, (*options.notes(), *notes))
+
+
+def _written(
+    wanted: Sequence[ModelWeight],
+    found: Sequence[FoundWeight],
+    stored: StoredWeights,
+    options: GenerationOptions,
+    progress: Progress,
+) -> Iterator[Tensor]:
+    """Yield the weights that are wanted, each read when it is asked for."""
+    known = {weight.name: weight for weight in found}
+    for i, weight in enumerate(wanted):
+        read = known[weight.name].read(stored) if weight.name in known else None
+        tensor = torch.zeros(weight.shape) if read is None else read
+        if weight.name == OUTPUT_BIAS:
+            tensor = tensor.clone()
+            tensor[list(options.suppressed)] = _NEVER
+        yield tensor
+        progress(i + 1, len(wanted))
 
 
 def _check_replaceable(out: Path) -> None:
@@ -104,14 +121,16 @@ def _check_replaceable(out: Path) -> None:
         ) from error
 
 
-def _converter(raw: dict[str, Any], source: Path) -> tuple[str, Converter]:
-    model_type = str(raw.get("model_type"))
-    if model_type not in CONVERTERS:
+def _family_of(raw: dict[str, Any], source: Path) -> Family[Any]:
+    given = raw.get("model_type")
+    known = {name: family for family in FAMILIES for name in family.model_types}
+    if not isinstance(given, str) or given not in known:
         raise CheckpointError(
-            f"{source / CONFIG_NAME}: model_type is {shortened(model_type)}; "
-            f"supported: {', '.join(CONVERTERS)}"
+            f"{source / CONFIG_NAME}: model_type is {shortened(str(given))}; "
+            f"supported: {', '.join(known)}; any other model can be built from the blocks of "
+            "exporter/models, or exported as a class of your own: exporter/README.md says how"
         )
-    return model_type, CONVERTERS[model_type]
+    return known[given]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

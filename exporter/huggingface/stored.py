@@ -1,12 +1,18 @@
-"""Reads the weights of a source from its safetensors files, one tensor at a time."""
+"""Reads the weights of a source one tensor at a time: safetensors, or PyTorch's own files.
+
+The latter are pickles. torch reads them with `weights_only`, which makes nothing but tensors.
+"""
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -17,15 +23,25 @@ from engine.wording import listed
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+TORCH_NAME = "pytorch_model.bin"
+TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
+_LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
 _MAX_INDEX_BYTES = 2**26
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+class _File(Protocol):
+    """An open file of weights."""
+
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def read(self, name: str) -> Tensor: ...
 
 
 class StoredWeights:
-    """The tensors of open safetensors files, by name."""
+    """The tensors of open files, by name."""
 
-    def __init__(self, files: list[Any]) -> None:
-        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    def __init__(self, files: list[_File]) -> None:
+        self._files = {name: file for file in files for name in file.names()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -33,66 +49,121 @@ class StoredWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
+    def __len__(self) -> int:
+        return len(self._files)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
-        return tuple(self._files[name].get_slice(name).get_shape())
+        return self._files[name].shape(name)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
+        return self._files[name].read(name)
 
 
 @contextmanager
 def open_weights(directory: Path) -> Iterator[StoredWeights]:
-    """Open all weights of a source; CheckpointError if there are none or a file is damaged."""
+    """Open all weights of a source.
+
+    Raises CheckpointError if there are none, naming all files that are damaged, and all tensors
+    that the index names and a file lacks.
+    """
     with ExitStack() as stack:
-        files = []
-        for path in _weight_files(directory):
+        files: list[_File] = []
+        problems: list[str] = []
+        for path, expected in _weight_files(directory).items():
             try:
-                files.append(stack.enter_context(safe_open(path, framework="pt")))
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(
-                    f"{path} is no safetensors file, or damaged: {error}; save the model again"
-                ) from error
+                file = _open(path, stack)
+            except _DAMAGE as error:
+                problems.append(f"{path} is {_kind(path)}, or damaged: {error}")
+                continue
+            lacking = sorted(set(expected).difference(file.names()))
+            if lacking:
+                problems.append(f"{path} lacks {listed(lacking)}, which the index names")
+            files.append(file)
+        if problems:
+            raise CheckpointError(f"{listed(problems, '; ')}; copy or save the model again")
         yield StoredWeights(files)
+
+
+class _Safetensors(NamedTuple):
+    file: Any
+
+    def names(self) -> list[str]:
+        return list(self.file.keys())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(name)
+        return tensor
+
+
+class _Torch(NamedTuple):
+    tensors: dict[str, Tensor]  # on the disk until they are used
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+_DAMAGE = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError)
+
+
+def _open(path: Path, stack: ExitStack) -> _File:
+    if path.suffix == ".safetensors":
+        return _Safetensors(stack.enter_context(safe_open(path, framework="pt")))
+    # Before 2020 torch wrote no archives, and what is none cannot be mapped.
+    is_archive = zipfile.is_zipfile(path)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+        raise ValueError("it holds more than tensors by name")
+    return _Torch(content)
+
+
+def _kind(path: Path) -> str:
+    is_safetensors = path.suffix == ".safetensors"
+    return "no safetensors file" if is_safetensors else "no file of tensors alone by torch.save"
 
 
 class _Index(BaseModel):
     weight_map: dict[str, str]  # name of a tensor: name of the file that holds it
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    if (directory / WEIGHTS_NAME).is_file():
-        return [directory / WEIGHTS_NAME]
-    index = directory / INDEX_NAME
-    if not index.is_file():
-        raise CheckpointError(_no_weights(directory))
+def _weight_files(directory: Path) -> dict[Path, list[str]]:
+    """Return the files, with the tensors that an index promises in each."""
+    for single, index in _LAYOUTS:
+        if (directory / single).is_file():
+            return {directory / single: []}
+        if (directory / index).is_file():
+            return _indexed(directory / index)
+    raise CheckpointError(
+        f"{directory} has no {WEIGHTS_NAME} and no {INDEX_NAME}, and no {TORCH_NAME}; "
+        "give a directory written by `model.save_pretrained(DIR)`"
+    )
+
+
+def _indexed(index: Path) -> dict[Path, list[str]]:
+    directory = index.parent
     try:
-        content = parse_object(read_bounded(index, _MAX_INDEX_BYTES))
-        names = sorted(set(_Index.model_validate(content).weight_map.values()))
+        weight_map = _Index.model_validate(parse_object(read_bounded(index, _MAX_INDEX_BYTES)))
     except (ValueError, OSError) as error:  # pydantic's is a ValueError too
         raise CheckpointError(f"{index} is no index of weights; save the model again") from error
-    outside = [name for name in names if Path(name).name != name]
+    files: dict[str, list[str]] = {}
+    for tensor, name in weight_map.weight_map.items():
+        files.setdefault(name, []).append(tensor)
+    outside = sorted(name for name in files if Path(name).name != name)
     if outside:
         raise CheckpointError(f"{index} names files out of its directory: {listed(outside)}")
-    missing = [name for name in names if not (directory / name).is_file()]
+    missing = sorted(name for name in files if not (directory / name).is_file())
     if missing:
         raise CheckpointError(
-            f"{directory} lacks {listed(missing)}, which {INDEX_NAME} names; copy them too"
+            f"{directory} lacks {listed(missing)}, which {index.name} names; copy them too"
         )
-    return [directory / name for name in names]
-
-
-def _no_weights(directory: Path) -> str:
-    pickled = [name for name in PICKLED if (directory / name).is_file()]
-    if not pickled:
-        return (
-            f"{directory} has no {WEIGHTS_NAME} and no {INDEX_NAME}; give a directory written by "
-            "`model.save_pretrained(DIR)`"
-        )
-    return (
-        f"{directory} has its weights in {pickled[0]} only, a pickle, which can run any code and "
-        f"is therefore not read; load it with transformers where you trust it, and save it again: "
-        f"`model.save_pretrained(DIR)` writes {WEIGHTS_NAME}"
-    )
+    return {directory / name: files[name] for name in sorted(files)}

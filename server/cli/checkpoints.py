@@ -85,13 +85,15 @@ def print_report(report: TrainingReport) -> None:
 def import_(source: Path, out: Path) -> None:
     """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
 
-    Families: GPT-2, Llama and Marian. SOURCE holds config.json, tokenizer.json and the weights as
-    safetensors, as `save_pretrained` of transformers writes them; pickles are not read.
+    SOURCE holds config.json, the files of the tokenizer and the weights, as `save_pretrained` of
+    transformers writes them. Weights are safetensors or PyTorch's own files, of which nothing but
+    tensors is read. exporter/README.md lists the families.
     """
     from exporter.huggingface import import_checkpoint
+    from server.cli.progress import show_progress
 
-    with cleaned_up():
-        imported = import_checkpoint(source, out)
+    with cleaned_up(), show_progress("Weights") as progress:
+        imported = import_checkpoint(source, out, progress)
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
     for note in imported.notes:
         click.echo(f"note: {note}")

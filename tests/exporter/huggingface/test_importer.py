@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +188,95 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     logits = imported_model(source)(ids)
 
     torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+@torch.no_grad()
+def test_weights_in_a_file_of_torch_are_read(archive: bool, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    twin = save_gpt2(source)
+    (source / "model.safetensors").unlink()
+    torch.save(
+        twin.state_dict(),
+        source / "pytorch_model.bin",
+        _use_new_zipfile_serialization=archive,
+    )
+    ids = torch.randint(0, VOCAB_SIZE, (1, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_weights_in_several_files_of_torch_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    twin = save_gpt2(source)
+    (source / "model.safetensors").unlink()
+    weight_map = {}
+    for name, weight in twin.state_dict().items():
+        file = f"pytorch_model-{len(weight_map) % 3}.bin"
+        weight_map[name] = file
+        content = torch.load(source / file) if (source / file).exists() else {}
+        torch.save({**content, name: weight}, source / file)
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    ids = torch.randint(0, VOCAB_SIZE, (1, 20))
+
+    logits = imported_model(source)(ids)
+
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_progress_counts_the_weights(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    told: list[tuple[int, int]] = []
+
+    import_checkpoint(source, tmp_path / "mine", lambda done, total: told.append((done, total)))
+
+    assert told == [(i + 1, len(told)) for i in range(len(told))]
+    assert len(told) == len(list(imported_model(source).parameters()))
+
+
+PEAK = """
+    import sys
+    from pathlib import Path
+    from exporter.huggingface import import_checkpoint
+
+    def memory(name):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+    small, checkpoint, large, other = sys.argv[1:]
+    import_checkpoint(small, checkpoint)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    before = memory("VmRSS")
+    import_checkpoint(large, other)
+    print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", ["safetensors", "torch"])
+def test_an_import_takes_no_more_memory_than_the_checkpoint_and_a_third(
+    kept: str, tmp_path: Path
+) -> None:
+    """... beside what the process takes for a model of a few numbers."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    save_gpt2(small)
+    twin = save_gpt2(large, n_embd=512, n_layer=6, n_head=8)
+    if kept == "torch":
+        (large / "model.safetensors").unlink()
+        torch.save(twin.state_dict(), large / "pytorch_model.bin")
+    del twin
+    places = [str(path) for path in (small, tmp_path / "a", large, tmp_path / "b")]
+
+    child = [sys.executable, "-c", textwrap.dedent(PEAK), *places]
+    peak = int(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
+
+    size = (tmp_path / "b" / "model.safetensors").stat().st_size
+    assert size > 70e6
+    assert peak <= 1.3 * size, f"{peak / size:.2f} of the checkpoint"
 
 
 @torch.no_grad()

@@ -1,25 +1,20 @@
-"""Converts Marian: an encoder-decoder with norm last and one embedding for everything."""
+"""Marian: an encoder-decoder with norm last and one embedding for everything."""
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
-from exporter.huggingface.conversion import (
+from exporter.huggingface.conversion import NameTable, Squeezed, StoredWeight, modules
+from exporter.huggingface.family import (
     ACTIVATIONS,
     Activation,
-    Conversion,
+    Family,
     SourceConfig,
-    SourceWeight,
     SpecialTokens,
-    linear,
-    norm,
 )
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class MarianConfig(SourceConfig):
@@ -59,10 +54,8 @@ class MarianConfig(SourceConfig):
         return self
 
 
-def convert_marian(raw: dict[str, Any], tokens: SpecialTokens) -> Conversion:
-    """Describe a Marian translation model."""
-    source = MarianConfig.model_validate(raw)
-    config = TransformerConfig(
+def _config(source: MarianConfig, tokens: SpecialTokens) -> TransformerConfig:
+    return TransformerConfig(
         family="encoder-decoder",
         d_model=source.d_model,
         num_heads=source.encoder_attention_heads,
@@ -83,43 +76,51 @@ def convert_marian(raw: dict[str, Any], tokens: SpecialTokens) -> Conversion:
         bos_token_id=tokens.pad if tokens.decoder_start is None else tokens.decoder_start,
         eos_token_id=tokens.eos,
     )
-    return Conversion(config, _weights(config), re.compile(r".*\.embed_positions\.weight"))
 
 
-def _weights(config: TransformerConfig) -> dict[str, SourceWeight]:
-    weights = {
-        "source_embeddings.token.weight": SourceWeight(
-            (
-                "model.shared.weight",
-                "model.encoder.embed_tokens.weight",
-                "model.decoder.embed_tokens.weight",
-                "lm_head.weight",
-            )
+def _weights(config: TransformerConfig) -> NameTable:
+    bias = StoredWeight(("final_logits_bias",), (Squeezed(),), optional=True)
+    return {
+        **modules(
+            {
+                "source_embeddings.token": ("model.shared", "model.encoder.embed_tokens"),
+                "decoder.embeddings.token": "model.decoder.embed_tokens",
+                "decoder.output": "lm_head",
+            }
         ),
-        "decoder.output.bias": SourceWeight(("final_logits_bias",), row=True, optional=True),
+        "decoder.output.bias": bias,
+        **_layer("encoder.layers.{i}", "model.encoder.layers.{i}"),
+        **_layer("decoder.layers.{i}", "model.decoder.layers.{i}"),
+        **_attention("decoder.layers.{i}.cross_attention", "model.decoder.layers.{i}.encoder_attn"),
     }
-    for i in range(config.num_encoder_layers):
-        ours, theirs = f"encoder.layers.{i}", f"model.encoder.layers.{i}"
-        weights |= _layer(ours, theirs)
-    for i in range(config.num_decoder_layers):
-        ours, theirs = f"decoder.layers.{i}", f"model.decoder.layers.{i}"
-        weights |= _layer(ours, theirs)
-        weights |= _attention(f"{ours}.cross_attention", f"{theirs}.encoder_attn")
-    return weights
 
 
-def _layer(ours: str, theirs: str) -> dict[str, SourceWeight]:
+def _layer(ours: str, theirs: str) -> NameTable:
     """Return self-attention and feed-forward, which both stacks have."""
     return {
         **_attention(f"{ours}.self_attention", f"{theirs}.self_attn"),
-        **linear(f"{ours}.feed_forward.up_proj", f"{theirs}.fc1"),
-        **linear(f"{ours}.feed_forward.down_proj", f"{theirs}.fc2"),
-        **norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.final_layer_norm"),
+        **modules(
+            {
+                f"{ours}.feed_forward.up_proj": f"{theirs}.fc1",
+                f"{ours}.feed_forward.down_proj": f"{theirs}.fc2",
+                f"{ours}.feed_forward_residual.norm": f"{theirs}.final_layer_norm",
+            }
+        ),
     }
 
 
-def _attention(ours: str, theirs: str) -> dict[str, SourceWeight]:
-    weights = norm(f"{ours}_residual.norm", f"{theirs}_layer_norm")
-    for name in _PROJECTIONS:
-        weights |= linear(f"{ours}.{name}", f"{theirs}.{name}")
-    return weights
+def _attention(ours: str, theirs: str) -> NameTable:
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    projections = {f"{ours}.{name}": f"{theirs}.{name}" for name in names}
+    return modules({f"{ours}_residual.norm": f"{theirs}_layer_norm", **projections})
+
+
+MARIAN = Family(
+    title="Marian (OPUS-MT)",
+    model_types=("marian",),
+    source=MarianConfig,
+    to_config=_config,
+    weights=_weights,
+    abilities=("generate", "beam", "score"),
+    ignored=r".*\.embed_positions\.weight",
+)

@@ -1,0 +1,16 @@
+"""The families that are imported, a file each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exporter.huggingface.families.gpt2 import GPT2
+from exporter.huggingface.families.llama import LLAMA
+from exporter.huggingface.families.marian import MARIAN
+from exporter.huggingface.family import Family
+
+FAMILIES: tuple[Family[Any], ...] = (
+    MARIAN,
+    GPT2,
+    LLAMA,
+)

@@ -1,0 +1,71 @@
+"""What a family of models is: a declaration of its options and of where its weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from engine.package.manifest import Target
+from exporter.huggingface.conversion import NameTable
+from exporter.models.config import TransformerConfig
+
+Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
+
+# Names of Hugging Face, and ours.
+Activation = Literal["relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish"]
+ACTIVATIONS: Mapping[Activation, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class SourceConfig(BaseModel):
+    """`config.json` of a source, as far as any family has it; a family adds its own fields.
+
+    A field of one allowed value is an option that must not be set otherwise. Fields that are not
+    named do not change what the model computes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    quantization_config: None = None
+
+
+Source = TypeVar("Source", bound=SourceConfig)
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The ids that begin, end and fill sequences; None: the source names none."""
+
+    eos: int | None
+    pad: int | None
+    decoder_start: int | None
+
+
+@dataclass(frozen=True)
+class Family(Generic[Source]):
+    """A family: its options in our terms, its weights by our names, and what it can do."""
+
+    title: str  # for a person
+    model_types: tuple[str, ...]  # of config.json
+    source: type[Source]  # the fields of config.json that are read
+    to_config: Callable[[Source, SpecialTokens], TransformerConfig]
+    weights: Callable[[TransformerConfig], NameTable]
+    abilities: tuple[Ability, ...]
+    targets: tuple[Target, ...] = ("cpu", "cuda")
+    body: str = ""  # the prefix that names lack in a file of the body alone
+    ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
+    files: tuple[str, ...] = ()  # more JSON files: fields of the source, named for their stems
+
+    def read_config(self, raw: Mapping[str, Any], tokens: SpecialTokens) -> TransformerConfig:
+        """Return the options in our terms; ValidationError names those that we do not have."""
+        return self.to_config(self.source.model_validate(raw), tokens)
