@@ -284,7 +284,8 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
 
         users = [asyncio.create_task(keep_busy()) for _ in range(6)]
         async with asyncio.timeout(30):
-            await service.wait_for_workers(2)
+            while service.num_serving < 2:
+                await asyncio.sleep(0.05)
         for user in users:
             user.cancel()
         await asyncio.wait(users)

@@ -1,11 +1,10 @@
-"""Which functions compute the operators of a graph: a set a kind of device, and the reference.
+"""Which functions compute the operators of a graph: a set a kind of device.
 
 `CPU` is made of the fastest kernels of onnxruntime there. Those for CUDA have no control flow and
 no node that onnxruntime keeps off the device (Shape), so that a call can be captured as a CUDA
 graph: sizes are attributes. `CUDA_HALF` has the kernel of `CPU` for a decoder's own row; in
 float32 that kernel is missing there, so `CUDA_FLOAT` has TensorScatter and Attention. Attention to
-the source is Attention with the lengths of the sources in both. `REFERENCE` says what all of them
-compute, in standard operators.
+the source is Attention with the lengths of the sources in both.
 """
 
 from __future__ import annotations
@@ -32,11 +31,6 @@ CUDA_FLOAT: Functions = {
     **cached_attention.STANDARD,
     **cross_attention.ONE_ATTENTION,
     **cross_alignment.ALWAYS,
-}
-REFERENCE: Functions = {
-    **cached_attention.STANDARD,
-    **cross_attention.PRODUCTS,
-    **cross_alignment.IF_WANTED,
 }
 
 

@@ -215,30 +215,5 @@ _ONE_ATTENTION = f"""{_HEAD}
   attended = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
 {_TAIL}"""
 
-_PRODUCTS = f"""{_HEAD}{_BY_SOURCE}
-  by_head = Concat <axis: int = 0> (same, same, rest, head_dim_1d)
-  heads = Reshape (queries, by_head)
-  heads_first = Transpose <perm: ints = [0, 2, 1, 3]> (heads)
-  key_t = Transpose <perm: ints = [0, 1, 3, 2]> (cross_key)
-  products = MatMul (heads_first, key_t)
-  scale = Constant <value_float: float = @scale> ()
-  scores = Mul (products, scale)
-  zero = Constant <value_int: int = 0> ()
-  one = Constant <value_int: int = 1> ()
-  capacity_1d = Shape <start: int = 2, end: int = 3> (cross_key)
-  capacity = Squeeze (capacity_1d)
-  positions = Range (zero, capacity, one)
-  per_row = Constant <value_ints: ints = [-1, 1, 1, 1]> ()
-  limits = Reshape (source_lengths, per_row)
-  real = Less (positions, limits)
-  minus_infinity = Constant <value_float: float = -inf> ()
-  masked = Where (real, scores, minus_infinity)
-  weights = Softmax <axis: int = -1> (masked)
-  over_row = MatMul (weights, cross_value)
-  tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (over_row)
-  attended = Reshape (tokens_first, by_source)
-{_TAIL}"""
-
 BRANCHES: Functions = {_NAME: _branches()}
 ONE_ATTENTION: Functions = {_NAME: _ONE_ATTENTION}
-PRODUCTS: Functions = {_NAME: _PRODUCTS}

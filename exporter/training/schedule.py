@@ -13,8 +13,8 @@ class InverseSquareRootSchedule:
     """Section 5.3 of "Attention Is All You Need", written by the peak that warm-up ends in.
 
     The paper's factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) is this with
-    peak = factor * (d_model * warmup_steps)**-0.5; see `from_d_model`. With a floor it is
-    peak * max(floor, .), in the warm-up too.
+    peak = factor * (d_model * warmup_steps)**-0.5. With a floor it is peak * max(floor, .), in the
+    warm-up too.
     """
 
     peak: float
@@ -28,13 +28,6 @@ class InverseSquareRootSchedule:
             raise ConfigError(f"warmup_steps must be at least 1, got {self.warmup_steps}")
         if not 0 <= self.floor <= 1:
             raise ConfigError(f"the floor must be a share of the peak, 0 to 1, got {self.floor}")
-
-    @classmethod
-    def from_d_model(
-        cls, d_model: int, warmup_steps: int, factor: float = 1.0
-    ) -> InverseSquareRootSchedule:
-        """Return the schedule in the paper's own terms; the paper has 512, 4000 and 1.0."""
-        return cls(factor / math.sqrt(d_model * warmup_steps), warmup_steps)
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of update number `step`; the first is 1."""

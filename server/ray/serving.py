@@ -60,11 +60,6 @@ class Service:
         """The number of workers that the gateway sends calls to."""
         return self._gateway.num_serving
 
-    async def wait_for_workers(self, count: int) -> None:
-        """Return once the gateway sends calls to so many workers."""
-        while self.num_serving < count:
-            await asyncio.sleep(0.05)
-
     async def wait_until_lost(self) -> None:
         """Raise RayLost as soon as Ray is gone: without it no worker is replaced."""
         await self._ray.wait_until_lost()

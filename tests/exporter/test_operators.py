@@ -24,9 +24,10 @@ from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
 from exporter.operators.domain import DOMAIN
+from tests.exporter.reference_bodies import REFERENCE
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
-BODIES = {"cpu": bodies.CPU, "cuda": bodies.CUDA_HALF, "reference": bodies.REFERENCE}
+BODIES = {"cpu": bodies.CPU, "cuda": bodies.CUDA_HALF, "reference": REFERENCE}
 FIXED = {"total_seq", "cos", "sin"}  # inputs whose sizes are
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY, SCALE = 4, 2, 8, 12, 0.3
 ROTARY_HEAD_DIM = 16  # the smallest that the kernel turns
@@ -355,7 +356,7 @@ def test_a_model_of_standard_operators_gets_the_certificate_too(
     path, graphs = tiny_graphs(family)
     checkpoint = load_checkpoint(path)
     for graph in graphs.values():
-        attach_bodies(graph, bodies.REFERENCE)
+        attach_bodies(graph, REFERENCE)
     write_graphs(graphs, tmp_path)
 
     for_another_device = PackageFormat(target="cuda")  # no bits are promised

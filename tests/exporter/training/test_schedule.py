@@ -22,7 +22,7 @@ def test_the_peak_is_reached_at_the_end_of_warm_up() -> None:
 
 @pytest.mark.parametrize("step", [1, 17, 3999, 4000, 4001, 100_000])
 def test_it_is_the_formula_of_the_paper(step: int) -> None:
-    schedule = InverseSquareRootSchedule.from_d_model(512, 4000, factor=2.0)
+    schedule = InverseSquareRootSchedule(2.0 * (512 * 4000) ** -0.5, 4000)
 
     expected = 2.0 * 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
 
