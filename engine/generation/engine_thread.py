@@ -7,7 +7,7 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine.errors import DeadlineExpired, Overloaded
+from engine.errors import DeadlineExpired, EngineFailure, Overloaded
 from engine.generation.core import EngineCore
 from engine.life.lifecycle import Lifecycle, draining, failure
 from engine.requests.load import LoadSnapshot
@@ -93,6 +93,8 @@ class EngineThread:
         """Carry out what has been asked for, waiting if there is nothing to do; False: stop."""
         scheduler = self._core.scheduler
         while not scheduler.has_work or self.has_commands:
+            if not self.has_commands:  # nobody waits
+                self._check_integrity()
             command = self._commands.get()
             if isinstance(command, _Stop):
                 self._hand_over(scheduler.drain(lambda request_id: draining()))
@@ -125,6 +127,15 @@ class EngineThread:
             outputs = self._core.recover(failure)
         self._load = self._core.scheduler.load()
         self._hand_over(outputs)
+
+    def _check_integrity(self) -> None:
+        """Find what a fault has left behind, and empty the engine: else it is missing for good."""
+        try:
+            self._core.check_integrity()
+        except EngineFailure:
+            _log.exception("%s was emptied", self._life.name)
+            self._hand_over(self._core.recover(failure))
+            self._load = self._core.scheduler.load()
 
     def _hand_over(self, outputs: list[EngineOutput]) -> None:
         if outputs and not self._life.call_on_loop(self._receive, outputs):

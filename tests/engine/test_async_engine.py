@@ -597,6 +597,25 @@ async def test_after_three_failures_in_a_row_the_engine_is_unhealthy_until_a_ste
     assert engine.healthy
 
 
+async def test_room_that_a_fault_has_left_behind_is_given_back_when_nobody_waits(
+    make_engine: MakeEngine, spell, caplog
+) -> None:
+    engine, runner = await make_engine(spell("hello"), config=EngineConfig(max_num_seqs=1))
+
+    def leave_something() -> None:
+        engine._core.scheduler._num_sequences += 1  # of a request that is gone
+        runner.before_step = lambda: None
+
+    runner.before_step = leave_something
+    first = await collect(engine, request())
+    async with asyncio.timeout(20):
+        while "not in order: 0 sequences run, and 1 are counted" not in caplog.text:
+            await asyncio.sleep(0.01)
+        second = await collect(engine, request())
+
+    assert ended(first)[0].text == ended(second)[0].text == "hello"
+
+
 async def test_an_engine_whose_thread_has_died_fails_streams_and_refuses_new_ones(
     make_engine: MakeEngine, spell, caplog: pytest.LogCaptureFixture
 ) -> None:
