@@ -15,9 +15,9 @@ from engine.generation.core import EngineCore, StepTimes
 from engine.generation.engine_thread import EngineThread
 from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
-from engine.life.lifecycle import ErrorOf, Lifecycle, draining, failure
+from engine.life.engine import Engine
+from engine.life.lifecycle import ErrorOf, draining, failure
 from engine.life.trial import Trial
-from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
@@ -50,7 +50,7 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
 )
 
 
-class AsyncEngine:
+class AsyncEngine(Engine):
     """Runs an EngineCore in a thread of its own; streams and text are touched on the event loop."""
 
     def __init__(
@@ -67,27 +67,15 @@ class AsyncEngine:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
         generation = package.manifest.generation
         assert generation is not None
-        self._package = package
-        self._device = device_name(package, config)
+        super().__init__(package, config, "engine", warm_up)
         self._core = core
         self._tokenizer = tokenizer
         self._reader = RequestReader(generation, tokenizer, constraints, config)
         self._clock = clock
-        self._life = Lifecycle(package.manifest.name, "engine", warm_up, config.max_step_seconds)
         self._thread = EngineThread(core, self._life, self._receive)
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
         self._num_discarded = 0  # tokens that streams have thrown away
-
-    @property
-    def package(self) -> Package:
-        """What is served."""
-        return self._package
-
-    @property
-    def device(self) -> str:
-        """Where the model runs: "cpu", or the name of the GPU."""
-        return self._device
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -100,19 +88,9 @@ class AsyncEngine:
         }
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
 
-    @property
-    def is_warming(self) -> bool:
-        """Whether the model has still to be tried out, before it takes requests."""
-        return self._life.is_warming
-
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text; see Tokenizer."""
         return self._tokenizer.token_bytes(token_id)
-
-    @property
-    def healthy(self) -> bool:
-        """False if the engine's thread is not running, or stuck, or the last steps all failed."""
-        return self._life.healthy
 
     @property
     def step_times(self) -> StepTimes:

@@ -15,7 +15,8 @@ from engine.errors import (
     TokenBudgetFull,
     TokenweirError,
 )
-from engine.life.lifecycle import EngineState, ErrorOf, Lifecycle, draining, failure
+from engine.life.engine import Engine
+from engine.life.lifecycle import EngineState, ErrorOf, draining, failure
 from engine.life.trial import Trial
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
@@ -23,7 +24,6 @@ from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.job import PredictionJob
 from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
 from engine.one_pass.queue import Row, RowQueue
-from engine.package.device_certificate import device_name
 from engine.package.package import Package
 from engine.requests.load import LoadSnapshot
 from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 
 
-class EncoderEngine:
+class EncoderEngine(Engine):
     """Batches the rows of all waiting requests by equal length.
 
     A batch is formed whenever the model is free: the oldest waiting row and all that have its
@@ -53,14 +53,11 @@ class EncoderEngine:
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
-        self._package = package
-        self._device = device_name(package, config)
+        super().__init__(package, config, "encoder-engine", warm_up)
         self._graph = graph
         self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
         self._config = config
         self._clock = clock
-        name = package.manifest.name
-        self._life = Lifecycle(name, "encoder-engine", warm_up, config.max_step_seconds)
         self._changed = threading.Condition()  # guards everything below
         self._queue = RowQueue()
         self._open: dict[PredictionJob, None] = {}  # in order of arrival
@@ -70,30 +67,10 @@ class EncoderEngine:
         self._seconds_per_token = 0.0
 
     @property
-    def package(self) -> Package:
-        """What is served."""
-        return self._package
-
-    @property
-    def device(self) -> str:
-        """Where the model runs: "cpu", or the name of the GPU."""
-        return self._device
-
-    @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
         found = (self._package.manifest.task, "embed")
         return (*found, "batch_invariant") if self._life.is_invariant else found
-
-    @property
-    def is_warming(self) -> bool:
-        """Whether the model has still to be tried out, before it takes requests."""
-        return self._life.is_warming
-
-    @property
-    def healthy(self) -> bool:
-        """False if the engine's thread is not running, or stuck, or every recent batch failed."""
-        return self._life.healthy
 
     async def start(self) -> None:
         """Try the model out, then begin to take requests; PackageError if it fails."""

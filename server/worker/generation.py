@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypedDict
 
 from tokenweir.v1 import common_pb2, generation_service_pb2_grpc
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.config import RequestLimits
+from engine.package.manifest import Manifest
 from engine.requests.events import (
     Admitted,
     GenerationEvent,
@@ -22,6 +23,7 @@ from engine.requests.request import GenerationRequest
 from server.api import REPLICA_KEY
 from server.interceptors import Context, current_request_id
 from server.worker import requests
+from server.worker.answers import ServedModel
 from server.worker.catalog import Catalog, Found
 from server.worker.deadline import engine_deadline
 from server.worker.deltas import gathered
@@ -29,6 +31,16 @@ from server.worker.engines import GeneratingEngine
 from server.worker.field_paths import nested_in
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
 from server.worker.inputs import all_of
+
+
+class _Given(TypedDict):
+    """What requests to the engine are made with, beside what the client has sent."""
+
+    manifest: Manifest
+    capabilities: Collection[str]
+    limits: RequestLimits
+    request_ids: Iterator[str]
+    deadline: float | None
 
 
 class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
@@ -64,14 +76,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
         found = self._catalog.scoring(request.model, request.model_version)
-        inputs = requests.score_requests(
-            request,
-            manifest=found.model.package.manifest,
-            capabilities=found.model.capabilities,
-            limits=self._limits,
-            request_ids=self._engine_ids(),
-            deadline=engine_deadline(context),
-        )
+        inputs = requests.score_requests(request, **self._given(found.model, context))
         scores = await all_of([found.engine.score(one) for one in inputs])
         answering = GenerationAnswers(
             found.model,
@@ -85,15 +90,17 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
         found = self._catalog.generating(request.model, request.model_version)
-        inputs = requests.generation_requests(
-            request,
-            manifest=found.model.package.manifest,
-            capabilities=found.model.capabilities,
+        given = self._given(found.model, context)
+        return found, requests.generation_requests(request, **given)
+
+    def _given(self, model: ServedModel, context: Context) -> _Given:
+        return _Given(
+            manifest=model.package.manifest,
+            capabilities=model.capabilities,
             limits=self._limits,
             request_ids=self._engine_ids(),
             deadline=engine_deadline(context),
         )
-        return found, inputs
 
     def _engine_ids(self) -> Iterator[str]:
         # A client may send one id twice; the engine's names must not collide.

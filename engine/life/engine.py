@@ -1,0 +1,44 @@
+"""What every engine tells of itself: what it serves, where, and how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.life.lifecycle import Lifecycle
+from engine.life.trial import Trial
+from engine.package.device_certificate import device_name
+from engine.package.package import Package
+
+
+class Engine:
+    """An engine on a package, in a thread of its own."""
+
+    def __init__(
+        self, package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], Trial]
+    ) -> None:
+        """`warm_up` runs the model before the first request, and returns what that has shown."""
+        self._package = package
+        self._device = device_name(package, config)
+        name = package.manifest.name
+        self._life = Lifecycle(name, thread_name, warm_up, config.max_step_seconds)
+
+    @property
+    def package(self) -> Package:
+        """What is served."""
+        return self._package
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or the name of the GPU."""
+        return self._device
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the model has still to be tried out, before it takes requests."""
+        return self._life.is_warming
+
+    @property
+    def healthy(self) -> bool:
+        """False if the engine's thread is not running, or stuck, or the last steps all failed."""
+        return self._life.healthy
