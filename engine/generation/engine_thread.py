@@ -50,7 +50,6 @@ class EngineThread:
         self._life = life
         self._receive = receive
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._load = core.scheduler.load()  # replaced by the thread
         self._num_added = 0
         self._num_taken = 0  # by the thread
 
@@ -78,11 +77,8 @@ class EngineThread:
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""
-        return replace(
-            self._load,
-            waiting=self._load.waiting + self._num_added - self._num_taken,
-            tokens_per_second=self._core.scheduler.tokens_per_second(),
-        )
+        load = self._core.scheduler.load()
+        return replace(load, waiting=load.waiting + self._num_added - self._num_taken)
 
     def run(self) -> None:
         """Serve until the thread is told to stop."""
@@ -115,7 +111,6 @@ class EngineThread:
                 scheduler.abort(command.key)
             case _FinishSequence():
                 scheduler.finish_sequence(command.key, command.index)
-        self._load = scheduler.load()
 
     def _step(self) -> None:
         self._hand_over(self._core.scheduler.take_outputs())
@@ -125,7 +120,6 @@ class EngineThread:
         except Exception:
             _log.exception("a step of %s failed", self._life.name)
             outputs = self._core.recover(failure)
-        self._load = self._core.scheduler.load()
         self._hand_over(outputs)
 
     def _check_integrity(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from enum import Enum
 
 from engine.background import in_background
@@ -51,7 +51,6 @@ class Lifecycle:
         self._has_warmed_up = threading.Event()
         self._trial: Trial | None = None
         self._warm_up_error: Exception | None = None
-        self._failures_in_a_row = 0
         self._step_watch = StepWatch(name, max_step_seconds)
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,7 +73,7 @@ class Lifecycle:
         if self.state not in (EngineState.RUNNING, EngineState.DRAINING):
             return False
         runs = self._thread is not None and self._thread.is_alive()
-        return runs and self._failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+        return runs and self._step_watch.failures_in_a_row < _MAX_FAILURES_IN_A_ROW
 
     def refuse_if_closed(self) -> None:
         """Raise Starting, ReplicaLost or Draining unless the engine is running."""
@@ -129,16 +128,9 @@ class Lifecycle:
         if self._watching is not None:
             self._watching.cancel()
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Count as inside a step, in the engine's thread; one that raises has failed."""
-        try:
-            with self._step_watch.step():
-                yield
-        except Exception:
-            self._failures_in_a_row += 1
-            raise
-        self._failures_in_a_row = 0
+    def step(self) -> AbstractContextManager[None]:
+        """Return what the engine's thread is inside of for a step; one that raises has failed."""
+        return self._step_watch
 
     def call_on_loop(self, function: Callable[..., None], *args: object) -> bool:
         """Let the event loop call a function; False if it is closed, and with it every request."""

@@ -1,4 +1,4 @@
-"""Notices that an engine's thread has been in one step for too long."""
+"""Notices that an engine's thread has been in one step for too long, or fails in every one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +17,10 @@ _JOIN_TIMEOUT = 30.0  # seconds
 
 
 class StepWatch:
-    """Knows since when the engine's thread has been in its step, for the event loop to ask."""
+    """Knows since when the engine's thread has been in its step, for the event loop to ask.
+
+    `with watch:` counts as inside a step; one that raises has failed.
+    """
 
     def __init__(
         self, name: str, limit: float, clock: Callable[[], float] = time.monotonic
@@ -27,6 +29,7 @@ class StepWatch:
         self._limit = limit  # seconds
         self._clock = clock
         self._since: float | None = None
+        self.failures_in_a_row = 0
 
     def allow(self, largest: float) -> None:
         """Let steps take several times as long as the largest took when the model was tried out."""
@@ -43,14 +46,12 @@ class StepWatch:
         )
         self._limit = _PATIENCE * largest
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Count as inside a step, in the engine's thread."""
+    def __enter__(self) -> None:
         self._since = self._clock()
-        try:
-            yield
-        finally:
-            self._since = None
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._since = None
+        self.failures_in_a_row = 0 if error is None else self.failures_in_a_row + 1
 
     @property
     def is_over(self) -> bool:

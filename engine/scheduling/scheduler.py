@@ -95,7 +95,7 @@ class Scheduler:
         return self._config.max_num_seqs - self._num_sequences
 
     def load(self) -> LoadSnapshot:
-        """Return how busy the engine is."""
+        """Return how busy the engine is as of now; any thread may ask."""
         return LoadSnapshot(
             running=self._num_sequences,
             waiting=len(self._waiting),
@@ -104,10 +104,6 @@ class Scheduler:
             tokens_per_second=self._tokens_rate.at(self._clock()),
             wasted=self._wasted,
         )
-
-    def tokens_per_second(self) -> float:
-        """Return the rate of generated tokens as of now; any thread may ask."""
-        return self._tokens_rate.at(self._clock())
 
     def add(self, asked: TokenRequest) -> None:
         """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""

@@ -20,7 +20,7 @@ def test_a_step_is_over_after_the_limit_and_a_finished_one_never() -> None:
     clock = Clock()
     watch = StepWatch("m", 8.0, clock)
 
-    with watch.step():
+    with watch:
         clock.now = 8.0
         assert not watch.is_over
         clock.now = 8.1
@@ -37,7 +37,7 @@ def test_a_step_may_take_four_times_the_largest_of_the_trial(
 
     watch.allow(largest)
 
-    with watch.step():
+    with watch:
         clock.now = limit
         assert not watch.is_over
         clock.now = limit + 0.1
@@ -52,6 +52,6 @@ def test_a_step_without_a_limit_keeps_none() -> None:
 
     watch.allow(100)
 
-    with watch.step():
+    with watch:
         clock.now = 1e9
         assert not watch.is_over
