@@ -24,19 +24,21 @@ class StepAttention:
 
     def of(self, sequence: Sequence) -> Attention:
         """Return the attention of a sequence's new token; () if it is not wanted."""
+        if not self._of:
+            return ()
         # First tokens are drawn behind what the leader computed.
         of_leader = self._of.get(sequence.request.leader, ())
         return self._of.get(sequence, of_leader)
 
     def keep_beams(self, request: Request) -> None:
         """Keep that of the beams that a search continues, until it shows which one is returned."""
-        if request.asked.params.alignment:
+        if request.is_aligned:
             request.beam_attention.append([self.of(beam) for beam in request.beams])
 
 
 def alignment_of(request: Request, hypothesis: Hypothesis) -> tuple[Attention, ...]:
     """Return the attention of a hypothesis's tokens, each that of the beam that it continued."""
-    if not request.asked.params.alignment:
+    if not request.is_aligned:
         return ()
     steps = request.beam_attention[: len(hypothesis.beams)]
     return tuple(step[beam] for step, beam in zip(steps, hypothesis.beams, strict=True))

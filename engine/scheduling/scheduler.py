@@ -249,21 +249,23 @@ class Scheduler:
 
     def _ready_to_decode(self) -> list[Sequence]:
         """Return the sequences that compute their next token now, each with room for it."""
-        ready, num_decoding = [], len(self._decoding)
-        for sequence in tuple(self._decoding):
+        decoding, grow = self._decoding, self._cache.grow
+        ready, num_decoding = [], len(decoding)
+        for sequence in tuple(decoding):
             is_ready = len(sequence.tokens) > sequence.num_computed  # else it is being drawn
-            if is_ready and sequence in self._decoding and self._has_room(sequence):
-                ready.append(sequence)
-        if len(self._decoding) < num_decoding:  # some had to make room for others
-            ready = [sequence for sequence in ready if sequence in self._decoding]
+            if is_ready and sequence in decoding:
+                if grow(sequence, 1) or self._make_room(sequence):
+                    ready.append(sequence)
+        if len(decoding) < num_decoding:  # some had to make room for others
+            ready = [sequence for sequence in ready if sequence in decoding]
         return ready
 
-    def _has_room(self, sequence: Sequence) -> bool:
+    def _make_room(self, sequence: Sequence) -> bool:
         """Make room for the next token of a sequence; False: it has to wait itself."""
-        while not self._cache.grow(sequence, 1):
-            if not self._make_one_wait() or sequence not in self._decoding:
-                return False
-        return True
+        while self._make_one_wait() and sequence in self._decoding:
+            if self._cache.grow(sequence, 1):
+                return True
+        return False
 
     def _make_one_wait(self) -> bool:
         """Let the youngest request of the lowest priority wait again; False: there is none.
@@ -316,9 +318,10 @@ class Scheduler:
     def _count_step(self, decoding: Items[Sequence], plan: PrefillPlan) -> None:
         reading = [request.leader for request in plan.encoding]
         reading += [chunk.sequence for chunk in plan.chunks]
-        members = dict.fromkeys([*decoding, *reading])
+        members = dict.fromkeys([*decoding, *reading]) if reading else decoding
+        number, size = self._num_scheduled, len(members)
         for sequence in members:
-            sequence.request.took_part(self._num_scheduled, len(members))
+            sequence.request.took_part(number, size)
 
     # What a step has brought
 
@@ -343,18 +346,18 @@ class Scheduler:
         attention = StepAttention(step.aligned, result.alignment)
         num_tokens = 0
         for drawn, choice in zip(step.drawing, result.choices, strict=True):
-            request = drawn if isinstance(drawn, Request) else drawn.request
+            request = drawn.request if isinstance(drawn, Sequence) else drawn
             if request.key not in self._running or drawn.is_finished:  # it has ended meanwhile
                 continue
             if choice is None:
                 self._fail(request, no_token(request))
-            elif isinstance(drawn, Request):
-                assert not isinstance(choice, Sampled)
-                num_tokens += self._advance_search(drawn, choice, attention, now)
-            else:
+            elif isinstance(drawn, Sequence):
                 assert isinstance(choice, Sampled)
                 num_tokens += 1
                 self._append(drawn, choice, attention, now)
+            else:
+                assert not isinstance(choice, Sampled)
+                num_tokens += self._advance_search(drawn, choice, attention, now)
         return num_tokens
 
     def _first_token(self, request: Request, now: float) -> None:

@@ -80,16 +80,16 @@ class Request:
     beams: list[Sequence] = field(default_factory=list)  # its running hypotheses, in order
     # Attention to the source of each step's beams, if asked for.
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
+    key: int = field(init=False)  # in the engine
+    is_aligned: bool = field(init=False)  # the attention to its source is asked for
+
+    def __post_init__(self) -> None:
+        self.key, self.is_aligned = self.asked.key, self.asked.params.alignment
 
     @property
     def is_score_only(self) -> bool:
         """Whether nothing is to be generated."""
         return self.asked.params.max_new_tokens == 0
-
-    @property
-    def key(self) -> int:
-        """The request's key in the engine."""
-        return self.asked.key
 
     @property
     def leader(self) -> Sequence:

@@ -56,8 +56,7 @@ class Chunk:
         return tuple(self.sequence.tokens[position + 1] for position in self.scored)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """What a step computes, by sequence.
 
     Logits come for each decoding sequence, then for those positions that each chunk wants.
@@ -71,8 +70,7 @@ class Parts:
     aligned: tuple[int, ...]  # which logits' attention to the source is wanted, rising
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """All of one step, from its schedule until its result is taken in; several may be under way.
 
     A sequence whose next token is being drawn has nothing to compute until the step was taken in:
@@ -117,10 +115,10 @@ def plan_draws(decoding: Items[Sequence], chunks: Items[Chunk]) -> DrawPlan:
         if chunk.is_drawn_behind:
             logits[chunk.sequence] = first - 1
     draws, drawing = _draws(logits)
-    members = [*logits, *(chunk.sequence for chunk in scoring)]
-    wanted = max((sequence.request.num_top for sequence in members), default=1)
+    members = [*logits, *[chunk.sequence for chunk in scoring]]
+    wanted = max([sequence.request.num_top for sequence in members], default=1)
     num_top = 1 << (wanted - 1).bit_length()  # few sizes, each bound once
-    aligned = {s: i for s, i in logits.items() if s.request.asked.params.alignment}
+    aligned = {s: i for s, i in logits.items() if s.request.is_aligned}
     return DrawPlan(draws, drawing, scores, scoring, num_top, aligned)
 
 
@@ -135,10 +133,13 @@ def _draws(
         if request.search is not None:
             searches[request] = None
             continue
+        if request.first_token is not None:
+            draws.append(_draw(sequence, i))
+            drawing.append(sequence)
+            continue
         # The first tokens of a group are all drawn behind the prompt that its leader computed.
-        group = request.sequences if request.first_token is None else [sequence]
-        draws += [_draw(member, i) for member in group]
-        drawing += group
+        draws += [_draw(member, i) for member in request.sequences]
+        drawing += request.sequences
     for request in searches:
         assert request.search is not None
         beams = tuple(_draw(beam, logits[beam]) for beam in request.beams)

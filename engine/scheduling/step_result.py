@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.requests.events import PositionLogprobs
 from engine.sampling.draws import Choice
 from engine.sampling.logits import Floats
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What was chosen behind the logits of a step; its own, whatever runs next.
 
     A choice or score of None: there is none, and its request fails.
