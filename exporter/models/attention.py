@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
+from exporter.models.relative import RelativePositions
 from exporter.models.rotary import RotaryPositions
 from exporter.operators.attention import emit_attention
 from exporter.operators.cached_attention import cached_attention
@@ -101,7 +102,8 @@ class MultiHeadAttention(nn.Module):
 
     W_Q, W_K: [d_model, h * d_k]; W_V: [d_model, h * d_v]; W_O: [h * d_v, d_model].
     With `num_kv_heads` below `num_heads` (Ainslie et al. 2023) W_K and W_V have only so many heads,
-    each for as many neighbouring query heads. With `rotary` queries and keys are turned.
+    each for as many neighbouring query heads. With `rotary` queries and keys are turned, with
+    `relative` scores are biased.
     Without `output` there is no W_O: the heads' values, d_model of them, are the output.
     `scale` of q . k is 1 / sqrt(d_k) if it is not given.
     `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
@@ -119,6 +121,7 @@ class MultiHeadAttention(nn.Module):
         output: bool = True,
         scale: float | None = None,
         rotary: RotaryPositions | None = None,
+        relative: RelativePositions | None = None,
         score: Score = "dot",
         normalizer: Normalizer = "softmax",
         attention_dropout: float = 0.0,
@@ -128,6 +131,7 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads or num_heads
         self.rotary = rotary
+        self.relative = relative
         self.key_dim = key_dim or d_model // num_heads
         self.value_dim = value_dim or d_model // num_heads
         self.score: Score = score
@@ -148,7 +152,10 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_config(
-        cls, config: TransformerConfig, rotary: RotaryPositions | None = None
+        cls,
+        config: TransformerConfig,
+        rotary: RotaryPositions | None = None,
+        relative: RelativePositions | None = None,
     ) -> MultiHeadAttention:
         """Build the attention that the options of a model describe."""
         return cls(
@@ -156,6 +163,7 @@ class MultiHeadAttention(nn.Module):
             config.num_heads,
             num_kv_heads=config.num_kv_heads,
             rotary=rotary,
+            relative=relative,
             key_dim=config.key_dim,
             value_dim=config.value_dim,
             bias=config.attention_bias,
@@ -199,19 +207,21 @@ class MultiHeadAttention(nn.Module):
                     self.q_proj(query),
                     self.k_proj(key),
                     self.v_proj(value),
-                    mask,
+                    self._biased(mask, query, key),
                     num_heads=self.num_heads,
                     scale=self.scale,
                 )
             )
         q, k, v = self._heads(query, key, value)
+        if is_causal and (mask is not None or self.relative is not None):
+            mask, is_causal = _combine(mask, q, k), False
         heads = F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=_combine(mask, q, k) if is_causal and mask is not None else mask,
+            attn_mask=self._biased(mask, query, key),
             dropout_p=self.attention_dropout.p if self.training else 0.0,
-            is_causal=is_causal and mask is None,
+            is_causal=is_causal,
             scale=self.scale,
         )  # (B, h, T, d_v)
         return self._project_output(merge_heads(heads))
@@ -254,6 +264,7 @@ class MultiHeadAttention(nn.Module):
             num_kv_heads=self.num_kv_heads,
             scale=self.scale,
             rotary=None if self.rotary is None else (self.rotary.cos, self.rotary.sin),
+            distance_bias=None if self.relative is None else self.relative.by_distance(),
         )  # (B, T, h * width)
         return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
 
@@ -290,9 +301,21 @@ class MultiHeadAttention(nn.Module):
         return split_heads(key, self.num_heads), split_heads(value, self.num_heads)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        if self.score_weight is None:
-            return dot_product_scores(q, k, self.scale)
-        return additive_scores(q, k, self.score_weight)
+        if self.score_weight is not None:
+            return additive_scores(q, k, self.score_weight)
+        scores = dot_product_scores(q, k, self.scale)
+        return scores if self.relative is None else scores + self._bias(q, k)
+
+    def _bias(self, query: Tensor, key: Tensor) -> Tensor:
+        assert self.relative is not None
+        return self.relative.between(query.shape[-2], key.shape[-2])
+
+    def _biased(self, mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return what is added to scores, or the mask where positions add nothing."""
+        if self.relative is None:
+            return mask
+        bias = self._bias(query, key)
+        return bias if mask is None else torch.where(mask, bias, -torch.inf)
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = split_heads(self.q_proj(query), self.num_heads)  # (B, h, T, d_k)

@@ -85,8 +85,8 @@ Positions = SinusoidalPositions | LearnedPositions
 
 
 def make_positions(config: TransformerConfig, max_len: int) -> Positions | None:
-    """Return the positions that are added to embeddings; None if attention turns heads instead."""
-    if config.positions == "rotary":
+    """Return the positions that are added to embeddings; None if attention knows them instead."""
+    if config.positions in ("rotary", "relative"):
         return None
     if config.positions == "learned":
         return LearnedPositions(max_len, config.d_model)

@@ -11,6 +11,7 @@ from exporter.models.attention import MultiHeadAttention, padding_mask
 from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings, make_norm
+from exporter.models.relative import RelativePositions, make_relative
 from exporter.models.rotary import RotaryPositions, make_rotary
 
 OUTPUT_BIAS = "decoder.output.bias"  # the weight of a model that has a decoder
@@ -99,9 +100,11 @@ class Residual(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention over the whole sequence, then feed-forward."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(
+        self, config: TransformerConfig, relative: RelativePositions | None = None
+    ) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention.from_config(config)
+        self.self_attention = MultiHeadAttention.from_config(config, relative=relative)
         self.self_attention_residual = Residual(config)
         self.feed_forward = PositionwiseFeedForward(config)
         self.feed_forward_residual = Residual(config)
@@ -120,7 +123,11 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        # One table for all layers; registered first, it is stored once, under this name.
+        self.relative = make_relative(config, config.max_source_len, causal=False)
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, self.relative) for _ in range(config.num_encoder_layers)
+        )
         self.final_norm = make_final_norm(config)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -135,9 +142,14 @@ class Encoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention where there is an encoder, then feed-forward."""
 
-    def __init__(self, config: TransformerConfig, rotary: RotaryPositions | None = None) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        rotary: RotaryPositions | None = None,
+        relative: RelativePositions | None = None,
+    ) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention.from_config(config, rotary)
+        self.self_attention = MultiHeadAttention.from_config(config, rotary, relative)
         self.self_attention_residual = Residual(config)
         self.cross_attention: MultiHeadAttention | None = None
         if config.num_encoder_layers:
@@ -194,8 +206,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.embeddings = Embeddings(config, config.max_target_len, token)
         rotary = make_rotary(config, config.max_target_len)  # one table for all layers
+        self.relative = make_relative(config, config.max_target_len, causal=True)  # likewise
         self.layers = nn.ModuleList(
-            DecoderLayer(config, rotary) for _ in range(config.num_decoder_layers)
+            DecoderLayer(config, rotary, self.relative) for _ in range(config.num_decoder_layers)
         )
         self.final_norm = make_final_norm(config)
         self.output = make_linear(config.d_model, config.vocab_size, bias=config.output_bias)

@@ -12,9 +12,10 @@ def emit_attention(
     """Emit a standard Attention node into the graph being exported.
 
     query, key [B, S, num_heads * d_k]; value [B, S, num_heads * d_v]; mask of keys bool
-    [B, 1, 1, S]. Returns the output [B, S, num_heads * d_v].
+    [B, 1, 1, S], or what is added to scores, float [B or 1, num_heads, S, S]. Returns the output
+    [B, S, num_heads * d_v].
     """
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:
         mask = _repeat_rows(mask)
     return torch.onnx.ops.symbolic(
         "Attention",

@@ -1,8 +1,8 @@
 """Attention of a decoder to its own row of the cache: new positions are written, then read.
 
-`CachedAttention`, with rotary positions `RotaryCachedAttention`, and of both a twin whose cache is
-int8. The new positions are the last of each row: those up to seqlens_k[b] of row b exist after the
-call.
+`CachedAttention`, with rotary positions `RotaryCachedAttention`, with a bias for the distance of
+query and key `BiasedCachedAttention`, and of each a twin whose cache is int8. The new positions are
+the last of each row: those up to seqlens_k[b] of row b exist after the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from exporter.operators.domain import DOMAIN, VERSION, Functions
 from exporter.operators.heads import merge_heads, rotate, split_heads
 
 CACHED, ROTARY = "CachedAttention", "RotaryCachedAttention"
-INT8_OF = {name: f"Int8{name}" for name in (CACHED, ROTARY)}  # what takes its place: an int8 cache
+BIASED = "BiasedCachedAttention"
+_ALL = (CACHED, ROTARY, BIASED)
+INT8_OF = {name: f"Int8{name}" for name in _ALL}  # what takes its place: an int8 cache
 
 
 class _Inputs(NamedTuple):
@@ -43,6 +45,19 @@ class _Heads:
     num_kv_heads: int
     scale: float
     rotary: tuple[Tensor, Tensor] | None
+    distance_bias: Tensor | None
+
+    @property
+    def operator(self) -> str:
+        """The operator that attends so."""
+        if self.distance_bias is not None:
+            return BIASED
+        return CACHED if self.rotary is None else ROTARY
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """What it reads beside the inputs that all have."""
+        return (self.rotary or ()) if self.distance_bias is None else (self.distance_bias,)
 
 
 _Outputs = tuple[Tensor, Tensor, Tensor]
@@ -62,6 +77,7 @@ def cached_attention(
     num_kv_heads: int,
     scale: float,
     rotary: tuple[Tensor, Tensor] | None = None,
+    distance_bias: Tensor | None = None,
 ) -> _Outputs:
     """Write S new positions into each row, then attend from them causally to their own row.
 
@@ -69,22 +85,23 @@ def cached_attention(
     (B, num_kv_heads, max_len, D); seqlens_k int32 (B,) = length of the row after this call,
     minus 1; total_seq int32 (1,) = at least the largest such length; position_ids int64 (B, S) =
     the new positions. With `rotary`, cosines and sines (max_len, D / 2), queries and keys are
-    turned by their place in the row.
+    turned by their place in the row. With `distance_bias` (max_len, num_heads) row i is added to
+    the scores of a query's key that stands i places before it; not both.
     Returns the output (B, S, num_heads * D) and the rows as they are afterwards. The new positions
     are the last S of the row. The one exception is a first call padded on the right (length below
     S): it writes positions 0 to S-1, and gives garbage for padding that later calls overwrite.
     """
     inputs = _Inputs(query, key, value, past_key, past_value, seqlens_k, total_seq, position_ids)
     attend = _emit if torch.onnx.is_in_onnx_export() else _attend
-    return attend(inputs, _Heads(num_heads, num_kv_heads, scale, rotary))
+    return attend(inputs, _Heads(num_heads, num_kv_heads, scale, rotary, distance_bias))
 
 
 def _emit(inputs: _Inputs, heads: _Heads) -> _Outputs:
     # [B, S, (num_heads + 2 * num_kv_heads) * D]
     packed = torch.cat((inputs.query, inputs.key, inputs.value), dim=-1)
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
-        f"{DOMAIN}::{ROTARY if heads.rotary else CACHED}",
-        (packed, *inputs[3:], *(heads.rotary or ())),
+        f"{DOMAIN}::{heads.operator}",
+        (packed, *inputs[3:], *heads.tables),
         {
             "num_heads": heads.num_heads,
             "num_kv_heads": heads.num_kv_heads,
@@ -112,16 +129,28 @@ def _attend(inputs: _Inputs, heads: _Heads) -> _Outputs:
     present_key = inputs.past_key.scatter(2, index, key)
     present_value = inputs.past_value.scatter(2, index, value)
 
-    allowed = torch.arange(present_key.shape[2], device=query.device) <= places[..., None]
+    distances = places[..., None] - torch.arange(present_key.shape[2], device=query.device)
     output = F.scaled_dot_product_attention(
         query,
         present_key,
         present_value,
-        attn_mask=allowed[:, None],  # (B, 1, S, max_len)
+        attn_mask=_mask(distances, heads.distance_bias),
         scale=heads.scale,
         enable_gqa=heads.num_heads != heads.num_kv_heads,
     )
     return merge_heads(output), present_key, present_value
+
+
+def _mask(distances: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what is allowed, (B, 1, S, max_len), or added to scores, (B, num_heads, S, max_len).
+
+    `distances` (B, S, max_len) are from a key to a query, negative where the key comes later.
+    """
+    allowed = (distances >= 0)[:, None]
+    if bias is None:
+        return allowed
+    of_keys = bias[distances.clamp(min=0)].permute(0, 3, 1, 2)
+    return of_keys.masked_fill(~allowed, -torch.inf)
 
 
 _ROTARY_INPUTS = ("cos_cache", "sin_cache")
@@ -132,6 +161,7 @@ def _function(name: str, body: str) -> str:
     """Return the function of an operator of this family."""
     inputs = "packed_qkv, past_key, past_value, seqlens_k, total_seq, position_ids".split(", ")
     inputs += _ROTARY_INPUTS if name.endswith(ROTARY) else ()
+    inputs += ("distance_bias",) if name.endswith(BIASED) else ()
     inputs += _INT8_INPUTS if name in INT8_OF.values() else ()
     return f"""
 {name} <num_heads, num_kv_heads, head_dim, scale>
@@ -142,20 +172,41 @@ def _function(name: str, body: str) -> str:
 """
 
 
+# The bias of every new position's keys, [B, num_heads, S, T]. Equal in all layers: onnxruntime
+# computes it once, outside of them.
+_BIAS = """
+  zero = Constant <value_int: int = 0> ()
+  step = Constant <value_int: int = 1> ()
+  total_1d = Cast <to: int = 7> ($total)
+  num_keys = Squeeze (total_1d)
+  keys = Range (zero, num_keys, step)
+  last_axis = Constant <value_ints: ints = [-1]> ()
+  queries = Unsqueeze (position_ids, last_axis)
+  signed = Sub (queries, keys)
+  distances = Max (signed, zero)
+  by_key = Gather <axis: int = 0> (distance_bias, distances)
+  bias = Transpose <perm: ints = [0, 3, 1, 2]> (by_key)
+"""
+
+
 def _group_query(name: str) -> str:
     """Return the fastest kernel; it turns by the place in the row, which seqlens_k tells it."""
-    is_rotary, is_int8 = name.endswith(ROTARY), name in INT8_OF.values()
+    is_rotary, is_biased = name.endswith(ROTARY), name.endswith(BIASED)
+    is_int8 = name in INT8_OF.values()
     inputs = ["packed_qkv", "", "", "past_key", "past_value", "seqlens_k", "total_seq"]
-    inputs += _ROTARY_INPUTS if is_rotary else ("", "") if is_int8 else ()
-    inputs += ("", "", "", *_INT8_INPUTS) if is_int8 else ()
+    inputs += _ROTARY_INPUTS if is_rotary else ("", "")
+    inputs += ("", "bias" if is_biased else "", "")  # its own positions, and a sink
+    inputs += _INT8_INPUTS if is_int8 else ()
     attributes = ["num_heads: int = @num_heads", "kv_num_heads: int = @num_kv_heads"]
     if is_int8:
         attributes += [f'{part}_quant_type: string = "PER_TENSOR"' for part in ("k", "v")]
         attributes += ["kv_cache_bit_width: int = 8"]
     attributes += ["scale: float = @scale"]
     attributes += ["do_rotary: int = 1", "rotary_interleaved: int = 0"] if is_rotary else []
+    bias = Template(_BIAS).substitute(total="total_seq") if is_biased else ""
     kernel = "output, present_key, present_value = com.microsoft.GroupQueryAttention"
-    return _function(name, f"  {kernel} <{', '.join(attributes)}> ({', '.join(inputs)})")
+    given = ", ".join(inputs).rstrip(", ")
+    return _function(name, f"{bias}  {kernel} <{', '.join(attributes)}> ({given})")
 
 
 # Slices, for a Split into unequal parts, as of grouped heads, copies their sizes to a device from
@@ -196,21 +247,32 @@ _ATTEND = """
   present_key = TensorScatter <axis: int = -2> (past_key, $key, start)
   present_value = TensorScatter <axis: int = -2> (past_value, value, start)
   attended = Attention <scale: float = @scale, is_causal: int = 1>
-    ($query, present_key, present_value, , , , lengths)
+    ($query, present_key, present_value, $bias, , , lengths)
   tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
   flat = Concat <axis: int = 0> (same, rest)
   output = Reshape (tokens_first, flat)
 """
 
 
+# Over the whole row, which is what the standard's operator reads.
+_WHOLE_ROW = """
+  capacity = Shape <start: int = 2, end: int = 3> (past_key)
+"""
+
+
 def _standard(name: str) -> str:
     """Return the standard's own operators, for what the fastest kernel lacks."""
+    attend = Template(_ATTEND)
     if name == ROTARY:
-        attended = Template(_ATTEND).substitute(query="turned_query", key="turned_key")
-        return _function(name, f"{_SPLIT_HEADS}{_ROTATE}{attended}")
-    attended = Template(_ATTEND).substitute(query="query", key="key")
-    return _function(name, f"{_SPLIT_HEADS}{attended}")
+        turned = attend.substitute(query="turned_query", key="turned_key", bias="")
+        return _function(name, f"{_SPLIT_HEADS}{_ROTATE}{turned}")
+    if name == BIASED:
+        bias = _WHOLE_ROW + Template(_BIAS).substitute(total="capacity")
+        biased = attend.substitute(query="query", key="key", bias="bias")
+        return _function(name, f"{_SPLIT_HEADS}{bias}{biased}")
+    plain = attend.substitute(query="query", key="key", bias="")
+    return _function(name, f"{_SPLIT_HEADS}{plain}")
 
 
-GROUP_QUERY: Functions = {name: _group_query(name) for name in (CACHED, ROTARY, *INT8_OF.values())}
-STANDARD: Functions = {name: _standard(name) for name in (CACHED, ROTARY)}
+GROUP_QUERY: Functions = {name: _group_query(name) for name in (*_ALL, *INT8_OF.values())}
+STANDARD: Functions = {name: _standard(name) for name in _ALL}

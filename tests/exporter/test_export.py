@@ -34,6 +34,21 @@ LLAMA: dict[str, Any] = {
     "norm": "rms",
     "positions": "rotary",
 }
+T5: dict[str, Any] = {
+    "key_dim": 12,  # more than d_model / num_heads
+    "value_dim": 12,
+    "attention_bias": False,
+    "attention_scale": 1.0,
+    "positions": "relative",
+    "relative_buckets": 8,
+    "relative_max_distance": 6,
+    "activation": "gelu_tanh",
+    "gated_feed_forward": True,
+    "feed_forward_bias": False,
+    "norm": "rms",
+    "scale_embeddings": False,
+    "output_bias": False,
+}
 OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
     (
         "encoder-decoder",
@@ -82,6 +97,7 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
         },
     ),
     ("labeller", {"num_heads": 1}),  # and additive scores
+    ("encoder-decoder", T5),
     ("gpt", LLAMA),
     ("gpt", {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True}),
     (

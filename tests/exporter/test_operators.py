@@ -28,7 +28,7 @@ from tests.exporter.reference_bodies import REFERENCE
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 BODIES = {"cpu": bodies.CPU, "cuda": bodies.CUDA_HALF, "reference": REFERENCE}
-FIXED = {"total_seq", "cos", "sin"}  # inputs whose sizes are
+FIXED = {"total_seq", "cos", "sin", "distance_bias"}  # inputs whose sizes are
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY, SCALE = 4, 2, 8, 12, 0.3
 ROTARY_HEAD_DIM = 16  # the smallest that the kernel turns
 
@@ -67,6 +67,35 @@ class RotaryCached(nn.Module):
             num_kv_heads=KV_HEADS,
             scale=SCALE,
             rotary=(cos, sin),
+        )
+
+
+class BiasedCached(nn.Module):
+    def forward(  # type: ignore[no-untyped-def]
+        self,
+        query,
+        key,
+        value,
+        past_key,
+        past_value,
+        seqlens_k,
+        total_seq,
+        position_ids,
+        distance_bias,
+    ):
+        return cached_attention(
+            query,
+            key,
+            value,
+            past_key,
+            past_value,
+            seqlens_k,
+            total_seq,
+            position_ids,
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            scale=SCALE,
+            distance_bias=distance_bias,
         )
 
 
@@ -110,6 +139,10 @@ def rotary_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
     return {**inputs, "cos": angles.cos(), "sin": angles.sin()}
 
 
+def biased_inputs(lengths: list[int], num_new: int) -> dict[str, Tensor]:
+    return {**cached_inputs(lengths, num_new), "distance_bias": torch.randn(CAPACITY, HEADS)}
+
+
 def cross_inputs(
     lengths: list[int], num_new: int, beams: list[list[int]] | None = None
 ) -> dict[str, Tensor]:
@@ -149,6 +182,7 @@ def graphs() -> dict[str, ir.Model]:
     cases = {
         "CachedAttention": (Cached(), cached_inputs([4, 5], 3)),
         "RotaryCachedAttention": (RotaryCached(), rotary_inputs([4, 5], 3)),
+        "BiasedCachedAttention": (BiasedCached(), biased_inputs([4, 5], 3)),
         "CrossAttention": (Cross(), cross_inputs([4, 5, 3], 3, [[1, 2], [0, 3], [4, 5]])),
         "CrossAlignment": (
             Alignment(),
@@ -229,6 +263,45 @@ def test_rotary_cached_attention_is_the_eager_function(
     for row, length in enumerate(lengths):
         for cache, wanted in zip(outputs[1:], expected[1:], strict=True):
             np.testing.assert_allclose(cache[row, :, :length], wanted[row, :, :length], atol=2e-6)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("lengths", "num_new"), [([1], 1), ([12], 1), ([3, 12, 1], 1), ([5], 5), ([9], 4)]
+)
+def test_biased_cached_attention_is_the_eager_function(
+    body: str, lengths: list[int], num_new: int, graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = biased_inputs(lengths, num_new)
+
+    outputs = run(graphs["BiasedCachedAttention"], body, inputs, tmp_path)
+
+    expected = [tensor.numpy() for tensor in BiasedCached()(**inputs)]
+    np.testing.assert_allclose(outputs[0], expected[0], atol=2e-6)
+    plain = Cached()(**{name: inputs[name] for name in inputs if name != "distance_bias"})[0]
+    assert lengths == [1] or np.abs(expected[0] - plain.numpy()).max() > 0.01
+    for row, length in enumerate(lengths):
+        for cache, wanted in zip(outputs[1:], expected[1:], strict=True):
+            np.testing.assert_array_equal(cache[row, :, :length], wanted[row, :, :length])
+
+
+def test_biased_rows_are_bit_equal_alone_and_beside_longer_ones(
+    graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = biased_inputs([3, 12, 1], 1)
+    for row, length in enumerate([3, 12, 1]):
+        inputs["past_key"][row, :, length:] = torch.nan
+        inputs["past_value"][row, :, length:] = torch.nan
+    together = run(graphs["BiasedCachedAttention"], "cpu", inputs, tmp_path)[0]
+
+    for row, length in enumerate([3, 12, 1]):
+        one = {
+            name: tensor if name in FIXED else tensor[row : row + 1]
+            for name, tensor in inputs.items()
+        }
+        one["total_seq"] = torch.tensor([length], dtype=torch.int32)
+        alone = run(graphs["BiasedCachedAttention"], "cpu", one, tmp_path)[0]
+        assert np.array_equal(together[row], alone[0])
 
 
 def test_a_rotary_prompt_padded_on_the_right_is_turned_from_its_start(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from exporter.models.config.attention import AttentionOptions
-from exporter.models.config.sizes import PositiveInt
+from exporter.models.config.sizes import PositiveInt, unless
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
@@ -42,8 +42,13 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     """How a model tells places apart."""
 
     # sinusoidal: sines and cosines in turn, as in the paper; sinusoidal_halves: all sines, then
-    # all cosines (Marian); rotary: queries and keys are turned, nothing is added (gpt)
-    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary"] = "sinusoidal"
+    # all cosines (Marian); rotary: queries and keys are turned, nothing is added (gpt); relative:
+    # scores are biased by buckets of distances, nothing is added (T5)
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative"] = (
+        "sinusoidal"
+    )
+    relative_buckets: Annotated[PositiveInt, unless(32)] = 32
+    relative_max_distance: Annotated[PositiveInt, unless(128)] = 128  # one bucket from here on
     rotary_base: Annotated[float, Field(gt=0)] = 10000.0
     rotary_scaling: RotaryScaling | None = None
 
@@ -52,6 +57,8 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
         """Say what of the positions does not go together."""
         if self.positions == "rotary":
             return self._rotary_problems()
+        if self.positions == "relative":
+            return self._relative_problems()
         if self.rotary_scaling is not None:
             return [f"rotary_scaling needs rotary positions, got {self.positions}"]
         return []
@@ -69,11 +76,24 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
             )
         return found
 
+    def _relative_problems(self) -> list[str]:
+        found = []
+        if self.family != "encoder-decoder":
+            found.append(f"relative positions are for encoder-decoder, got {self.family}")
+        if self.relative_buckets % 4 or self.relative_max_distance <= self.relative_buckets // 2:
+            found.append(
+                "relative positions need relative_buckets that are a multiple of 4 and a "
+                "relative_max_distance above the half of them, got "
+                f"{self.relative_buckets} and {self.relative_max_distance}"
+            )
+        return found
+
     def table_problems(self, num_patches: int) -> list[str]:
         """Bound what is computed from the options alone; no weight could tell it is too large."""
         if self.positions == "learned":
             return []
-        width = self.head_key_dim if self.positions == "rotary" else self.d_model
+        widths = {"rotary": self.head_key_dim, "relative": self.num_heads}
+        width = widths.get(self.positions, self.d_model)
         length = max(self.max_source_len, self.max_target_len, num_patches)
         if length * width <= _MAX_TABLE:
             return []
