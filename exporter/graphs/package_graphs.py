@@ -21,13 +21,18 @@ from exporter.samples import encode_samples
 
 def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     """Raise ConfigError, naming everything that does not go together, or with this model."""
-    problems, groups = form.problems, target_of(form).int8_cache_groups
+    target = target_of(form)
+    problems, groups = form.problems, target.int8_cache_groups
     config = checkpoint.config.model
     group = config.num_heads // config.kv_heads
     if form.kv_cache == "int8" and groups is not None and group not in groups:
         problems.append(
             f"kv_cache: int8 has a fast kernel for the target {form.target} where "
             f"{', '.join(map(str, groups))} query heads share a key head, here {group}"
+        )
+    if config.positions == "relative" and not target.relative_positions:
+        problems.append(
+            f"target: {form.target} has no kernel for relative positions; export for cpu"
         )
     if problems:
         raise ConfigError(f"{checkpoint.path}: {'; '.join(problems)}; choose another format")

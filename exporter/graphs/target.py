@@ -32,6 +32,7 @@ class Target:
     rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
+    relative_positions: bool = True  # its attention to a decoder's own row takes a bias
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
 
@@ -50,6 +51,7 @@ CUDA = Target(
     patches_as_product=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
+    relative_positions=False,
     runs_here=False,
 )
 _TARGETS = {target.name: target for target in (CPU, CUDA)}

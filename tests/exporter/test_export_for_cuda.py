@@ -90,6 +90,13 @@ def test_weights_in_blocks_have_scales_of_the_precision(
     assert {node.inputs[2].dtype for node in products} == {ir.DataType.FLOAT16}
 
 
+def test_relative_positions_are_refused(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("encoder-decoder", positions="relative")
+
+    with pytest.raises(ConfigError, match="cuda has no kernel for relative positions; export for"):
+        export_package(checkpoint, tmp_path / "p", target="cuda")
+
+
 @pytest.mark.parametrize(
     ("form", "message"),
     [

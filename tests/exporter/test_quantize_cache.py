@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -79,10 +80,13 @@ def test_weights_and_cache_may_both_be_8_bits(
     assert {v.type.tensor_type.elem_type for v in rows} == {onnx.TensorProto.INT8}
 
 
-def test_rotary_positions_and_shared_heads_are_kept_in_8_bits(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "options"), [("gpt", LLAMA), ("encoder-decoder", {"positions": "relative"})]
+)
+def test_positions_that_attention_knows_and_shared_heads_are_kept_in_8_bits(
+    family: str, options: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    checkpoint = make_checkpoint("gpt", **LLAMA)
+    checkpoint = make_checkpoint(family, **options)
 
     manifest = export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=ANY_LOSS)
 
