@@ -101,6 +101,7 @@ def _describe(
         encoding=contract.encoding,
         image=contract.image,
         labels=contract.labels,
+        label_scores=contract.label_scores,
         files={file: hash_file(directory / file) for file in files},
         toolchain=read_toolchain(),
         certificate=certificate,

@@ -10,14 +10,21 @@ from numpy.typing import NDArray
 
 from engine.one_pass.item_encoder import EncodedItem
 from engine.one_pass.prediction import ItemPrediction
-from engine.package.graph_io import EMBEDDING, INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
+from engine.package.graph_io import (
+    EMBEDDING,
+    INPUT_IDS,
+    LENGTHS,
+    LOGITS,
+    PIXEL_VALUES,
+    TOKEN_TYPE_IDS,
+)
 
 
 class Graph(Protocol):
     """The model: `model.onnx` in a session, or a stand-in."""
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return `logits` and `embedding` of a batch."""
+        """Return what the model has of `logits` and `embedding` of a batch."""
 
 
 def stack(items: Sequence[EncodedItem]) -> dict[str, NDArray[Any]]:
@@ -26,7 +33,11 @@ def stack(items: Sequence[EncodedItem]) -> dict[str, NDArray[Any]]:
     if values.dtype == np.float32:
         return {PIXEL_VALUES: values}  # (B, channels, size, size)
     lengths = np.full(len(items), values.shape[1], dtype=np.int64)
-    return {INPUT_IDS: values, LENGTHS: lengths}  # (B, S), (B,)
+    inputs = {INPUT_IDS: values, LENGTHS: lengths}  # (B, S), (B,)
+    types = [item.token_types for item in items if item.token_types is not None]
+    if types:
+        inputs[TOKEN_TYPE_IDS] = np.stack(types)  # (B, S)
+    return inputs
 
 
 def split(
@@ -36,7 +47,8 @@ def split(
 
     Raises ValueError if there are not as many rows as items.
     """
-    logits, embeddings = outputs[LOGITS], outputs[EMBEDDING]
+    nothing = np.zeros((len(items), 0), np.float32)
+    logits, embeddings = (outputs.get(name, nothing) for name in (LOGITS, EMBEDDING))
     if len(logits) != len(items) or len(embeddings) != len(items):
         raise ValueError(
             f"logits {logits.shape} and embedding {embeddings.shape} of {len(items)} rows"

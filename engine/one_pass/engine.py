@@ -69,7 +69,10 @@ class EncoderEngine(Engine):
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
-        found = (self._package.manifest.task, "embed")
+        manifest = self._package.manifest
+        contract = manifest.encoding or manifest.image
+        gives_vectors = contract is not None and contract.embedding_dim is not None
+        found = tuple(dict.fromkeys((manifest.task, *(["embed"] if gives_vectors else []))))
         return (*found, "batch_invariant") if self._life.is_invariant else found
 
     async def start(self) -> None:

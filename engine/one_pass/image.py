@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +11,17 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.errors import FieldViolation, InvalidRequest
-from engine.package.manifest import ImageContract
+from engine.package.manifest import ImageContract, Resample
 
 _FORMATS = ("PNG", "JPEG")
+_RESAMPLING: Mapping[Resample, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "lanczos": Image.Resampling.LANCZOS,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,8 @@ def load_image(
 ) -> NDArray[np.float32]:
     """Return the pixel values of an encoded image, float32, shape (channels, size, size).
 
-    The image is turned upright if it says how, reduced to gray or RGB, and stretched to the
-    model's size if it has another. Raises InvalidRequest, naming `path`.
+    The image is turned upright if it says how, reduced to gray or RGB, and brought to the model's
+    size if it has another, as the contract says. Raises InvalidRequest, naming `path`.
     """
     limits = limits or ImageLimits()
     if len(data) > limits.max_bytes:
@@ -38,7 +47,8 @@ def load_image(
             f"{len(data):,} bytes are more than {limits.max_bytes:,}; send a smaller image",
         )
     image = _decode(data, path, limits)
-    pixels = np.asarray(_fit(image, contract), dtype=np.float32)  # (size, size[, channels])
+    image = _fit(_reduce(image, contract.channels), contract, path, limits)
+    pixels = np.asarray(image, dtype=np.float32)  # (size, size[, channels])
     pixels = pixels.reshape(contract.size, contract.size, contract.channels)
     mean = np.asarray(contract.mean, dtype=np.float32)
     std = np.asarray(contract.std, dtype=np.float32)
@@ -76,12 +86,34 @@ def _check_size(image: Image.Image, path: str, limits: ImageLimits) -> None:
         raise _too_many_pixels(path, f"{image.width} x {image.height} are", limits)
 
 
-def _fit(image: Image.Image, contract: ImageContract) -> Image.Image:
+def _reduce(image: Image.Image, channels: int) -> Image.Image:
+    """Return an image in gray or RGB, 8 bits a channel."""
     if image.mode.startswith("I"):  # 16 bits a pixel; convert() would cut, not scale
         image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().astype("uint8"))
-    image = image.convert("L" if contract.channels == 1 else "RGB")
-    size = (contract.size, contract.size)
-    return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def _fit(
+    image: Image.Image, contract: ImageContract, path: str, limits: ImageLimits
+) -> Image.Image:
+    """Return an image of the model's size: resized, then its middle; black where there is none."""
+    size = _resized(image, contract)
+    if size[0] * size[1] > limits.max_pixels:
+        raise _too_many_pixels(path, f"{size[0]} x {size[1]}, as the model resizes it, are", limits)
+    if image.size != size:
+        image = image.resize(size, _RESAMPLING[contract.resample])
+    left, top = ((edge - contract.size) // 2 for edge in size)
+    return image.crop((left, top, left + contract.size, top + contract.size))
+
+
+def _resized(image: Image.Image, contract: ImageContract) -> tuple[int, int]:
+    """Return the width and height that an image gets before its middle is taken."""
+    edge = contract.resize or contract.size
+    if not contract.keep_ratio:
+        return edge, edge
+    shorter = min(image.size)
+    width, height = (edge * length // shorter for length in image.size)
+    return width, height
 
 
 def _too_many_pixels(path: str, given: str, limits: ImageLimits) -> InvalidRequest:

@@ -28,6 +28,7 @@ class EncodedItem:
     values: NDArray[Any]  # token ids int64 (length,), or pixel values float32
     length: int  # tokens; 0 for an image
     cost: int  # tokens it counts as in budgets
+    token_types: NDArray[Any] | None = None  # int64 (length,), where the graph takes them
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token that is kept
     kept: tuple[int, ...] = ()  # labeller: places of the tokens that are not special
 
@@ -87,7 +88,8 @@ class ItemEncoder:
             raise _invalid(
                 f"{path}.text", f"{text[:40]!r} holds nothing that the model reads; give words"
             )
-        if any(found.token_types):
+        types = contract.num_token_types
+        if types and max(found.token_types) >= types:
             raise _invalid(
                 f"{path}.text_pair", "this model takes one text, not a pair; leave it out"
             )
@@ -99,6 +101,7 @@ class ItemEncoder:
             values=np.array(found.ids, dtype=np.int64),
             length=len(found.ids),
             cost=len(found.ids),
+            token_types=_types(found.token_types, contract),
             spans=tuple(found.offsets[i] for i in kept),
             kept=kept,
         )
@@ -124,7 +127,13 @@ class ItemEncoder:
         raise_if_any(
             check_token_ids(ids, contract.vocab_size, lambda i, _: f"{path}.tokens.ids[{i}]")
         )
-        return EncodedItem(np.array(ids, dtype=np.int64), length=len(ids), cost=len(ids))
+        types = _types((0,) * len(ids), contract)
+        return EncodedItem(np.array(ids, dtype=np.int64), len(ids), len(ids), types)
+
+
+def _types(types: tuple[int, ...], contract: EncodingContract) -> NDArray[Any] | None:
+    """Return the types of tokens as a graph takes them, None for one that does not."""
+    return np.array(types, dtype=np.int64) if contract.num_token_types > 1 else None
 
 
 def _encode_image(item: PredictionItem, contract: ImageContract, path: str) -> EncodedItem:

@@ -24,8 +24,9 @@ class PredictionItem:
 class ItemPrediction:
     """What the model says of one item."""
 
-    logits: Floats  # (num_labels,); of a labeller (num_tokens, num_labels), no special tokens
-    embedding: Floats  # (embedding_dim,)
+    # (num_labels,), of a labeller (num_tokens, num_labels), no special tokens; (0,): no labels
+    logits: Floats
+    embedding: Floats  # (embedding_dim,); (0,): the model gives no vectors
     input_tokens: int  # special tokens counted; 0 for an image
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token in the UTF-8 text
 

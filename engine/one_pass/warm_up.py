@@ -78,9 +78,10 @@ def _texts(contract: EncodingContract) -> Iterator[Group]:
         ids = np.arange(_MAX_ROWS)[:, None] + np.arange(length)  # [rows, length]
         # The first begins with the last of the vocabulary.
         rows = (contract.vocab_size - 1 + ids) % contract.vocab_size
+        types = np.zeros(length, np.int64) if contract.num_token_types > 1 else None
         yield (
             f"a text of {length} tokens",
-            [EncodedItem(row.astype(np.int64), length, cost=length) for row in rows],
+            [EncodedItem(row.astype(np.int64), length, length, types) for row in rows],
         )
 
 
@@ -101,7 +102,8 @@ def _run(graph: Graph, items: Sequence[EncodedItem], manifest: Manifest) -> list
     per_token = (items[0].length,) if manifest.task == "label" else ()
     contract = manifest.encoding or manifest.image
     assert contract is not None, "a one-pass model reads texts or sees images"
-    wanted = ((*per_token, len(manifest.labels)), (contract.embedding_dim,))
+    labels = (*per_token, len(manifest.labels)) if manifest.labels else (0,)
+    wanted = (labels, (contract.embedding_dim or 0,))
     found = []
     for prediction in split(graph.run(stack(items)), items):
         if prediction is None:

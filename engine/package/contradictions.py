@@ -40,9 +40,21 @@ def _wrong_contracts(manifest: Manifest) -> Iterator[str]:
         yield f"task: {manifest.task} does not go with {architecture}"
     if (manifest.layout is not None) != generates:
         yield f"layout: {manifest.layout} does not go with {architecture}"
-    if not generates and not manifest.labels:
+    if not generates and manifest.task != "embed" and not manifest.labels:
         yield f"labels: none; {manifest.task} needs the names of the model's classes"
+    yield from _wrong_vectors(manifest)
     yield from _wrong_attention(manifest)
+
+
+def _wrong_vectors(manifest: Manifest) -> Iterator[str]:
+    if manifest.task != "embed":
+        return
+    if manifest.labels:
+        yield f"labels: {len(manifest.labels)} of them do not go with embed"
+    for name in ("encoding", "image"):
+        contract = getattr(manifest, name)
+        if contract is not None and contract.embedding_dim is None:
+            yield f"{name}.embedding_dim: none; embed needs the width of the model's vectors"
 
 
 def _wrong_attention(manifest: Manifest) -> Iterator[str]:

@@ -23,7 +23,7 @@ LOGIT_IDX, NUM_TOP = "logit_idx", "num_top"
 SEQLENS_K, TOTAL_SEQ = "seqlens_k", "total_seq"
 SOURCE_LENGTHS, BEAM_ROWS, ROW_QUERIES = "source_lengths", "beam_rows", "row_queries"
 ALIGNMENT_IDX, ALIGNMENT_SOURCES = "alignment_idx", "alignment_sources"
-LENGTHS, PIXEL_VALUES = "lengths", "pixel_values"
+LENGTHS, PIXEL_VALUES, TOKEN_TYPE_IDS = "lengths", "pixel_values", "token_type_ids"
 LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS = "logits", "top_ids", "top_logits", "top_logprobs"
 ALIGNMENT, EMBEDDING = "alignment", "embedding"
 # Of keys and values, before the layer and which of the two: see `layer_names`.
@@ -167,6 +167,8 @@ def one_pass_shape(contract: OnePassContract) -> GraphShape:
     text, image = contract.encoding, contract.image
     if text is not None:
         inputs = {INPUT_IDS: _TOKENS, LENGTHS: GraphValue("int64", ("batch",))}
+        if text.num_token_types > 1:
+            inputs[TOKEN_TYPE_IDS] = _TOKENS
         width = text.embedding_dim
     else:
         assert image is not None, "a one-pass model reads text or sees images"
@@ -174,8 +176,12 @@ def one_pass_shape(contract: OnePassContract) -> GraphShape:
         inputs = {PIXEL_VALUES: GraphValue("float32", ("batch", *size))}
         width = image.embedding_dim
     per_token = ("tokens",) if contract.task == "label" else ()
-    logits = GraphValue("float32", ("batch", *per_token, len(contract.labels)))
-    return GraphShape(inputs, {LOGITS: logits, EMBEDDING: GraphValue("float32", ("batch", width))})
+    outputs: dict[str, GraphValue] = {}
+    if contract.labels:
+        outputs[LOGITS] = GraphValue("float32", ("batch", *per_token, len(contract.labels)))
+    if width is not None:
+        outputs[EMBEDDING] = GraphValue("float32", ("batch", width))
+    return GraphShape(inputs, outputs)
 
 
 def check_graphs(*graphs: tuple[LoadedGraph, GraphShape]) -> None:

@@ -13,7 +13,9 @@ FORMAT_VERSION = 3
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
-Task = Literal["generate", "classify", "label"]
+Task = Literal["generate", "classify", "label", "embed"]
+Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+LabelScores = Literal["softmax", "sigmoid"]
 Target = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "fp16", "bf16"]
 Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
@@ -142,20 +144,28 @@ class EncodingContract(_Model):
     vocab_size: VocabSize
     max_len: Length
     pad_token_id: TokenId
-    embedding_dim: Width
+    embedding_dim: Width | None  # None: it gives no vectors
+    # 0: the model makes no difference; 1: a second text could not be told from the first; more: the
+    # graph takes them
+    num_token_types: TokenId = 1
 
 
 class ImageContract(_Model):
     """What the engine must know to run `model.onnx` of a vision model, see graph_io.py.
 
-    A picture becomes numbers as (pixel / 255 - mean) / std.
+    A picture becomes numbers as (pixel / 255 - mean) / std. Where its size is another, it is
+    stretched to `resize` by `resize` pixels, or with `keep_ratio` its shorter edge is; its middle
+    is what the model sees.
     """
 
     size: ImageSize  # height and width in pixels
     channels: Literal[1, 3]
     mean: tuple[float, ...]  # one a channel
     std: tuple[float, ...]  # one a channel
-    embedding_dim: Width
+    embedding_dim: Width | None  # None: it gives no vectors
+    resize: ImageSize | None = None  # None: size
+    keep_ratio: bool = False
+    resample: Resample = "bilinear"
 
 
 class Loss(_Model):
@@ -215,6 +225,7 @@ class Certificate(_Model):
     tokens_equal: Count
     max_abs_logit_diff: Annotated[float, Field(ge=0)]
     max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
+    max_abs_vector_diff: Annotated[float, Field(ge=0)] | None = None  # of a model without logits
     # Of attention to the source, each between 0 and 1; None: it was not compared.
     max_abs_alignment_diff: Annotated[float, Field(ge=0)] | None = None
     alignment_tolerance: Annotated[float, Field(gt=0)] | None = None  # None: it was held to none
@@ -249,6 +260,7 @@ class Manifest(_Model):
     encoding: EncodingContract | None = None
     image: ImageContract | None = None
     labels: tuple[str, ...] = ()
+    label_scores: LabelScores = "softmax"  # of one label of many, or of each by itself
     files: dict[str, FileEntry]
     toolchain: dict[str, str]
     certificate: Certificate

@@ -133,6 +133,7 @@ def _result(
         tokens_equal=comparison.tokens_equal,
         max_abs_logit_diff=comparison.max_abs_logit_diff,
         max_abs_logit=comparison.max_abs_logit,
+        max_abs_vector_diff=None if comparison.tokens_seen else comparison.max_abs_vector_diff,
         max_abs_alignment_diff=comparison.max_abs_alignment_diff,
         alignment_tolerance=of_alignment,
         tolerance=tolerance,

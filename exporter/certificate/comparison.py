@@ -62,10 +62,16 @@ class Comparison:
         self.tokens_undecided = 0
         self.max_abs_logit_diff = 0.0
         self.max_abs_logit = 0.0
+        self.max_abs_vector_diff: float | None = None  # None: there was none to compare
         self.max_abs_alignment_diff: float | None = None  # None: there was none to compare
         self.alignment_tolerance: float | None = None  # None: it was held to none
         self.tolerance = TOLERANCE  # the largest that was used
         self.batch_invariant = True
+
+    @property
+    def tokens_seen(self) -> int:
+        """Positions with logits, whether the eager model decides there or not."""
+        return self.tokens_compared + self.tokens_undecided
 
     def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits [N, V]: each within the tolerance, and the same best entry in each row.
@@ -104,7 +110,7 @@ class Comparison:
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare embeddings [N, D]: each value within the tolerance."""
-        diff, allowed = _differences(exported, eager), TOLERANCE * _growth(eager)
+        diff, allowed = self._vector_differences(exported, eager), TOLERANCE * _growth(eager)
         bad = ~(diff < allowed)
         if bad.any():
             i = int(bad.argmax())
@@ -122,6 +128,11 @@ class Comparison:
             raise CertificateError(
                 f"{place(i)}: the alignment differs by {diff[i]:.3g}, allowed {TOLERANCE:g}"
             )
+
+    def _vector_differences(self, exported: Floats, eager: Floats) -> Floats:
+        diff = _differences(exported, eager)
+        self.max_abs_vector_diff = max(self.max_abs_vector_diff or 0.0, float(diff.max()))
+        return diff
 
     def _alignment_differences(self, exported: Floats, eager: Floats) -> Floats:
         diff = _differences(exported, eager)
@@ -215,6 +226,7 @@ class LossyComparison(Comparison):
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Refuse embeddings [N, D] that are no numbers; note how far they are off."""
         _refuse_no_number(exported, place)
+        self._vector_differences(exported, eager)
         off = np.linalg.norm(exported - eager, axis=-1)
         size = np.maximum(np.linalg.norm(eager, axis=-1), _LEAST)
         self.max_value_loss = max(self.max_value_loss, float((off / size).max()))

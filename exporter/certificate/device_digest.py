@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.device.device import open_device
 from engine.errors import CertificateError, TokenweirError
-from engine.package.graph_io import EMBEDDING, INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
+from engine.package.graph_io import EMBEDDING, LOGITS, PIXEL_VALUES
 from engine.package.manifest import EncodingContract, GenerationContract, Manifest
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
@@ -34,7 +34,7 @@ from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.driver import Asked, Runner, generate
 from exporter.certificate.execution import Execution, OnCpu, OnDevice
 from exporter.certificate.generation_cases import Case, make_cases
-from exporter.certificate.one_pass_cases import draw_images, random_groups
+from exporter.certificate.one_pass_cases import draw_images, graph_inputs, random_groups
 from exporter.samples import SEED
 
 _NUM_STEPS = 8
@@ -107,7 +107,7 @@ def _computed(session: Session, manifest: Manifest) -> Iterator[Array]:
     for inputs in _inputs(manifest):
         with exported_graphs():
             outputs = session.run(inputs)
-        yield from (outputs[LOGITS], outputs[EMBEDDING])
+        yield from (outputs[name] for name in (LOGITS, EMBEDDING) if name in outputs)
 
 
 def _inputs(manifest: Manifest) -> Iterator[dict[str, Array]]:
@@ -116,8 +116,7 @@ def _inputs(manifest: Manifest) -> Iterator[dict[str, Array]]:
         return
     assert isinstance(manifest.encoding, EncodingContract), "texts or images"
     for texts in random_groups(np.random.default_rng(SEED), manifest.encoding)[::2]:
-        ids = np.array(texts, np.int64)
-        yield {INPUT_IDS: ids, LENGTHS: np.full(len(ids), ids.shape[1], np.int64)}
+        yield graph_inputs(texts)
 
 
 def _sha256(arrays: Iterator[Array]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engine.package.graph_io import INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
+from engine.package.graph_io import EMBEDDING, LOGITS, PIXEL_VALUES
 from engine.package.manifest import (
     EncodingContract,
     GenerationContract,
@@ -29,7 +30,13 @@ from exporter.certificate.driver import generate
 from exporter.certificate.generation import affordable_cases
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.half_comparison import Half, HalfComparison
-from exporter.certificate.one_pass_cases import draw_images, random_groups
+from exporter.certificate.one_pass_cases import (
+    draw_images,
+    eager_inputs,
+    graph_inputs,
+    random_groups,
+    run_eager,
+)
 from exporter.certificate.sides import Sides, chunks_of, step_of
 from exporter.graphs.target import DTYPES
 from exporter.samples import SEED, Tokens
@@ -69,11 +76,10 @@ def certify_half_texts(
     model: nn.Module, contract: EncodingContract, directory: Path
 ) -> HalfPrecision:
     """Compare what a one-pass text model in float16 gives, texts of one length together."""
-    batches = []
+    batches: list[_Batch] = []
     for group in random_groups(np.random.default_rng(SEED), contract):
-        ids = torch.tensor(group)
-        taken = {INPUT_IDS: ids, LENGTHS: torch.full((len(ids),), ids.shape[1])}
-        batches.append((f"text of {ids.shape[1]} tokens", taken, ids))
+        what = f"text of {len(group[0].ids)} tokens"
+        batches.append(_Batch(what, graph_inputs(group), eager_inputs(group)))
     return _certify_batches(model, batches, directory)
 
 
@@ -81,26 +87,33 @@ def certify_half_images(
     model: nn.Module, contract: ImageContract, directory: Path
 ) -> HalfPrecision:
     """Compare what a vision model in float16 gives for images of noise."""
-    pixels = torch.from_numpy(draw_images(contract))
-    return _certify_batches(model, [("images", {PIXEL_VALUES: pixels}, pixels)], directory)
+    pixels = draw_images(contract)
+    batch = _Batch("images", {PIXEL_VALUES: pixels}, (torch.from_numpy(pixels),))
+    return _certify_batches(model, [batch], directory)
 
 
-def _certify_batches(
-    model: nn.Module, batches: Sequence[tuple[str, dict[str, Tensor], Tensor]], directory: Path
-) -> HalfPrecision:
-    """Compare batches: what they are, what the graph takes, and what the eager model takes."""
+class _Batch(NamedTuple):
+    what: str
+    inputs: dict[str, NDArray[np.generic]]  # of the graph
+    eager_inputs: tuple[Tensor | None, ...]
+
+
+def _certify_batches(model: nn.Module, batches: Sequence[_Batch], directory: Path) -> HalfPrecision:
+    """Compare the logits of batches, or where a model has none, its vectors."""
     found, half = HalfComparison("fp16"), half_of(model, "fp16")
     with exported_graphs():
         session = create_session(directory / "model.onnx")
-    for what, taken, eager_input in batches:
+    for batch in batches:
         with exported_graphs():
-            logits = session.run({name: value.numpy() for name, value in taken.items()})[LOGITS]
-        exact, rounded = (_eager(m, eager_input) for m in (model, half))
-        per_row = logits.size // (logits.shape[-1] * len(logits))
+            outputs = session.run(batch.inputs)
+        name, hold = (LOGITS, found.case) if LOGITS in outputs else (EMBEDDING, found.vectors)
+        given = outputs[name]
+        exact, rounded = (_eager(m, batch.eager_inputs, name) for m in (model, half))
+        per_row = given.size // (given.shape[-1] * len(given))
         ours, theirs, theirs_half = (
-            array.reshape(-1, array.shape[-1]) for array in (logits, exact, rounded)
+            array.reshape(-1, array.shape[-1]) for array in (given, exact, rounded)
         )
-        found.case(ours, theirs, theirs_half, _place(what, per_row))
+        hold(ours, theirs, theirs_half, _place(batch.what, per_row))
     return found.result()
 
 
@@ -109,12 +122,9 @@ def half_of(model: nn.Module, precision: Precision) -> nn.Module:
     return copy.deepcopy(model).eval().to(DTYPES[precision])
 
 
-def _eager(model: nn.Module, given: Tensor) -> Floats:
-    dtype = next(model.parameters()).dtype
-    with torch.inference_mode():
-        output = model(given.to(dtype) if given.is_floating_point() else given)
-    logits: Floats = output.logits.double().numpy()
-    return logits
+def _eager(model: nn.Module, given: tuple[Tensor | None, ...], name: str) -> Floats:
+    values: Floats = getattr(run_eager(model, given), name).double().numpy()
+    return values
 
 
 def _chosen(case: Case, top_ids: NDArray[np.int64]) -> Tokens:

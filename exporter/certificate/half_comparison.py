@@ -94,6 +94,14 @@ class HalfComparison:
         ids = np.arange(eager.shape[1])
         self._take("values", _Case(ids, exported, eager, ours, theirs, place))
 
+    def vectors(
+        self, exported: Floats, eager: Floats, eager_half: Floats, place: Callable[[int], str]
+    ) -> None:
+        """Compare embeddings [N, D] of a model that has no logits: they are the positions."""
+        self.values(exported, eager, eager_half, place)
+        exact = eager.astype(np.float64)
+        self._count(np.abs(exported - exact), np.abs(eager_half - exact), exact.std(axis=1))
+
     def result(self) -> HalfPrecision:
         """Judge the small cases, and return what was found."""
         for kind, cases in self._small.items():

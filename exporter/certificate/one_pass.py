@@ -6,8 +6,8 @@ the eager model without a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,38 +15,67 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from engine.package.graph_io import EMBEDDING, INPUT_IDS, LENGTHS, LOGITS, PIXEL_VALUES
+from engine.package.graph_io import (
+    EMBEDDING,
+    INPUT_IDS,
+    LENGTHS,
+    LOGITS,
+    PIXEL_VALUES,
+    TOKEN_TYPE_IDS,
+)
 from engine.package.manifest import EncodingContract, ImageContract
 from engine.session import Session
 from exporter.certificate.cases import BATCH_SIZES, MOST_ROWS, Covered, Progress, largest_batch
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
 from exporter.certificate.half_comparison import Half
-from exporter.certificate.one_pass_cases import NUM_IMAGES, draw_images, random_groups
+from exporter.certificate.one_pass_cases import (
+    NUM_IMAGES,
+    Text,
+    draw_images,
+    eager_inputs,
+    given_texts,
+    graph_inputs,
+    random_groups,
+    run_eager,
+)
 from exporter.samples import SEED, Tokens
+
+Inputs = dict[str, NDArray[np.generic]]  # of a graph, by name
+EagerInputs = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What one of the two sides gives for a batch."""
+    """What one of the two sides gives for a batch, by the names of a graph's outputs."""
 
-    logits: Floats  # [B, C], or [B, S, C] of a labeller
-    embedding: Floats  # [B, D]
+    # logits [B, C], or [B, S, C] of a labeller; embedding [B, D]; a model may lack one
+    parts: Mapping[str, Floats]
     rounded: Output | None = None  # of the eager model in half precision, to measure by
 
     def rows(self, members: Sequence[int] | slice) -> Output:
         """Return some of the rows."""
         rounded = self.rounded.rows(members) if self.rounded else None
-        return Output(self.logits[members], self.embedding[members], rounded)
+        return Output({name: part[members] for name, part in self.parts.items()}, rounded)
+
+    def cut(self, length: int) -> Output:
+        """Return the logits of the first tokens only, where every token has some."""
+        parts = {name: part[:, :length] if part.ndim > 2 else part for name, part in self.items}
+        return Output(parts, self.rounded)
+
+    @property
+    def items(self) -> list[tuple[str, Floats]]:
+        """Names and arrays."""
+        return list(self.parts.items())
 
     @classmethod
-    def joined(cls, parts: Sequence[Output]) -> Output:
+    def joined(cls, outputs: Sequence[Output]) -> Output:
         """Return the rows of several batches of one shape as one."""
-        rounded = [part.rounded for part in parts if part.rounded]
-        return cls(
-            np.concatenate([part.logits for part in parts]),
-            np.concatenate([part.embedding for part in parts]),
-            cls.joined(rounded) if rounded else None,
-        )
+        parts = {
+            name: np.concatenate([output.parts[name] for output in outputs])
+            for name in outputs[0].parts
+        }
+        rounded = [output.rounded for output in outputs if output.rounded]
+        return cls(parts, cls.joined(rounded) if rounded else None)
 
 
 @dataclass(frozen=True)
@@ -71,7 +100,8 @@ def certify_encoding(
     difference that `comparison` refuses.
     """
     rng = np.random.default_rng(SEED)
-    groups = [[sample] for sample in samples] + random_groups(rng, contract)
+    groups = [[sample] for sample in given_texts(samples, contract)]
+    groups += random_groups(rng, contract)
     certifier = _TextCertifier(pair, comparison, contract.vocab_size)
     num_texts = sum(map(len, groups))
     order = rng.permutation(num_texts).tolist()
@@ -81,7 +111,7 @@ def certify_encoding(
         progress(done, (1 + len(BATCH_SIZES)) * num_texts)
     certifier.check_half()
     covered: Covered = {
-        "lengths": sorted({len(text) for group in groups for text in group}),
+        "lengths": sorted({len(text.ids) for group in groups for text in group}),
         "padded_rows": num_texts,
         "batch_sizes": [1, *BATCH_SIZES],
         "most_rows": MOST_ROWS,
@@ -96,7 +126,7 @@ def certify_images(
     """Do as `certify_encoding` with images of noise, of different brightness and contrast."""
     pixels = draw_images(contract)
     certifier = _Certifier(pair, comparison)
-    given = torch.from_numpy(pixels)
+    given = (torch.from_numpy(pixels),)
     certifier.check_rows({PIXEL_VALUES: pixels}, given, "image", largest_batch(1))
     certifier.check_half()
     progress(NUM_IMAGES, NUM_IMAGES)
@@ -119,8 +149,8 @@ class _Certifier:
 
     def check_rows(
         self,
-        inputs: dict[str, NDArray[np.generic]],
-        eager_input: torch.Tensor,
+        inputs: Inputs,
+        eager_input: EagerInputs,
         what: str,
         most: int,
     ) -> Output:
@@ -129,7 +159,7 @@ class _Certifier:
         In a batch of `most` rows they come again and again.
         """
         expected = self._eager(eager_input)
-        rows = list(range(len(eager_input)))
+        rows = list(range(len(next(iter(inputs.values())))))
         alone = Output.joined([self._run(inputs, [i]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
         for members in (*_parts(rows), [i % len(rows) for i in range(most)]):
@@ -147,48 +177,53 @@ class _Certifier:
         if self._pair.half is None:
             return
         found = self._pair.half.found
-        for hold, name in ((found.case, "logits"), (found.values, "embedding")):
-            places = [place for part in rows for place in part.places[name]]
-            ours, exact, rounded = (
-                np.concatenate([_flat(getattr(getattr(part, side), name)) for part in rows])
-                for side in ("ours", "exact", "rounded")
-            )
-            hold(ours, exact, rounded, places.__getitem__)
+        names = list(rows[0].ours.parts)
+        of_vectors = found.values if LOGITS in names else found.vectors
+        for name, hold in ((LOGITS, found.case), (EMBEDDING, of_vectors)):
+            if name in names:
+                places = [place for part in rows for place in part.places[name]]
+                ours, exact, rounded = (
+                    np.concatenate([_flat(getattr(part, side).parts[name]) for part in rows])
+                    for side in ("ours", "exact", "rounded")
+                )
+                hold(ours, exact, rounded, places.__getitem__)
 
-    def _eager(self, given: torch.Tensor) -> Output:
+    def _eager(self, given: EagerInputs) -> Output:
         rounded = _output_of(self._pair.half.model, given) if self._pair.half else None
-        exact = _output_of(self._pair.model, given)
-        return Output(exact.logits, exact.embedding, rounded)
+        return replace(_output_of(self._pair.model, given), rounded=rounded)
 
     def _check_batch(
         self, found: Output, alone: Output, expected: Output, place: Callable[[int], str]
     ) -> None:
         """Hold a batch against its rows alone, and where they may differ, against eager ones."""
-        equal = self.comparison.bits(found.logits, alone.logits, place)
-        equal &= self.comparison.bits(found.embedding, alone.embedding, place)
+        equal = True
+        for name, part in found.items:
+            equal &= self.comparison.bits(part, alone.parts[name], place)
         if not equal:
             self._compare(found, expected, place)
 
-    def _run(self, inputs: dict[str, NDArray[np.generic]], members: Sequence[int]) -> Output:
+    def _run(self, inputs: Inputs, members: Sequence[int]) -> Output:
         with exported_graphs():
-            outputs = self._pair.session.run(
-                {name: array[members] for name, array in inputs.items()}
+            return Output(
+                self._pair.session.run({name: array[members] for name, array in inputs.items()})
             )
-        return Output(outputs[LOGITS], outputs[EMBEDDING])
 
     def _compare(self, ours: Output, theirs: Output, place: Callable[[int], str]) -> None:
-        per_row = ours.logits.size // (ours.logits.shape[-1] * len(ours.logits))
+        places: dict[str, list[str]] = {}
+        if LOGITS in theirs.parts:
+            logits, eager = ours.parts[LOGITS], theirs.parts[LOGITS]
+            per_row = logits.size // (logits.shape[-1] * len(logits))
 
-        def place_of_logits(i: int) -> str:
-            return place(i // per_row) + (f", token {i % per_row}" if per_row > 1 else "")
+            def place_of_logits(i: int) -> str:
+                return place(i // per_row) + (f", token {i % per_row}" if per_row > 1 else "")
 
-        self.comparison.logits(_flat(ours.logits), _flat(theirs.logits), place_of_logits)
-        self.comparison.values(ours.embedding, theirs.embedding, place)
+            self.comparison.logits(_flat(logits), _flat(eager), place_of_logits)
+            places[LOGITS] = [place_of_logits(i) for i in range(len(logits) * per_row)]
+        if EMBEDDING in theirs.parts:
+            vectors = ours.parts[EMBEDDING]
+            self.comparison.values(vectors, theirs.parts[EMBEDDING], place)
+            places[EMBEDDING] = [f"{place(i)}, embedding" for i in range(len(vectors))]
         if theirs.rounded:
-            places = {
-                "logits": [place_of_logits(i) for i in range(len(ours.logits) * per_row)],
-                "embedding": [f"{place(i)}, embedding" for i in range(len(ours.embedding))],
-            }
             self._rows_in_half.append(_RowsInHalf(ours, theirs, theirs.rounded, places))
 
 
@@ -205,15 +240,17 @@ def _flat(array: Floats) -> Floats:
     return array.reshape(-1, array.shape[-1])
 
 
-def _output_of(model: nn.Module, given: torch.Tensor) -> Output:
-    dtype = next(model.parameters()).dtype
-    with torch.inference_mode():
-        output = model(given.to(dtype) if given.is_floating_point() else given)
-    in_half = dtype in (torch.float16, torch.bfloat16)  # NumPy lacks one of them
-    logits, embedding = (
-        (part.float() if in_half else part).numpy() for part in (output.logits, output.embedding)
-    )
-    return Output(logits, embedding)
+def _output_of(model: nn.Module, given: EagerInputs) -> Output:
+    output = run_eager(model, given)._asdict()
+    parts = {name: part for name, part in output.items() if part is not None}
+    return Output({name: _array(part) for name, part in parts.items()})
+
+
+def _array(values: torch.Tensor) -> Floats:
+    """Return an array; NumPy lacks a type of half precision."""
+    in_half = values.dtype in (torch.float16, torch.bfloat16)
+    array: Floats = (values.float() if in_half else values).numpy()
+    return array
 
 
 class _TextCertifier(_Certifier):
@@ -224,7 +261,7 @@ class _TextCertifier(_Certifier):
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(SEED)
 
-    def check(self, groups: Sequence[Sequence[Tokens]], order: Sequence[int]) -> Iterator[int]:
+    def check(self, groups: Sequence[Sequence[Text]], order: Sequence[int]) -> Iterator[int]:
         """Compare texts of one length, then all of them padded, in an order; yield numbers done."""
         texts, expected = [], []
         for group in groups:
@@ -237,27 +274,28 @@ class _TextCertifier(_Certifier):
             self.check_padded([texts[i] for i in members], [expected[i] for i in members])
             yield len(members)
 
-    def check_equal_lengths(self, texts: Sequence[Tokens]) -> Output:
+    def check_equal_lengths(self, texts: Sequence[Text]) -> Output:
         """Compare texts of one length; return the eager model's output."""
-        ids = np.array(texts, np.int64)  # [B, S]
-        inputs: dict[str, NDArray[np.generic]] = {
-            INPUT_IDS: ids,
-            LENGTHS: np.full(len(ids), ids.shape[1], np.int64),
-        }
-        what = f"text of {ids.shape[1]} tokens, number"
-        return self.check_rows(inputs, torch.from_numpy(ids), what, largest_batch(ids.shape[1]))
+        length = len(texts[0].ids)
+        what = f"text of {length} tokens, number"
+        return self.check_rows(
+            graph_inputs(texts), eager_inputs(texts), what, largest_batch(length)
+        )
 
-    def check_padded(self, texts: Sequence[Tokens], expected: Sequence[Output]) -> None:
+    def check_padded(self, texts: Sequence[Text], expected: Sequence[Output]) -> None:
         """Compare texts of different lengths in one batch; what pads them is random tokens."""
-        lengths = np.array([len(text) for text in texts], np.int64)
+        lengths = np.array([len(text.ids) for text in texts], np.int64)
         ids = self._rng.integers(0, self._vocab_size, (len(texts), lengths.max()))
+        inputs: Inputs = {INPUT_IDS: ids, LENGTHS: lengths}
+        if texts[0].types is not None:
+            inputs[TOKEN_TYPE_IDS] = types = np.ones(ids.shape, np.int64)
         for row, text in enumerate(texts):
-            ids[row, : len(text)] = text
-        found = self._run({INPUT_IDS: ids, LENGTHS: lengths}, range(len(texts)))
+            ids[row, : len(text.ids)] = text.ids
+            if text.types is not None:
+                types[row, : len(text.types)] = text.types
+        found = self._run(inputs, range(len(texts)))
         for row, theirs in enumerate(expected):
-            ours = found.rows(slice(row, row + 1))
-            if theirs.logits.ndim > 2:  # a label a token
-                ours = Output(ours.logits[:, : lengths[row]], ours.embedding)
+            ours = found.rows(slice(row, row + 1)).cut(lengths[row])
             self._compare(ours, theirs, _place_padded(int(lengths[row]), ids.shape[1]))
 
 

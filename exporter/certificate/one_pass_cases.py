@@ -2,22 +2,78 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from engine.package.graph_io import INPUT_IDS, LENGTHS, TOKEN_TYPE_IDS
 from engine.package.manifest import EncodingContract, ImageContract
 from exporter.certificate.cases import MAX_PER_LENGTH, spread_lengths
 from exporter.certificate.comparison import Floats
+from exporter.models.layers import EncoderOutput
 from exporter.samples import SEED, Tokens, random_tokens
 
 NUM_IMAGES = 40
 
 
-def random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Tokens]]:
-    """Return texts of random tokens, those of one length together."""
+class Text(NamedTuple):
+    """A text, or a pair of texts."""
+
+    ids: Tokens
+    types: Tokens | None = None  # of the tokens; None: the graph takes none
+
+
+def random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Text]]:
+    """Return texts of random tokens, of random types, those of one length together."""
     return [
-        [random_tokens(rng, contract.vocab_size, length) for _ in range(MAX_PER_LENGTH)]
+        [_random_text(rng, contract, length) for _ in range(MAX_PER_LENGTH)]
         for length in spread_lengths(contract.max_len)
     ]
+
+
+def given_texts(samples: Sequence[Tokens], contract: EncodingContract) -> list[Text]:
+    """Return sentences as texts, none of them a pair."""
+    takes_types = contract.num_token_types > 1
+    return [Text(ids, (0,) * len(ids) if takes_types else None) for ids in samples]
+
+
+def graph_inputs(texts: Sequence[Text]) -> dict[str, NDArray[np.generic]]:
+    """Return what a graph takes for texts of one length."""
+    ids = np.array([text.ids for text in texts], np.int64)  # [B, S]
+    inputs: dict[str, NDArray[np.generic]] = {
+        INPUT_IDS: ids,
+        LENGTHS: np.full(len(ids), ids.shape[1], np.int64),
+    }
+    if texts[0].types is not None:
+        inputs[TOKEN_TYPE_IDS] = np.array([text.types for text in texts], np.int64)
+    return inputs
+
+
+def eager_inputs(texts: Sequence[Text]) -> tuple[torch.Tensor | None, ...]:
+    """Return what an eager model takes for texts of one length: no mask, for none is padded."""
+    ids = torch.tensor([text.ids for text in texts])  # [B, S]
+    if texts[0].types is None:
+        return (ids,)
+    return ids, None, torch.tensor([text.types for text in texts])
+
+
+def run_eager(model: nn.Module, given: tuple[torch.Tensor | None, ...]) -> EncoderOutput:
+    """Return what an eager model gives; pixels are rounded to the type of its weights."""
+    dtype = next(model.parameters()).dtype
+    taken = (x.to(dtype) if x is not None and x.is_floating_point() else x for x in given)
+    with torch.inference_mode():
+        output: EncoderOutput = model(*taken)
+    return output
+
+
+def _random_text(rng: np.random.Generator, contract: EncodingContract, length: int) -> Text:
+    ids = random_tokens(rng, contract.vocab_size, length)
+    num_types = contract.num_token_types
+    return Text(ids, random_tokens(rng, num_types, length) if num_types > 1 else None)
 
 
 def draw_images(contract: ImageContract) -> Floats:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
-from engine.package.manifest import ImageContract
 from exporter.checkpoint import Checkpoint
 from exporter.explain.picture import ImageBlock, TextBlock, draw
 from exporter.files import replace_file, writing_to
+from exporter.graphs.contracts import image_contract
 from exporter.models import EncoderDecoder, TransformerConfig
 from exporter.models.attention import record_probabilities
 
@@ -128,25 +128,19 @@ def _start_id(config: TransformerConfig) -> int:
 def _explain_image(
     model: nn.Module, config: TransformerConfig, path: Path
 ) -> list[TextBlock | ImageBlock]:
-    image = config.image
-    assert image is not None, "TransformerConfig demands it of a vit"
-    contract = ImageContract(
-        size=image.size,
-        channels=image.channels,
-        mean=image.mean,
-        std=image.std,
-        embedding_dim=config.d_model,
-    )
+    image, contract = config.image, image_contract(config)
+    assert image is not None and contract is not None, "TransformerConfig demands it of a vit"
     pixels = load_image(_read_image(path), contract, path="text")  # (channels, size, size)
     with record_probabilities(model) as recorded:
-        logits = model(torch.from_numpy(pixels)[None]).logits[0]
-    weights = _heads(recorded, "self_attention")[:, :, 0, 1:]  # class token to patches
+        logits = model(torch.from_numpy(pixels)[None]).logits
+    # From the class token to patches.
+    weights = _heads(recorded, "self_attention")[:, :, 0, image.num_special :]
     side = image.size // image.patch_size
     shown = pixels * np.reshape(image.std, (-1, 1, 1)) + np.reshape(image.mean, (-1, 1, 1))
-    label = config.labels[int(logits.argmax())]
+    found = f"; classified as {config.labels[int(logits.argmax())]!r}" if config.labels else ""
     return [
         ImageBlock(
-            f"self-attention: from the class token to each patch; classified as {label!r}",
+            f"self-attention: from the class token to each patch{found}",
             shown.mean(axis=0).clip(0, 1).astype(np.float32),  # gray, so that attention has colour
             weights.reshape(*weights.shape[:2], side, side),
         )

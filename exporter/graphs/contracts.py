@@ -11,6 +11,7 @@ from engine.package.manifest import (
     EncodingContract,
     GenerationContract,
     ImageContract,
+    LabelScores,
     PackageFormat,
     Task,
 )
@@ -45,6 +46,7 @@ class Contract:
     encoding: EncodingContract | None
     image: ImageContract | None
     labels: tuple[str, ...]
+    label_scores: LabelScores = "softmax"
 
     @property
     def most_tokens(self) -> int:
@@ -58,11 +60,12 @@ def contract_of(config: TransformerConfig, form: PackageFormat = _PLAIN) -> Cont
     """Return the contract of a model with the numbers of a format."""
     return Contract(
         architecture=ARCHITECTURES[config.family],
-        task=TASKS[config.family],
+        task=TASKS[config.family] if config.num_decoder_layers or config.labels else "embed",
         generation=generation_contract(config, form),
         encoding=encoding_contract(config),
         image=image_contract(config),
         labels=config.labels,
+        label_scores=config.label_scores,
     )
 
 
@@ -96,7 +99,8 @@ def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
         vocab_size=config.vocab_size,
         max_len=config.max_source_len,
         pad_token_id=config.pad_token_id,
-        embedding_dim=config.d_model,
+        embedding_dim=config.head_dim,
+        num_token_types=_token_types(config),
     )
 
 
@@ -110,7 +114,17 @@ def image_contract(config: TransformerConfig) -> ImageContract | None:
         mean=config.image.mean,
         std=config.image.std,
         embedding_dim=config.d_model,
+        resize=config.image.resize,
+        keep_ratio=config.image.keep_ratio,
+        resample=config.image.resample,
     )
+
+
+def _token_types(config: TransformerConfig) -> int:
+    """Return how many kinds of tokens the graph is told; a labeller takes one text."""
+    if config.family == "labeller":
+        return 1
+    return config.num_token_types if config.num_token_types > 1 else 0
 
 
 def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype) -> CacheShape:

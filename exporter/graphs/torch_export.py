@@ -27,7 +27,7 @@ from exporter.graphs.rewrite import simplify
 from exporter.graphs.target import CPU, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
-from exporter.models.layers import OUTPUT_BIAS, Decoder
+from exporter.models.layers import OUTPUT_BIAS, Decoder, EncoderOutput
 from exporter.models.protocol import Generator, generator
 from exporter.models.vit import PatchEmbeddings
 from exporter.operators.bodies import attach_bodies
@@ -220,10 +220,13 @@ class _OnePassGraph(nn.Module):
         self.places: Tensor  # [max_len]
         self.register_buffer("places", places, persistent=False)
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         mask = self.places[: input_ids.shape[1]] < lengths[:, None]  # [B, S]
-        output = self.model(input_ids, mask)
-        return output.logits.float(), output.embedding.float()
+        if token_type_ids is None:
+            return _in_float32(self.model(input_ids, mask))
+        return _in_float32(self.model(input_ids, mask, token_type_ids))
 
 
 class _VisionGraph(nn.Module):
@@ -233,9 +236,13 @@ class _VisionGraph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.model(pixel_values.to(_dtype_of(self.model)))
-        return output.logits.float(), output.embedding.float()
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
+        return _in_float32(self.model(pixel_values.to(_dtype_of(self.model))))
+
+
+def _in_float32(output: EncoderOutput) -> tuple[Tensor, ...]:
+    """Return what a model has of logits and vectors."""
+    return tuple(part.float() for part in output if part is not None)
 
 
 def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Graphs:

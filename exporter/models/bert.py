@@ -1,34 +1,39 @@
-"""BERT: an encoder with a pooler on its first token and a classification head."""
+"""BERT: an encoder that gives a text one vector, and classifies it by that."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings
-from exporter.models.layers import Encoder, EncoderOutput, make_linear
+from exporter.models.heads import make_classifier, make_pooler, pool, to_unit_length
+from exporter.models.layers import Encoder, EncoderOutput
 
 
 class Bert(nn.Module):
-    """Classifies a text, or a pair of texts told apart by token types."""
+    """Classifies a text, or a pair of texts told apart by token types; without labels, embeds it.
+
+    Poolers: tanh of the first token (BERT, RoBERTa), ReLU (DistilBERT), GELU and a norm
+    (ModernBERT); for embeddings none or a dense layer, of the first token, the mean or the maximum.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config, config.max_source_len)
         self.encoder = Encoder(config)
-        self.pooler = make_linear(config.d_model, config.d_model)
+        self.pooler = make_pooler(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = make_linear(config.d_model, len(config.labels))
+        self.classifier = make_classifier(config)
 
     def forward(
         self, input_ids: Tensor, mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> EncoderOutput:
-        """Return logits (B, num_labels) and the pooled vector (B, d_model).
+        """Return logits (B, num_labels), if there are labels, and the vector (B, head_dim).
 
         input_ids, token_type_ids int64 (B, S); mask bool (B, S), True = real token.
         """
         hidden = self.encoder(self.embeddings(input_ids, token_type_ids=token_type_ids), mask)
-        pooled = torch.tanh(self.pooler(hidden[:, 0]))  # (B, d_model)
-        return EncoderOutput(self.classifier(self.dropout(pooled)), pooled)
+        pooled: Tensor = self.pooler(pool(hidden, mask, self.config.pooling))
+        logits = None if self.classifier is None else self.classifier(self.dropout(pooled))
+        return EncoderOutput(logits, to_unit_length(pooled) if self.config.normalize else pooled)

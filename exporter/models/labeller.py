@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings
-from exporter.models.layers import Encoder, EncoderOutput, make_linear
+from exporter.models.heads import make_classifier, make_pooler, mean_of
+from exporter.models.layers import Encoder, EncoderOutput
 
 
 class Labeller(nn.Module):
@@ -17,8 +18,11 @@ class Labeller(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config, config.max_source_len)
         self.encoder = Encoder(config)
+        self.pooler = make_pooler(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = make_linear(config.d_model, len(config.labels))
+        classifier = make_classifier(config)
+        assert classifier is not None, "TransformerConfig demands labels of a labeller"
+        self.classifier = classifier
 
     def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> EncoderOutput:
         """Return logits (B, S, num_labels) and the mean vector of the real tokens (B, d_model).
@@ -26,13 +30,5 @@ class Labeller(nn.Module):
         input_ids int64 (B, S); mask bool (B, S), True = real token.
         """
         hidden = self.encoder(self.embeddings(input_ids), mask)  # (B, S, d_model)
-        return EncoderOutput(self.classifier(self.dropout(hidden)), _mean(hidden, mask))
-
-
-def _mean(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return hidden.mean(dim=1)
-    # A product, not a sum over the axis: onnxruntime sums in an order that depends on the batch.
-    weights = mask.unsqueeze(1).to(hidden.dtype)  # (B, 1, S)
-    total = (weights @ hidden).squeeze(1)  # (B, d_model)
-    return total / weights.sum(dim=2).clamp(min=1)
+        logits = self.classifier(self.dropout(self.pooler(hidden)))
+        return EncoderOutput(logits, mean_of(hidden, mask))

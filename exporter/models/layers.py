@@ -27,8 +27,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class EncoderOutput(NamedTuple):
     """What a one-pass model gives."""
 
-    logits: Tensor  # (B, num_labels), or (B, S, num_labels) of a labeller
-    embedding: Tensor  # (B, d_model)
+    logits: Tensor | None  # (B, num_labels), or (B, S, num_labels) of a labeller; None: no labels
+    embedding: Tensor | None  # (B, D); None: the model gives no vectors
 
 
 def make_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
@@ -84,9 +84,9 @@ class Residual(nn.Module):
     Norm last, as in the paper: norm(x + sublayer(x)). Norm first: x + sublayer(norm(x)).
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *, has_norm: bool = True) -> None:
         super().__init__()
-        self.norm = make_norm(config)
+        self.norm = make_norm(config) if has_norm else nn.Identity()
         self.norm_first = config.norm_position == "first"
 
     def forward(self, hidden: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -101,11 +101,16 @@ class EncoderLayer(nn.Module):
     """Self-attention over the whole sequence, then feed-forward."""
 
     def __init__(
-        self, config: TransformerConfig, relative: RelativePositions | None = None
+        self,
+        config: TransformerConfig,
+        number: int = 0,
+        relative: RelativePositions | None = None,
     ) -> None:
+        """`number` is the place of the layer, the first is 0."""
         super().__init__()
         self.self_attention = MultiHeadAttention.from_config(config, relative=relative)
-        self.self_attention_residual = Residual(config)
+        has_norm = config.first_norm or number > 0
+        self.self_attention_residual = Residual(config, has_norm=has_norm)
         self.feed_forward = PositionwiseFeedForward(config)
         self.feed_forward_residual = Residual(config)
 
@@ -126,7 +131,8 @@ class Encoder(nn.Module):
         # One table for all layers; registered first, it is stored once, under this name.
         self.relative = make_relative(config, config.max_source_len, causal=False)
         self.layers = nn.ModuleList(
-            EncoderLayer(config, self.relative) for _ in range(config.num_encoder_layers)
+            EncoderLayer(config, number, self.relative)
+            for number in range(config.num_encoder_layers)
         )
         self.final_norm = make_final_norm(config)
 

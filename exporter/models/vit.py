@@ -8,11 +8,15 @@ from torch.nn import functional as F
 
 from exporter.models.config import ImageConfig, TransformerConfig
 from exporter.models.embeddings import INIT_STD, make_positions
-from exporter.models.layers import Encoder, EncoderOutput, make_linear
+from exporter.models.heads import make_classifier, to_unit_length
+from exporter.models.layers import Encoder, EncoderOutput
 
 
 class PatchEmbeddings(nn.Module):
-    """An image as a sequence: a class token, then its patches in reading order, plus positions."""
+    """An image as a sequence: a class token, then its patches in reading order, plus positions.
+
+    DeiT has a distillation token behind the class token.
+    """
 
     def __init__(self, config: TransformerConfig, image: ImageConfig) -> None:
         super().__init__()
@@ -23,26 +27,26 @@ class PatchEmbeddings(nn.Module):
         nn.init.zeros_(self.projection.bias)  # type: ignore[arg-type]
         self.class_token = nn.Parameter(torch.empty(config.d_model))
         nn.init.normal_(self.class_token, std=INIT_STD)
-        num_patches = (image.size // image.patch_size) ** 2
-        positions = make_positions(config, num_patches + 1)
+        self.distillation_token: nn.Parameter | None = None
+        if image.distillation != "none":
+            self.distillation_token = nn.Parameter(torch.empty(config.d_model))
+            nn.init.normal_(self.distillation_token, std=INIT_STD)
+        positions = make_positions(config, image.num_tokens)
         assert positions is not None, "TransformerConfig keeps rotary positions to gpt"
         self.positions = positions
         self.dropout = nn.Dropout(config.dropout)
         self.patches_as_product = False  # for a target whose convolutions need another library
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Map (B, channels, size, size) to (B, 1 + num_patches, d_model)."""
+        """Map (B, channels, size, size) to (B, num_tokens, d_model)."""
         project = self._multiply if self.patches_as_product else self._convolve
         patches = project(pixel_values)  # (B, num_patches, d_model)
-        hidden = self._behind_class_token(patches)
+        hidden = patches
+        if self.distillation_token is not None:
+            hidden = _behind(self.distillation_token, hidden)
+        hidden = _behind(self.class_token, hidden)
         output: Tensor = self.dropout(hidden + self.positions.first(hidden.shape[1]))
         return output
-
-    def _behind_class_token(self, patches: Tensor) -> Tensor:
-        """Put the class token before the patches; in a graph no node of it is about shapes."""
-        places = torch.arange(patches.shape[1] + 1, device=patches.device)
-        moved = patches.index_select(1, (places - 1).clamp(min=0))
-        return torch.where((places == 0)[:, None], self.class_token, moved)
 
     def _convolve(self, pixel_values: Tensor) -> Tensor:
         features: Tensor = self.projection(pixel_values)  # (B, d_model, rows, columns)
@@ -59,8 +63,18 @@ class PatchEmbeddings(nn.Module):
         return F.linear(rows, weight, self.projection.bias)
 
 
+def _behind(token: Tensor, hidden: Tensor) -> Tensor:
+    """Put a token (d_model,) before the others; in a graph no node of it is about shapes."""
+    places = torch.arange(hidden.shape[1] + 1, device=hidden.device)
+    moved = hidden.index_select(1, (places - 1).clamp(min=0))
+    return torch.where((places == 0)[:, None], token, moved)
+
+
 class ViT(nn.Module):
-    """Classifies an image of a fixed size by the final vector of its class token."""
+    """Classifies an image of a fixed size by its class token, and its distillation token if any.
+
+    Without labels it gives the vector of the class token only.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -68,12 +82,20 @@ class ViT(nn.Module):
         self.config = config
         self.embeddings = PatchEmbeddings(config, config.image)
         self.encoder = Encoder(config)
-        self.classifier = make_linear(config.d_model, len(config.labels))
+        self.classifier = make_classifier(config)
+        self.distillation_classifier = (
+            make_classifier(config) if config.image.distillation == "head" else None
+        )
 
     def forward(self, pixel_values: Tensor) -> EncoderOutput:
-        """Return logits (B, num_labels) and the class token (B, d_model).
+        """Return logits (B, num_labels), if there are labels, and the class token (B, d_model).
 
         pixel_values float32 (B, channels, size, size) = (pixel / 255 - mean) / std.
         """
-        class_token = self.encoder(self.embeddings(pixel_values))[:, 0]  # (B, d_model)
-        return EncoderOutput(self.classifier(class_token), class_token)
+        hidden = self.encoder(self.embeddings(pixel_values))  # (B, num_tokens, d_model)
+        class_token = hidden[:, 0]  # (B, d_model)
+        logits = None if self.classifier is None else self.classifier(class_token)
+        if self.distillation_classifier is not None and logits is not None:
+            logits = (logits + self.distillation_classifier(hidden[:, 1])) / 2
+        vector = to_unit_length(class_token) if self.config.normalize else class_token
+        return EncoderOutput(logits, vector)

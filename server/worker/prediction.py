@@ -30,9 +30,12 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         if top is not None and top < 0:
             raise_if_any([FieldViolation("top", f"{top} is below 0; 0 means all")])
         model, prediction = await self._predict("classify", request, context)
-        labels = model.package.manifest.labels
+        manifest = model.package.manifest
         return pb.ClassifyResponse(
-            results=[answers.classes(item, labels, top) for item in prediction.items],
+            results=[
+                answers.classes(item, manifest.labels, top, manifest.label_scores)
+                for item in prediction.items
+            ],
             usage=answers.prediction_usage(prediction.items),
             timing=timing([prediction.timing]),
             provenance=provenance(model),

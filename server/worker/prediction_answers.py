@@ -10,13 +10,18 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import prediction_service_pb2 as pb
 
 from engine.one_pass.prediction import ItemPrediction
+from engine.package.manifest import LabelScores
 
 
 def classes(
-    item: ItemPrediction, labels: Sequence[str], top: int | None
+    item: ItemPrediction,
+    labels: Sequence[str],
+    top: int | None,
+    scores: LabelScores = "softmax",
 ) -> pb.ClassifyResponse.Classes:
     """Return the `top` best classes, all for 0, the best one for None."""
-    probabilities = softmax(item.logits)  # (num_labels,)
+    make = softmax if scores == "softmax" else sigmoid
+    probabilities = make(item.logits)  # (num_labels,)
     count = 1 if top is None else top or len(probabilities)
     best = np.argsort(-probabilities, kind="stable")[:count]
     return pb.ClassifyResponse.Classes(
@@ -59,6 +64,12 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     exponentials = np.exp(shifted)
     probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the probability of each label by itself; shape as given."""
+    probabilities: NDArray[np.float64] = (1 + np.tanh(logits.astype(np.float64) / 2)) / 2
     return probabilities
 
 

@@ -152,3 +152,33 @@ def test_damaged_images_give_pixels_or_a_refusal_and_nothing_else(data: st.DataO
     except InvalidRequest:
         return
     assert found.shape == (3, 4, 4) and np.isfinite(found).all()
+
+
+def test_shorter_edge_is_resized_and_the_middle_seen() -> None:
+    pixels = RANDOM.integers(0, 256, (12, 30), dtype=np.uint8)
+    contract = GRAY.model_copy(update={"resize": 6, "keep_ratio": True, "resample": "bicubic"})
+
+    found = load_image(_encode(pixels), contract, path="x")
+
+    resized = np.asarray(Image.fromarray(pixels).resize((15, 6), Image.Resampling.BICUBIC))
+    middle = resized[1:5, 5:9].astype(np.float32)
+    np.testing.assert_allclose(found[0], (middle / 255 - 0.5) / 0.25, atol=1e-6)
+
+
+def test_picture_is_stretched_to_another_size_than_the_model_sees() -> None:
+    pixels = RANDOM.integers(0, 256, (4, 4), dtype=np.uint8)  # of the model's size, but not of that
+    contract = GRAY.model_copy(update={"resize": 9, "resample": "nearest"})
+
+    found = load_image(_encode(pixels), contract, path="x")
+
+    resized = np.asarray(Image.fromarray(pixels).resize((9, 9), Image.Resampling.NEAREST))
+    middle = resized[2:6, 2:6].astype(np.float32)
+    np.testing.assert_allclose(found[0], (middle / 255 - 0.5) / 0.25, atol=1e-6)
+
+
+def test_narrow_picture_is_refused_before_it_is_made_huge() -> None:
+    data = _encode(np.zeros((2, 4000), np.uint8))
+    contract = GRAY.model_copy(update={"resize": 256, "keep_ratio": True})
+
+    with pytest.raises(InvalidRequest, match="512000 x 256, as the model resizes it, are more"):
+        load_image(data, contract, path="x")

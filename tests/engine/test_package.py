@@ -463,6 +463,16 @@ ONE_PASS = {"task": "classify", "layout": None, "generation": None, "labels": ["
         ({"architecture": "encoder"}, ["generation", "encoding", "task", "layout", "labels"]),
         (ONE_PASS | {"architecture": "encoder", "encoding": TEXT}, ["files: model.onnx"]),
         (
+            ONE_PASS | {"architecture": "encoder", "encoding": TEXT, "task": "embed"},
+            ["labels: 1 of them do not go with embed"],
+        ),
+        (
+            ONE_PASS
+            | {"architecture": "encoder", "encoding": TEXT | {"embedding_dim": None}}
+            | {"task": "embed", "labels": []},
+            ["encoding.embedding_dim: none; embed needs the width"],
+        ),
+        (
             ONE_PASS | {"architecture": "encoder", "encoding": TEXT | {"pad_token_id": 20}},
             ["encoding.pad_token_id: 20 is outside the vocabulary, 0 to 19"],
         ),

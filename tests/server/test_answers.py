@@ -45,6 +45,14 @@ def test_probabilities_of_large_logits_are_finite() -> None:
     assert [label.probability for label in classes.labels] == [1.0, 0.0, 0.0]
 
 
+def test_labels_that_do_not_exclude_each_other_have_probabilities_of_their_own() -> None:
+    classes = prediction_answers.classes(_item([0.0, 2.0, -1e30]), LABELS, 0, "sigmoid")
+
+    assert [label.label for label in classes.labels] == ["VERB", "NOUN", "DET"]
+    found = [label.probability for label in classes.labels]
+    assert found == pytest.approx([0.8807971, 0.5, 0.0])
+
+
 def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
     item = replace(_item([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]]), spans=((0, 2), (3, 6)))
 

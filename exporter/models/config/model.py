@@ -9,16 +9,16 @@ from pydantic import model_validator
 from exporter.models.config.attention import AttentionOptions
 from exporter.models.config.dropout import DropoutOptions
 from exporter.models.config.feed_forward import FeedForwardOptions
+from exporter.models.config.heads import HeadOptions
 from exporter.models.config.image import ImageConfig
 from exporter.models.config.norm import NormOptions
 from exporter.models.config.positions import PositionOptions
 from exporter.models.config.sizes import TokenId, VocabSize
 from exporter.models.config.vocabulary import VocabularyOptions
 
-_ONE_PASS = ("bert", "labeller", "vit")
-
 
 class TransformerConfig(
+    HeadOptions,
     PositionOptions,
     VocabularyOptions,
     DropoutOptions,
@@ -43,16 +43,17 @@ class TransformerConfig(
     eos_token_id: TokenId | None = None
 
     # Heads of one-pass families
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # none: a bert or vit that gives vectors only
     image: ImageConfig | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        patches = (self.image.size // self.image.patch_size) ** 2 + 1 if self.image else 0
+        patches = self.image.num_tokens if self.image else 0
         problems = [
             *self.size_problems,
             *self.vocabulary_problems,
             *self._head_problems(),
+            *self.head_option_problems,
             *self._token_problems(),
             *self.attention_problems,
             *self.position_problems,
@@ -66,8 +67,8 @@ class TransformerConfig(
         found = []
         if self.family == "vit" and self.image is None:
             found.append("vit needs image")
-        if self.family in _ONE_PASS and not self.labels:
-            found.append(f"{self.family} needs labels")
+        if self.family == "labeller" and not self.labels:
+            found.append("labeller needs labels")
         return found
 
     def _token_problems(self) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from exporter.models.config.sizes import SizeOptions
+from exporter.models.config.sizes import SizeOptions, unless
 
 
 class NormOptions(SizeOptions):
@@ -16,6 +16,8 @@ class NormOptions(SizeOptions):
     norm_position: Literal["first", "last"] = "last"
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
+    # Of the first layer, before its attention; ModernBERT: the embedding's norm stands there
+    first_norm: Annotated[bool, unless(True)] = True
 
     @property
     def has_final_norm(self) -> bool:
