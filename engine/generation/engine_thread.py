@@ -129,7 +129,6 @@ class EngineThread:
         except EngineFailure:
             _log.exception("%s was emptied", self._life.name)
             self._hand_over(self._core.recover(failure))
-            self._load = self._core.scheduler.load()
 
     def _hand_over(self, outputs: list[EngineOutput]) -> None:
         if outputs and not self._life.call_on_loop(self._receive, outputs):

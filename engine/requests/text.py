@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
 
@@ -19,8 +19,7 @@ class Encoding:
     token_types: tuple[int, ...]  # 0; the second text of a pair may have 1
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What one push brought."""
 
     text: str  # may be sent now; never retracted

@@ -154,12 +154,13 @@ class SlotModelRunner:
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         """Run one step, see ModelRunner."""
-        self.cache.apply(batch.row_ops)
+        if batch.row_ops:
+            self.cache.apply(batch.row_ops)
         size = self._size_of(batch)
         if not self._block.holds(size):
             self._make_room(size)
         self._block.begin(size)
-        calls = list(self._plan(batch, size))
+        calls = self._plan(batch, size)
         self._block.upload()
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
@@ -187,19 +188,22 @@ class SlotModelRunner:
         chunk = PrefillChunk(row, tuple(token_ids), num_logits=1, source_row=row)
         return self.run(replace(_NOTHING, chunks=(chunk,))).all_logits
 
-    def _plan(self, batch: ScheduledBatch, size: StepSize) -> Iterator[GraphCall]:
-        """Give the calls of a step in order."""
+    def _plan(self, batch: ScheduledBatch, size: StepSize) -> list[GraphCall]:
+        """Return the calls of a step in order."""
+        calls: list[GraphCall] = []
         if batch.encodes:
             assert self._encodes is not None
-            yield from self._encodes.plan(batch.encodes)
+            calls += self._encodes.plan(batch.encodes)
         B, k = size.num_decoding, size.num_top
-        yield from self._chunks.plan(batch.chunks, k, B, batch.aligned)
+        if batch.chunks:
+            calls += self._chunks.plan(batch.chunks, k, B, batch.aligned)
         if B:
             aligned = [row for row in batch.aligned if row < B]
             sources = batch.decode_sources or range(B)
             call, num_padding = self._decodes.plan(batch.decode_ids, sources, k, aligned)
             self.num_padding += num_padding
-            yield call
+            calls.append(call)
+        return calls
 
     def _size_of(self, batch: ScheduledBatch) -> StepSize:
         num_decoding = len(batch.decode_ids)

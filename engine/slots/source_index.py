@@ -27,20 +27,21 @@ class SourceIndex:
         self.shape = SourceShape(0, 1)
         self.row_queries = np.zeros((num_slots, 1), np.int64)
         self.beam_rows = np.zeros(self.shape, np.int64)
-        self._sources: tuple[int, ...] = ()
+        self._asked: tuple[tuple[int, ...], int] = (), 0
 
     def update(self, sources: Sequence[int], num_sources: int = 0) -> bool:
         """Take in the source of every row; return whether anything is other than before.
 
         There may be more sources, which no row has. What nobody attends with is row 0.
         """
-        num_sources = max(num_sources, max(sources) + 1)
-        if self._sources == tuple(sources) and self.shape.num_sources == num_sources:
+        asked = tuple(sources), num_sources
+        if asked == self._asked:
             return False
+        self._asked = asked
+        num_sources = max(num_sources, max(sources) + 1)
         rows: list[list[int]] = [[] for _ in range(num_sources)]
         for row, source in enumerate(sources):
             rows[source].append(row)
-        self._sources = tuple(sources)
         self.shape = SourceShape(num_sources, group := _group_of(max(map(len, rows))))
         self.beam_rows = np.zeros(self.shape, np.int64)
         self.row_queries[len(sources) :] = 0

@@ -133,21 +133,21 @@ class HostStepBlock:
         """See StepBlock."""
         size = self._size
         top_ids, top_logits, top_logprobs = self._top_of(size.num_top)
+        rows = self._rows_of(size)
         return StepLogits(
-            self._found(self._logits),
-            self._found(top_ids),
-            self._found(top_logits),
-            self._found(top_logprobs),
+            self._logits[rows],
+            top_ids[rows],
+            top_logits[rows],
+            top_logprobs[rows],
             self._alignment[: size.num_aligned] if size.num_aligned else None,
         )
 
-    def _found(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _rows_of(self, size: StepSize) -> slice | NDArray[np.intp]:
         """Return the rows of a step, without those that are padded."""
-        size = self._size
         if size.num_rows == size.num_decoding or not size.num_chunk_logits:
-            return array[: size.num_decoding + size.num_chunk_logits]
-        last = size.num_rows + size.num_chunk_logits
-        return np.concatenate((array[: size.num_decoding], array[size.num_rows : last]))
+            return slice(size.num_decoding + size.num_chunk_logits)
+        behind = np.arange(size.num_rows, size.num_rows + size.num_chunk_logits)
+        return np.concatenate((np.arange(size.num_decoding), behind))
 
     def _outputs(self, first: int, last: int, num_top: int) -> CallOutputs:
         top = (array[first:last] for array in self._top_of(num_top))

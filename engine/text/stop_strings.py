@@ -33,6 +33,8 @@ class StopMatcher:
         """
         if self.matched is not None:
             return ""
+        if not self._stops:
+            return text
         for i, char in enumerate(text):
             stop = self._advance(char)
             if stop is not None and may_match:
@@ -71,7 +73,7 @@ class StopMatcher:
         return text[: -len(self.matched)]
 
     def _hold_back(self, text: str) -> str:
-        if self._include_stop or not self._stops:
+        if self._include_stop:
             return text
         sendable = len(text) - max(map(self._open_length, range(len(self._stops))))
         self._held = text[sendable:]

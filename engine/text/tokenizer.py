@@ -116,6 +116,10 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
+    def is_special(self, token_id: int) -> bool:
+        """Say whether a decoded text leaves a token out that the vocabulary has."""
+        return token_id in self._special_ids
+
     def is_fallback_byte(self, token: str) -> bool:
         """Say whether a token such as <0xE3> stands for one byte."""
         return (
@@ -200,8 +204,9 @@ class _ByteLevelStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        token = self._tokenizer.visible_token(token_id)
-        return "" if token is None else self._decoder.decode(_token_bytes(token))
+        if self._tokenizer.is_special(token_id):
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
