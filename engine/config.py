@@ -23,6 +23,7 @@ class RequestLimits:
     max_logprobs: int = 20
     max_logit_biases: int = 1024
     max_banned_tokens: int = 1024
+    max_forced_tokens: int = 64  # that an output begins with
     max_constraint_chars: int = 65536  # of all its texts together
     max_choices: int = 256
     max_stop_strings: int = 16

@@ -38,6 +38,7 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
     "best_of",
     "typical_p",
     "controls",
+    "forced_tokens",
     "logprobs",
     "prompt_logprobs",
     "target_prefix",

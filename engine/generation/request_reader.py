@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -78,11 +79,14 @@ class RequestReader:
             has_encoder=self._has_source,
         )
         violations += self._check_against_engine(params)
+        prefix = request.target_prefix or None
         ids, target_ids, found = await self._read_given(
-            request.prompt, request.target_prefix or None, request.input_path
+            request.prompt, prefix, request.input_path, params.forced_begin
         )
         raise_if_any(violations + found)
-        matcher = await self._compile(params.constraint, target_ids)
+        if prefix is not None and params.forced_begin:
+            params = replace(params, forced_begin=())
+        matcher = await self._compile(params.constraint, (*target_ids, *params.forced_begin))
         return TokenRequest(
             next(self._keys),
             request.request_id,
@@ -102,8 +106,9 @@ class RequestReader:
 
     async def read_scored(self, request: ScoreRequest, arrival: float) -> TokenRequest:
         """Return a target to be scored, behind its source; InvalidRequest as of `read`."""
+        forced = request.forced_begin if isinstance(request.target, str) else ()
         ids, target_ids, violations = await self._read_given(
-            request.source, request.target, request.input_path
+            request.source, request.target, request.input_path, forced
         )
         most = self._config.limits.max_logprobs
         if not 0 <= request.top_logprobs <= most:
@@ -122,17 +127,20 @@ class RequestReader:
             request.priority,
             request.tenant,
             # Where the target begins among the decoder's tokens.
-            score_from=1 if self._has_source else len(ids),
+            score_from=(1 if self._has_source else len(ids)) + len(forced),
         )
 
     async def _read_given(
-        self, source: str | Ids, target: str | Ids | None, path: str
+        self, source: str | Ids, target: str | Ids | None, path: str, forced: Ids
     ) -> tuple[Ids, Ids, Violations]:
-        """Return source and target, and what is wrong in them."""
+        """Return source and target, and what is wrong in them.
+
+        A target that is text stands behind the forced tokens, unless it begins with them.
+        """
         ids, violations = await self._read_source(source, path)
         target_ids: Ids = ()
         if target is not None:
-            target_ids, found = await self._read_target(target, path, len(ids))
+            target_ids, found = await self._read_target(target, path, len(ids), forced)
             violations += found
         return ids, target_ids, violations
 
@@ -147,12 +155,16 @@ class RequestReader:
         return await self._read_ids(given, path, _SOURCE, limit)
 
     async def _read_target(
-        self, given: str | Ids, path: str, num_prompt: int
+        self, given: str | Ids, path: str, num_prompt: int, forced: Ids
     ) -> tuple[Ids, Violations]:
         most = self._max_target - (0 if self._has_source else num_prompt)
         problem = f"more than the {max(most, 0)} that fit behind the prompt"
         limit = _Limit(most, problem, self._contract.vocab_size)
-        return await self._read_ids(given, path, _TARGET, limit)
+        ids, violations = await self._read_ids(given, path, _TARGET, limit)
+        if violations or not isinstance(given, str) or ids[: len(forced)] == forced:
+            return ids, violations
+        ids = (*forced, *ids)
+        return ids, self._check_ids(ids, f"{path}.{_TARGET[0]}", None, limit)
 
     async def _read_ids(
         self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit
@@ -202,6 +214,9 @@ class RequestReader:
         if params.min_new_tokens > most:
             what = f"{params.min_new_tokens} is more than {most}, the longest output of this model"
             found.append(FieldViolation("stopping.min_new_tokens", what))
+        if params.controls.encoder_no_repeat_ngram and self._contract.source_vocab_size:
+            what = "the source has other tokens than the output of this model; leave it out"
+            found.append(FieldViolation("decoding.controls.encoder_no_repeat_ngram", what))
         closing = {*params.stop_token_ids, *params.controls.banned_tokens}
         if not params.ignore_eos:
             closing |= {*self._contract.eos_token_ids}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import get_args
 
 from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
-from engine.requests.request import Constraint, LogitControls, SamplingParams
+from engine.requests.request import BeamEnd, Constraint, LogitControls, SamplingParams
 from engine.requests.token_ids import MAX_NAMED_IDS, check_token_ids
 
 _MAX_LENGTH_PENALTY = 10.0  # beyond it only the length counts, and powers of it overflow
+_BEAM_ENDS = get_args(BeamEnd)
 _MAX_LOGIT_BIAS = 1e4
 _MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 0.01, 100.0  # logits must stay finite
 
@@ -26,6 +28,7 @@ def check_sampling_params(
         *_check_best_of(params, limits),
         *_check_beam(params, limits),
         *_check_num_outputs(params, limits),
+        *_check_forced(params, limits, vocab_size),
         *_check_controls(params.controls, limits, vocab_size),
         *_check_constraint(params.constraint, limits),
         *_check_end(params),
@@ -104,6 +107,17 @@ def _check_beam(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]:
         "decoding.beam.length_penalty",
         f"{p.length_penalty:g} is outside 0 to {_MAX_LENGTH_PENALTY:g}; 0 means none",
     )
+    power = p.length_power
+    yield (
+        power is None or abs(power) <= _MAX_LENGTH_PENALTY,
+        "decoding.beam.length_power",
+        f"{power} is outside -{_MAX_LENGTH_PENALTY:g} to {_MAX_LENGTH_PENALTY:g}; 0 means none",
+    )
+    yield (
+        p.beam_end in _BEAM_ENDS,
+        "decoding.beam.end",
+        f"{p.beam_end} is none of {', '.join(_BEAM_ENDS)}",
+    )
 
 
 def _check_num_outputs(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]:
@@ -127,6 +141,25 @@ def _check_num_outputs(p: SamplingParams, limits: RequestLimits) -> Iterator[_Ch
     )
 
 
+def _check_forced(p: SamplingParams, limits: RequestLimits, vocab_size: int) -> Iterator[_Check]:
+    path, count = "decoding.forced_begin", len(p.forced_begin)
+    yield (
+        count <= limits.max_forced_tokens,
+        path,
+        f"{count} tokens are more than {limits.max_forced_tokens}; send them as target prefix",
+    )
+    most = count if p.max_new_tokens is None else p.max_new_tokens
+    yield count <= most, path, f"{count} tokens are more than max_new_tokens ({most})"
+    yield from _check_ids(p.forced_begin, path, vocab_size)
+    if p.forced_end is not None:
+        end = p.forced_end
+        yield (
+            0 <= end < vocab_size,
+            "decoding.forced_end",
+            f"{end} is outside the vocabulary, 0 to {vocab_size - 1}",
+        )
+
+
 def _check_controls(c: LogitControls, limits: RequestLimits, vocab_size: int) -> Iterator[_Check]:
     path = "decoding.controls"
     yield (
@@ -138,13 +171,13 @@ def _check_controls(c: LogitControls, limits: RequestLimits, vocab_size: int) ->
     for name in ("frequency_penalty", "presence_penalty"):
         value: float = getattr(c, name)
         yield -2 <= value <= 2, f"{path}.{name}", f"{value:g} is outside -2 to 2; 0 means none"
-    yield (
-        c.no_repeat_ngram >= 0,
-        f"{path}.no_repeat_ngram",
-        f"{c.no_repeat_ngram} is below 0; 0 means none",
-    )
+    for name in ("no_repeat_ngram", "encoder_no_repeat_ngram"):
+        size: int = getattr(c, name)
+        yield size >= 0, f"{path}.{name}", f"{size} is below 0; 0 means none"
     yield from _check_biases(c, limits, vocab_size)
-    yield from _check_banned(c, limits, vocab_size)
+    for name in ("banned_tokens", "begin_banned_tokens"):
+        yield from _check_banned(getattr(c, name), f"{path}.{name}", limits, vocab_size)
+    yield from _check_banned_sequences(c, limits, vocab_size)
 
 
 def _check_biases(c: LogitControls, limits: RequestLimits, vocab_size: int) -> Iterator[_Check]:
@@ -165,19 +198,31 @@ def _check_biases(c: LogitControls, limits: RequestLimits, vocab_size: int) -> I
         )
 
 
-def _check_banned(c: LogitControls, limits: RequestLimits, vocab_size: int) -> Iterator[_Check]:
-    path = "decoding.controls.banned_tokens"
+def _check_banned(
+    ids: tuple[int, ...], path: str, limits: RequestLimits, vocab_size: int
+) -> Iterator[_Check]:
     yield (
-        len(c.banned_tokens) <= limits.max_banned_tokens,
+        len(ids) <= limits.max_banned_tokens,
         path,
-        f"{len(c.banned_tokens)} tokens are more than {limits.max_banned_tokens}; send fewer",
+        f"{len(ids)} tokens are more than {limits.max_banned_tokens}; send fewer",
     )
-    yield from _check_ids(c.banned_tokens, path, vocab_size)
+    yield from _check_ids(ids, path, vocab_size)
     yield (
-        len(set(c.banned_tokens)) < vocab_size,
+        len(set(ids)) < vocab_size,
         path,
         f"all {vocab_size} tokens of the vocabulary are banned; leave at least one",
     )
+
+
+def _check_banned_sequences(
+    c: LogitControls, limits: RequestLimits, vocab_size: int
+) -> Iterator[_Check]:
+    path, most = "decoding.controls.banned_sequences", limits.max_banned_tokens
+    count = sum(map(len, c.banned_sequences))
+    yield count <= most, path, f"{count} tokens in all are more than {most}; send fewer"
+    for i, ids in enumerate(c.banned_sequences[:most]):
+        yield bool(ids), f"{path}[{i}]", "is empty; give at least one token"
+        yield from _check_ids(ids, f"{path}[{i}].ids", vocab_size)
 
 
 def _check_constraint(c: Constraint | None, limits: RequestLimits) -> Iterator[_Check]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 Strategy = Literal["greedy", "sampling", "beam"]
+# When a beam search ends: as soon as no running hypothesis can win; once `beam_width` have ended
+# and none that runs scores more as it is; once `beam_width` have ended; at max_new_tokens.
+BeamEnd = Literal["bound", "estimate", "enough", "limit"]
 ConstraintKind = Literal["json_schema", "regex", "grammar", "choice"]
 
 
@@ -19,6 +23,15 @@ class LogitControls:
     no_repeat_ngram: int = 0  # no n-gram of this size twice; 0: none
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
     banned_tokens: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()  # runs of tokens that may not come
+    begin_banned_tokens: tuple[int, ...] = ()  # not the first token that is not forced
+    encoder_no_repeat_ngram: int = 0  # no n-gram of this size that the source has; 0: none
+
+    @cached_property
+    def change_logits(self) -> bool:
+        """Whether more is done to logits than to rule single tokens out."""
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return penalties != (1, 0, 0) or bool(self.no_repeat_ngram or self.logit_bias)
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,12 @@ class SamplingParams:
     best_of: int | None = None  # sampled, of which num_outputs are returned; None: num_outputs
     beam_width: int = 1  # hypotheses kept by beam search
     length_penalty: float = 0.6  # alpha of ((5 + n) / 6) ** alpha, beam search
-    early_stop: bool = True  # end when no open hypothesis can win, beam search
+    length_power: float | None = None  # p of n ** p in place of that, of either sign
+    beam_end: BeamEnd = "bound"  # when a beam search ends
     num_outputs: int = 1  # sequences returned for one prompt
+    # The first generated tokens. A target prefix takes their place; if it is text, behind them.
+    forced_begin: tuple[int, ...] = ()
+    forced_end: int | None = None  # the last token that max_new_tokens or the context allows
     controls: LogitControls = LogitControls()
     constraint: Constraint | None = None
     logprobs: int | None = None  # alternatives a token; 0: the chosen one's only; None: none
@@ -92,3 +109,4 @@ class ScoreRequest:
     tenant: str = ""
     deadline: float | None = None
     input_path: str = "inputs[0]"
+    forced_begin: tuple[int, ...] = ()  # stand before a target that is text, and have no score

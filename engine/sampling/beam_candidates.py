@@ -51,7 +51,9 @@ def num_columns(params: SamplingParams) -> int:
 def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
     """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
     return draw.beams[0].params.logprobs is None and all(
-        _is_free(model, beam, draw.num_candidates) and not beam.banned for beam in draw.beams
+        _is_free(model, beam, draw.num_candidates)
+        and _has_free_columns(model, beam, draw.num_candidates)
+        for beam in draw.beams
     )
 
 
@@ -59,7 +61,13 @@ def _is_free(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
     """Say whether, but for bans, candidates are among the likeliest tokens of the row."""
     width = min(num_candidates, model.vocab_size)
     is_chosen_by_model = beam.matcher is None and not is_controlled(beam.params)
-    return is_chosen_by_model and width <= num_columns(beam.params)
+    return is_chosen_by_model and beam.forced is None and width <= num_columns(beam.params)
+
+
+def _has_free_columns(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
+    """Say whether none of the likeliest tokens is banned."""
+    width = min(num_candidates, model.vocab_size)
+    return not beam.banned or model.are_outside(beam.banned, beam.logits_row, width)
 
 
 def _best_of_plain(
@@ -104,7 +112,9 @@ def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ..
 def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tokens:
     row, logits = beam.logits_row, model.logits
     width = min(num_candidates, model.vocab_size)
-    if _is_free(model, beam, num_candidates) and model.are_outside(beam.banned, row, width):
+    if beam.forced is not None:  # at no cost, as in transformers
+        return np.array([beam.forced]), np.zeros(1, np.float32)
+    if _is_free(model, beam, num_candidates) and _has_free_columns(model, beam, num_candidates):
         return logits.top_ids[row, :width], logits.top_logprobs[row, :width]
     shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
     logprobs = adjusted(logits.logits[row] + shift, beam)

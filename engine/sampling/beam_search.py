@@ -38,22 +38,25 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """Beam search of Vaswani et al. 2017, section 6.1, with the length penalty of Wu et al. 2016.
+    """Beam search of Vaswani et al. 2017, section 6.1, with either length penalty.
 
     A hypothesis of n generated tokens, its end token counted, scores the sum of its
-    log-probabilities over ((5 + n) / 6) ** alpha. An ending candidate counts if it is among the
+    log-probabilities over ((5 + n) / 6) ** length_penalty, as in Wu et al. 2016, or over
+    n ** length_power, as in Hugging Face `generate`. An ending candidate counts if it is among the
     best `beam_width` of its step, and those that do not end fill the running hypotheses: both as
-    in Hugging Face `generate`, and so are the results for alpha 0 (`length_penalty=0.0,
-    early_stopping="never"`). At `max_new_tokens` every candidate ends. Of equal scores the
-    earlier comes first.
+    in `generate`. At `max_new_tokens` every candidate ends. Of equal scores the earlier comes
+    first.
 
     A stop string ends a hypothesis with the token that completes it. Any token may: where more
     candidates end than `num_candidates` allows for, fewer hypotheses go on, as in `generate`.
 
-    With `early_stop` the search is over when `num_outputs` finished hypotheses score at least what
-    any running one can still reach. Sums only fall, so that is the sum of now at the most
+    With `beam_end` "bound" the search is over when `num_outputs` finished hypotheses score at least
+    what any running one can still reach. Sums only fall, so that is the sum of now at the most
     favourable length left, and going on to `max_new_tokens` would return the same. Where controls
-    can make a sum rise, nothing bounds it, and the search does go on.
+    can make a sum rise, nothing bounds it, and the search does go on. The results are those of
+    `generate` with `early_stopping="never"`. With "enough", its True, the search is over as soon as
+    `beam_width` hypotheses have finished; with "estimate", its False, as soon as each of so many
+    scores at least what the best running one does now. Both may miss the best.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class BeamSearch:
         """
         self._params = params
         self._stop_rule = StopRule(params, eos_ids, max_new_tokens)
-        self._may_stop_early = params.early_stop and not _can_raise_scores(params.controls)
+        self._is_bounded = params.beam_end == "bound" and not _can_raise_scores(params.controls)
         self._num_steps = 0
         self._running: list[_Beam | None] = [None]  # best first; None has no token yet
         self._texts = [text]  # one a running hypothesis
@@ -168,18 +171,40 @@ class BeamSearch:
         del self._ended[self._params.beam_width :]
 
     def _is_decided(self, running: Sequence[_Beam | None]) -> bool:
-        num_outputs = self._params.num_outputs
-        if not self._may_stop_early or not running or len(self._ended) < num_outputs:
+        if not running:
+            return False
+        if self._is_bounded:
+            return self._ended_score_at_least(
+                running, self._params.num_outputs, (self._num_steps + 1, self._longest)
+            )
+        match self._params.beam_end:
+            case "estimate":
+                width = self._params.beam_width
+                return self._ended_score_at_least(running, width, (self._num_steps,))
+            case "enough":
+                return len(self._ended) >= self._params.beam_width
+            case _:
+                return False
+
+    def _ended_score_at_least(
+        self, running: Sequence[_Beam | None], count: int, lengths: tuple[int, ...]
+    ) -> bool:
+        """Say whether so many have ended better than the best that runs would at any length."""
+        if len(self._ended) < count:
             return False
         best = max(beam.last.score for beam in running if beam)
-        # Monotonic in the length: rising for a positive alpha, falling for a negative one.
-        longest = self._stop_rule.max_new_tokens
-        penalty = max(self._penalty(self._num_steps + 1), self._penalty(longest))
-        return self._ended[num_outputs - 1].score >= best / penalty
+        # Monotonic in the length: rising for a positive exponent, falling for a negative one.
+        return self._ended[count - 1].score >= best / max(map(self._penalty, lengths))
+
+    @property
+    def _longest(self) -> int:
+        return self._stop_rule.max_new_tokens
 
     def _penalty(self, num_tokens: int) -> float:
-        """Equation 14 of Wu et al. 2016."""
-        return math.pow((5 + num_tokens) / 6, self._params.length_penalty)
+        power = self._params.length_power
+        if power is not None:
+            return math.pow(max(1, num_tokens), power)
+        return math.pow((5 + num_tokens) / 6, self._params.length_penalty)  # Wu et al., equation 14
 
     def _hypothesis(self, ended: _Ended) -> Hypothesis:
         path = [beam.last for beam in _path(ended.beam)][::-1]

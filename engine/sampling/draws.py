@@ -24,6 +24,7 @@ class Draw(NamedTuple):
     tokens: Sequence[int] = ()  # the sequence so far, the prompt (or start token) included
     num_prompt: int = 0  # of them, tokens that were given
     matcher: TokenMatcher | None = None  # of the request's constraint
+    forced: int | None = None  # the token that must be chosen
 
 
 class BeamDraw(NamedTuple):

@@ -7,18 +7,14 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.requests.request import LogitControls, SamplingParams
+from engine.requests.request import SamplingParams
 from engine.sampling.draws import Draw
 from engine.sampling.logits import Floats
-
-_NO_CONTROLS = LogitControls()
 
 
 def is_controlled(params: SamplingParams) -> bool:
     """Say whether the tokens of a request are chosen from adjusted logits."""
-    if params.constraint is not None:
-        return True
-    return params.controls is not _NO_CONTROLS and params.controls != _NO_CONTROLS
+    return params.constraint is not None or params.controls.change_logits
 
 
 def adjusted(scores: Floats, draw: Draw, out: Floats | None = None) -> Floats:
@@ -64,8 +60,6 @@ def _ban(scores: Floats, draw: Draw) -> None:
         scores[_ends_of_ngrams(draw.tokens, controls.no_repeat_ngram)] = -np.inf
     for token_id, bias in controls.logit_bias:
         scores[token_id] += bias
-    if controls.banned_tokens:
-        scores[list(controls.banned_tokens)] = -np.inf
     if draw.banned:
         scores[list(draw.banned)] = -np.inf
 

@@ -50,7 +50,12 @@ def _num_columns(params: SamplingParams) -> int | None:
 def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
     width = _num_columns(draw.params)
-    if width is None or draw.matcher is not None or is_controlled(draw.params):
+    if (
+        width is None
+        or draw.forced is not None
+        or draw.matcher is not None
+        or is_controlled(draw.params)
+    ):
         return None
     width = min(width, model.vocab_size)
     if draw.banned:
@@ -168,6 +173,8 @@ class Sampler:
             choices[i] = self._choose_from_row(model, draw)
 
     def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
+        if draw.forced is not None:
+            return model.sampled(draw, draw.forced)
         row = model.logits.logits[draw.logits_row]
         if draw.banned or draw.matcher is not None or is_controlled(draw.params):
             row = adjusted(row, draw, self._scratch(row))

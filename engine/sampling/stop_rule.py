@@ -29,6 +29,8 @@ class StopRule:
             self._limit = FinishReason.LENGTH
             self.max_new_tokens = params.max_new_tokens
         self.token_ids = tuple(self._eos_ids | self._stop_ids)  # each of them ends a sequence
+        # Where a token is forced for the limit's sake, it tells nothing of the text.
+        self._forced_at = self.max_new_tokens if params.forced_end is not None else 0
 
     def end_of(
         self, token_id: int, num_generated: int, text: Detokenizer | None = None
@@ -37,6 +39,8 @@ class StopRule:
 
         `text` is the one with the token, where stop strings are looked for here.
         """
+        if num_generated == self._forced_at:
+            return End(self._limit)
         if token_id in self._eos_ids:
             return End(FinishReason.EOS)
         if token_id in self._stop_ids:

@@ -6,6 +6,7 @@ from engine.package.manifest import GenerationContract
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.sampler import num_top
 from engine.sampling.stop_rule import StopRule
+from engine.sampling.token_rules import token_rules
 from engine.scheduling.estimates import max_cost
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
 
@@ -16,9 +17,11 @@ def make_request(asked: TokenRequest, contract: GenerationContract) -> Request:
     given = asked.prompt_ids if start is None else (start,)
     tokens = (*given, *asked.target_ids)
     eos_ids, room = frozenset(contract.eos_token_ids), contract.cache.max_len - len(tokens)
+    stop_rule = StopRule(params, eos_ids, room)
     request = Request(
         asked,
-        StopRule(params, eos_ids, room),
+        stop_rule,
+        token_rules(params, stop_rule, asked.prompt_ids),
         needs_encoding=start is not None,
         num_top=max(num_top(params), params.prompt_logprobs or 0),
         score_from=asked.score_from,

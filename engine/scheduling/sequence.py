@@ -10,6 +10,7 @@ from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
 from engine.sampling.stop_rule import StopRule
+from engine.sampling.token_rules import TokenRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Sequence:
         """Take in a token that was chosen."""
         self.tokens.append(token_id)
         self.num_generated += 1
-        if self.matcher is not None:
+        if self.matcher is not None and self.num_generated > self.request.num_forced:
             self.matcher.advance(token_id)
 
 
@@ -63,6 +64,7 @@ class Request:
 
     asked: TokenRequest
     stop_rule: StopRule
+    token_rules: TokenRules | None = None  # None: every token may come anywhere
     sequences: list[Sequence] = field(default_factory=list)
     needs_encoding: bool = False
     max_cost: int = 0  # the most tokens that it may come to compute
@@ -90,6 +92,11 @@ class Request:
     def is_score_only(self) -> bool:
         """Whether nothing is to be generated."""
         return self.asked.params.max_new_tokens == 0
+
+    @property
+    def num_forced(self) -> int:
+        """How many of the first generated tokens are forced: a constraint has passed them."""
+        return len(self.asked.params.forced_begin)
 
     @property
     def leader(self) -> Sequence:

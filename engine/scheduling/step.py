@@ -149,16 +149,17 @@ def _draws(
 
 
 def _draw(sequence: Sequence, logits_row: int) -> Draw:
-    asked = sequence.request.asked
-    is_short = sequence.num_generated < asked.params.min_new_tokens
+    asked, rules = sequence.request.asked, sequence.request.token_rules
+    num_generated = sequence.num_generated
     return Draw(
         logits_row,
         asked.params,
         asked.seed,
         sequence.index,
         len(sequence.tokens),
-        sequence.request.stop_rule.token_ids if is_short else (),
+        () if rules is None else rules.banned(sequence.tokens, num_generated),
         sequence.tokens,
         sequence.num_prompt,
         sequence.matcher,
+        None if rules is None else rules.forced(num_generated),
     )

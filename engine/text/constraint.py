@@ -107,9 +107,8 @@ class ConstraintCompiler:
             if self._tokenizer.visible_token(token_id) is None:  # a language, say
                 continue
             if not matcher.allowed()[token_id]:
-                why = (
-                    f"token {n} of the given target prefix ({token_id}) does not go on with a text"
-                )
+                where = f"token {n} of what the output begins with ({token_id})"
+                why = f"{where} does not go on with a text"
                 raise _invalid(constraint, f"{why} that matches; leave one of the two out")
             matcher.advance(token_id)
         return matcher

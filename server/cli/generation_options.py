@@ -52,6 +52,17 @@ class _LogitBias(click.ParamType[tuple[int, float]]):
         return _token_id.convert(token_id, param, ctx), number
 
 
+class _TokenIds(click.ParamType[tuple[int, ...]]):
+    name = "token ids"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers, between commas or spaces."""
+        parts = str(value).replace(",", " ").split()
+        return tuple(_token_id.convert(part, param, ctx) for part in parts)
+
+
 _token_id = _TokenId()
 
 _OPTIONS = (
@@ -69,10 +80,16 @@ _OPTIONS = (
     click.option("--best-of", type=int, help="Sample so many, print the best."),
     click.option("--beam", type=int, metavar="WIDTH", help="Beam search with so many hypotheses."),
     click.option("--length-penalty", type=float, help="Of beam search.  [default: 0.6]"),
+    click.option("--length-power", type=float, help="p of n^p in place of --length-penalty."),
+    click.option(
+        "--beam-end",
+        type=click.Choice(["bound", "estimate", "enough", "limit"]),
+        help="When beam search ends: no other can win, or seems to; enough ended; at the limit.",
+    ),
     click.option(
         "--early-stop/--no-early-stop",
         default=None,
-        help="End beam search when no open hypothesis can win.  [default: early-stop]",
+        help="Short for --beam-end bound, limit.  [default: early-stop]",
     ),
     click.option("--num-outputs", type=int, help="Answers to print; not streamed if many."),
     click.option("--repetition-penalty", type=float, help="On tokens seen so far; 1: off."),
@@ -93,6 +110,39 @@ _OPTIONS = (
         multiple=True,
         metavar="TOKEN_ID",
         help="Never write this token; may be repeated.",
+    ),
+    click.option(
+        "--ban-run",
+        "banned_sequences",
+        type=_TokenIds(),
+        multiple=True,
+        metavar="TOKEN_IDS",
+        help="Never write these tokens in a row, such as 5,7; may be repeated.",
+    ),
+    click.option(
+        "--ban-begin",
+        "begin_banned_tokens",
+        type=_token_id,
+        multiple=True,
+        metavar="TOKEN_ID",
+        help="Do not begin with this token; may be repeated.",
+    ),
+    click.option(
+        "--encoder-no-repeat-ngram",
+        type=int,
+        help="Write no run of so many tokens that the source has; 0: off.",
+    ),
+    click.option(
+        "--forced-begin",
+        type=_TokenIds(),
+        metavar="TOKEN_IDS",
+        help="The answer begins with these tokens, such as 5,7.",
+    ),
+    click.option(
+        "--forced-end",
+        type=_token_id,
+        metavar="TOKEN_ID",
+        help="The last token where an answer is cut at the limit.",
     ),
     click.option(
         "--json-schema", type=existing_file, metavar="FILE", help="The answer is JSON that fits it."

@@ -65,6 +65,10 @@ def _asked_of_decoding(decoding: generation_service_pb2.Decoding) -> Iterator[tu
     num_outputs = decoding.num_outputs if decoding.HasField("num_outputs") else 1
     if sampling.HasField("best_of") and sampling.best_of != num_outputs:
         yield "decoding.sampling.best_of", "best_of"
+    if decoding.forced_begin:
+        yield "decoding.forced_begin", "forced_tokens"
+    if decoding.HasField("forced_end"):
+        yield "decoding.forced_end", "forced_tokens"
     for name in _asked_controls(decoding.controls):
         yield f"decoding.controls.{name}", "controls"
     if decoding.HasField("constraint"):
@@ -84,6 +88,9 @@ def _asked_controls(controls: generation_service_pb2.LogitControls) -> list[str]
         "no_repeat_ngram": controls.no_repeat_ngram != 0,
         "logit_bias": bool(controls.logit_bias),
         "banned_tokens": bool(controls.banned_tokens),
+        "banned_sequences": bool(controls.banned_sequences),
+        "begin_banned_tokens": bool(controls.begin_banned_tokens),
+        "encoder_no_repeat_ngram": controls.encoder_no_repeat_ngram != 0,
     }
     return [name for name, is_asked in asked.items() if is_asked]
 

@@ -30,11 +30,21 @@ def check_sizes(
 ) -> None:
     """Raise InvalidRequest for lists that are too long, before anybody looks at what is in them."""
     check_count("inputs", len(request.inputs), limits)
-    controls, stopping = request.decoding.controls, request.stopping
-    choices = request.decoding.constraint.choice.values
+    decoding, stopping = request.decoding, request.stopping
+    controls, choices = decoding.controls, decoding.constraint.choice.values
+    runs = controls.banned_sequences
+    run_ids = [token_id for run in runs[: limits.max_banned_tokens] for token_id in run.ids]
     sizes = (
         ("decoding.controls.logit_bias", controls.logit_bias, limits.max_logit_biases),
         ("decoding.controls.banned_tokens", controls.banned_tokens, limits.max_banned_tokens),
+        (
+            "decoding.controls.begin_banned_tokens",
+            controls.begin_banned_tokens,
+            limits.max_banned_tokens,
+        ),
+        ("decoding.controls.banned_sequences", runs, limits.max_banned_tokens),
+        ("decoding.controls.banned_sequences", run_ids, limits.max_banned_tokens),
+        ("decoding.forced_begin", decoding.forced_begin, limits.max_forced_tokens),
         ("decoding.constraint.choice", choices, limits.max_choices),
         ("stopping.strings", stopping.strings, limits.max_stop_strings),
         ("stopping.token_ids", stopping.token_ids, limits.max_stop_token_ids),
@@ -84,6 +94,7 @@ def wrong_fields(
         *wrong_request_id(request.request_id),
         *_empty_inputs(request.inputs),
         *_empty_constraint(request.decoding),
+        *_excluding_beam(request.decoding.beam),
         *_wrong_tenant(request.scheduling.tenant),
     ]
 
@@ -131,6 +142,17 @@ def _empty_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldVi
     if decoding.HasField("constraint") and decoding.constraint.WhichOneof("kind") is None:
         return [FieldViolation("decoding.constraint", "it is empty; set one kind, or leave it out")]
     return []
+
+
+def _excluding_beam(beam: generation_service_pb2.BeamSearch) -> list[FieldViolation]:
+    found = []
+    if beam.HasField("length_penalty") and beam.HasField("length_power"):
+        what = "length_penalty is another length penalty; set one of the two"
+        found.append(FieldViolation("decoding.beam.length_power", what))
+    if beam.HasField("early_stop") and beam.end:
+        what = "early_stop says it, too; set one of the two"
+        found.append(FieldViolation("decoding.beam.end", what))
+    return found
 
 
 def _wrong_tenant(tenant: str) -> list[FieldViolation]:

@@ -15,6 +15,7 @@ from transformers import (
 
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.draws import BeamDraw, Candidate, Draw
+from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
 
@@ -109,11 +110,41 @@ def test_of_equals_the_earlier_hypothesis_and_the_lower_id_come_first() -> None:
 
 def test_what_is_not_allowed_is_no_candidate() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
-    controls = LogitControls(banned_tokens=tuple(range(3, VOCAB)))
-
-    found = candidates_of(logits, beam_draw(4, [0.0], controls=controls))
+    found = candidates_of(logits, beam_draw(4, [0.0], banned=tuple(range(3, VOCAB))))
 
     assert [c.token_id for c in found] == [0, 1, 2]
+
+
+def test_a_forced_token_is_the_only_candidate_of_every_hypothesis_at_no_cost() -> None:
+    logits = np.random.default_rng(0).normal(0, 3, (3, VOCAB)).astype(np.float32)
+    draw = beam_draw(3, [-1.0, -3.0, -2.0])
+    forced = draw._replace(beams=tuple(beam._replace(forced=7) for beam in draw.beams))
+
+    found = candidates_of(logits, forced)
+
+    own = torch.from_numpy(logits).log_softmax(-1).numpy()
+    assert [(c.beam, c.token_id, c.score) for c in found] == [
+        (0, 7, -1.0),
+        (2, 7, -2.0),
+        (1, 7, -3.0),
+    ]
+    assert [c.logprob for c in found] == pytest.approx(own[[0, 2, 1], 7].tolist(), abs=1e-5)
+
+
+def test_bans_outside_the_likeliest_tokens_need_no_whole_rows() -> None:
+    logits = np.random.default_rng(2).normal(0, 3, (2, VOCAB)).astype(np.float32)
+    least = int(logits.sum(axis=0).argmin())
+    draw = beam_draw(2, [-1.0, -1.5], banned=(least,))
+    step = step_logits(logits, num_top(draw.beams[0].params))
+
+    (found,) = Sampler().sample(step._replace(logits=LazyRows(2, VOCAB, fail)), [draw])
+
+    assert [(c.beam, c.token_id) for c in found] == [pair[:2] for pair in reference(logits, draw)]
+
+
+def fail(rows: list[int]) -> list[np.ndarray]:
+    """Be the rows that nobody may look at."""
+    raise AssertionError("whole rows are read")
 
 
 def test_candidates_do_not_depend_on_how_many_likeliest_tokens_others_want() -> None:
@@ -133,7 +164,7 @@ def test_searches_beside_each_other_get_the_bits_that_they_get_alone() -> None:
     kinds = [
         {"width": 2, "scores": [-1.0, -1.5]},
         {"width": 3, "scores": [-1.0, -1.5, -1.6]},
-        {"width": 2, "scores": [-2.0, -3.0], "controls": LogitControls(banned_tokens=(4,))},
+        {"width": 2, "scores": [-2.0, -3.0], "controls": LogitControls(logit_bias=((4, -1.0),))},
         {"width": 2, "scores": [-4.0, -4.5]},
         {"width": 2, "scores": [-1.0, -1.5], "banned": (7,)},
     ]

@@ -70,8 +70,10 @@ def found(model: Model, settings: SamplingParams, max_new_tokens: int, ends=EOS)
     return [(h.token_ids, h.score) for h in run(search, model)[0]]
 
 
-def penalised(total: float, tokens: tuple[int, ...], alpha: float) -> float:
-    return total / ((5 + len(tokens)) / 6) ** alpha
+def penalised(total: float, tokens: tuple[int, ...], p: SamplingParams) -> float:
+    if p.length_power is not None:
+        return total / len(tokens) ** p.length_power
+    return total / ((5 + len(tokens)) / 6) ** p.length_penalty
 
 
 def plain_beam_search(
@@ -94,19 +96,19 @@ def plain_beam_search(
             : p.beam_width
         ]:
             if not goes_on:
-                finished.append((tokens, penalised(total, tokens, p.length_penalty)))
+                finished.append((tokens, penalised(total, tokens, p)))
         running = list(itertools.compress(continuations, is_open))[: p.beam_width]
     return sorted(finished, key=lambda item: -item[1])[: p.num_outputs]
 
 
 def optimum(
-    model: Model, alpha: float, max_new_tokens: int, vocab_size: int
+    model: Model, p: SamplingParams, max_new_tokens: int, vocab_size: int
 ) -> tuple[tuple[int, ...], float]:
     """Of all sequences there are, the best."""
 
     def complete(tokens: tuple[int, ...], total: float):
         if tokens and (tokens[-1] in EOS or len(tokens) == max_new_tokens):
-            yield tokens, penalised(total, tokens, alpha)
+            yield tokens, penalised(total, tokens, p)
             return
         for token_id, logprob in enumerate(model(tokens)):
             yield from complete((*tokens, token_id), total + logprob)
@@ -125,10 +127,21 @@ def optimum(
     num_ends=st.integers(1, 3),
     ties=st.booleans(),
     biases=st.sampled_from([(), ((0, -1.0),), ((1, 1.5),)]),
-    early_stop=st.booleans(),
+    power=st.sampled_from([None, None, 1.0, 0.0, 2.5, -0.5]),
+    beam_end=st.sampled_from(["bound", "limit"]),
 )
 def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
-    seed, vocab_size, width, num_outputs, alpha, max_new_tokens, num_ends, ties, biases, early_stop
+    seed,
+    vocab_size,
+    width,
+    num_outputs,
+    alpha,
+    max_new_tokens,
+    num_ends,
+    ties,
+    biases,
+    power,
+    beam_end,
 ):
     model = random_model(seed, vocab_size, ties=ties, biases=biases)
     ends = frozenset(range(min(num_ends, vocab_size - 1)))
@@ -136,7 +149,8 @@ def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
         width,
         num_outputs=min(num_outputs, width),
         length_penalty=alpha,
-        early_stop=early_stop,
+        length_power=power,
+        beam_end=beam_end,
         controls=LogitControls(logit_bias=biases),
     )
 
@@ -145,24 +159,32 @@ def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
     )
 
 
-@pytest.mark.parametrize("early_stop", [True, False])
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("beam_end", ["bound", "limit"])
+@pytest.mark.parametrize(
+    "penalty",
+    [{"length_penalty": 0.0}, {}, {"length_penalty": 1.0}, {"length_power": 1.0}],
+)
 @pytest.mark.parametrize(("vocab_size", "max_new_tokens"), [(2, 4), (3, 3), (4, 3), (8, 2)])
 @pytest.mark.parametrize("seed", range(5))
 def test_beams_for_all_sequences_find_the_optimum(
-    seed, vocab_size, max_new_tokens, alpha, early_stop
+    seed, vocab_size, max_new_tokens, penalty, beam_end
 ):
     model = random_model(seed, vocab_size)
-    p = params(vocab_size**max_new_tokens, length_penalty=alpha, early_stop=early_stop)
+    p = params(vocab_size**max_new_tokens, beam_end=beam_end, **penalty)
 
-    assert found(model, p, max_new_tokens) == [optimum(model, alpha, max_new_tokens, vocab_size)]
+    assert found(model, p, max_new_tokens) == [optimum(model, p, max_new_tokens, vocab_size)]
 
 
-@pytest.mark.parametrize("num_outputs", [1, 2])
-@pytest.mark.parametrize("width", [2, 5])
+@pytest.mark.parametrize(("width", "num_outputs"), [(2, 1), (4, 2)])
 @pytest.mark.parametrize("ends", [[3], list(range(20, 30))])
-@pytest.mark.parametrize("seed", range(4))
-def test_search_without_penalty_finds_what_hugging_face_finds(seed, ends, width, num_outputs):
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.5])
+@pytest.mark.parametrize(
+    ("beam_end", "early_stopping"), [("bound", "never"), ("estimate", False), ("enough", True)]
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_search_finds_what_hugging_face_finds(
+    seed, beam_end, early_stopping, power, ends, width, num_outputs
+):
     torch.manual_seed(seed)
     config = GPT2Config(
         vocab_size=64, n_positions=16, n_embd=8, n_layer=1, n_head=2, initializer_range=0.7
@@ -180,8 +202,8 @@ def test_search_without_penalty_finds_what_hugging_face_finds(seed, ends, width,
         attention_mask=torch.ones(1, 2, dtype=torch.long),
         num_beams=width,
         num_return_sequences=num_outputs,
-        length_penalty=0.0,
-        early_stopping="never",
+        length_penalty=power,
+        early_stopping=early_stopping,
         max_new_tokens=8,
         eos_token_id=ends,
         pad_token_id=63,
@@ -189,7 +211,7 @@ def test_search_without_penalty_finds_what_hugging_face_finds(seed, ends, width,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    p = params(width, num_outputs=num_outputs, length_penalty=0.0)
+    p = params(width, num_outputs=num_outputs, length_power=power, beam_end=beam_end)
     ours = found(model, p, 8, ends)
 
     for (tokens, score), theirs, their_score in zip(
@@ -209,7 +231,7 @@ def test_search_ends_as_soon_as_no_open_hypothesis_can_win():
     model = sequence_model([0.9, 0.05, 0.05], *[[0.4, 0.3, 0.3]] * 9)
 
     early = run(BeamSearch(params(2), eos_ids=EOS, max_new_tokens=10), model)
-    late = run(BeamSearch(params(2, early_stop=False), eos_ids=EOS, max_new_tokens=10), model)
+    late = run(BeamSearch(params(2, beam_end="limit"), eos_ids=EOS, max_new_tokens=10), model)
 
     assert early[0] == late[0]
     assert early[1] == 1
@@ -252,6 +274,39 @@ def test_search_goes_on_while_a_penalty_on_long_ones_lets_the_next_step_win():
     search = BeamSearch(params(2, length_penalty=-1.0), eos_ids=EOS, max_new_tokens=40)
 
     assert run(search, model)[0][0].token_ids == (1, 0)
+
+
+def test_search_may_end_as_soon_as_its_width_has_ended_or_by_an_estimate():
+    # The best goes on to win at the end; the other two end first.
+    model = sequence_model([0.1, 0.9, 0.0], [0.05, 0.95, 0.0], *[[0.0, 1.0, 0.0]] * 8)
+
+    def steps(**others) -> tuple[int, int]:
+        p = params(2, length_power=1.0, **others)
+        (best,), num_steps = run(BeamSearch(p, eos_ids=EOS, max_new_tokens=10), model)
+        return len(best.token_ids), num_steps
+
+    assert steps(beam_end="enough") == (2, 2)
+    assert steps(beam_end="estimate") == steps(beam_end="bound") == (10, 10)
+
+
+def test_an_estimate_ends_a_search_that_could_still_find_better():
+    model = sequence_model([0.6, 0.4, 0.0], [0.7, 0.3, 0.0], *[[0.0, 1.0, 0.0]] * 8)
+
+    def found_by(**others) -> tuple[int, int]:
+        p = params(2, length_power=1.0, **others)
+        (best,), num_steps = run(BeamSearch(p, eos_ids=EOS, max_new_tokens=10), model)
+        return len(best.token_ids), num_steps
+
+    assert found_by(beam_end="estimate") == (1, 2)
+    assert found_by(beam_end="bound") == (10, 10)
+
+
+def test_a_search_that_is_closed_before_its_first_token_has_a_score():
+    search = BeamSearch(params(2, length_power=-1.0), eos_ids=EOS, max_new_tokens=5)
+
+    search.close(FinishReason.DEADLINE)
+
+    assert [h.score for h in search.hypotheses()] == [0.0]
 
 
 def test_an_end_beyond_the_best_width_candidates_is_dropped():
@@ -341,7 +396,7 @@ def test_a_hypothesis_has_the_sums_log_probabilities_and_beams_of_its_own_tokens
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), width=st.integers(1, 5), num_outputs=st.integers(1, 5))
 def test_every_chosen_token_is_returned_or_counted_as_discarded(seed, width, num_outputs):
-    p = params(width, num_outputs=min(num_outputs, width), early_stop=False)
+    p = params(width, num_outputs=min(num_outputs, width), beam_end="limit")
     model, search = random_model(seed, 4), BeamSearch(p, eos_ids=EOS, max_new_tokens=5)
     histories: list[tuple[int, ...]] = [()]
     num_chosen = 0

@@ -79,7 +79,7 @@ def plain_beam_search(
             : p.beam_width
         ]:
             if not goes_on:
-                finished.append((tokens, penalised(total, tokens, p.length_penalty), stop))
+                finished.append((tokens, penalised(total, tokens, p), stop))
         running = list(itertools.compress(continuations, is_open))[: p.beam_width]
     return sorted(finished, key=lambda item: -item[1])[: p.num_outputs]
 
@@ -92,17 +92,17 @@ def plain_beam_search(
     alpha=st.sampled_from([0.0, 0.6, 2.0]),
     max_new_tokens=st.integers(1, 7),
     stops=st.lists(st.text(alphabet="abc ", min_size=1, max_size=4), min_size=1, max_size=3),
-    early_stop=st.booleans(),
+    beam_end=st.sampled_from(["bound", "limit"]),
 )
 def test_search_finds_what_a_plain_loop_on_whole_texts_finds(
-    tokenizer, seed, width, num_outputs, alpha, max_new_tokens, stops, early_stop
+    tokenizer, seed, width, num_outputs, alpha, max_new_tokens, stops, beam_end
 ):
     model = random_model(seed, len(TOKENS))
     p = params(
         width,
         num_outputs=min(num_outputs, width),
         length_penalty=alpha,
-        early_stop=early_stop,
+        beam_end=beam_end,
         stop_strings=tuple(stops),
     )
 
@@ -132,7 +132,7 @@ def candidates(*token_ids: int, beam: int = 0) -> list[Candidate]:
 
 
 def test_several_candidates_that_reach_a_stop_string_all_leave_the_beams(tokenizer):
-    p = params(3, num_outputs=3, early_stop=False, length_penalty=0.0, stop_strings=("b", "c"))
+    p = params(3, num_outputs=3, beam_end="limit", length_penalty=0.0, stop_strings=("b", "c"))
     search = search_for(p, tokenizer)
 
     step = search.advance(candidates(2, 1, 3, 5, 6))  # b, a, ab, c, " a"
@@ -163,7 +163,7 @@ def test_a_search_whose_candidates_all_stop_is_over(tokenizer):
 
 
 def test_beams_keep_the_texts_of_their_own_parents(tokenizer):
-    p = params(2, num_outputs=2, early_stop=False, length_penalty=0.0, stop_strings=("cb",))
+    p = params(2, num_outputs=2, beam_end="limit", length_penalty=0.0, stop_strings=("cb",))
     search = search_for(p, tokenizer)
 
     search.advance(candidates(1, 5))
@@ -195,7 +195,7 @@ def test_a_hypothesis_says_what_stopped_it(options, reason, stop, tokenizer):
 
 
 def test_a_stop_string_may_begin_in_the_given_prefix_but_not_end_there(tokenizer):
-    p = params(2, num_outputs=1, early_stop=False, stop_strings=("cc", "ab"))
+    p = params(2, num_outputs=1, beam_end="limit", stop_strings=("cc", "ab"))
     search = search_for(p, tokenizer, prefix=(3, 5))
 
     step = search.advance(candidates(1, 5))

@@ -206,7 +206,7 @@ async def test_a_prefix_that_the_constraint_rules_out_is_refused(make_engine: Ma
         "r-1", "source", SamplingParams(constraint=DIGITS), target_prefix="4x"
     )
 
-    with pytest.raises(InvalidRequest, match="token 1 of the given target prefix"):
+    with pytest.raises(InvalidRequest, match="token 1 of what the output begins with"):
         await anext(engine.generate(asked))
 
     assert runner.batches == []

@@ -113,7 +113,7 @@ def test_bias_and_bans_are_those_of_transformers() -> None:
 
     wanted = theirs(torch.tensor([[1]]), torch.from_numpy(scores[None].copy()))[0].numpy()
 
-    found = adjusted(scores, draw([1], logit_bias=bias, banned_tokens=(5, 9)))
+    found = adjusted(scores, draw([1], logit_bias=bias, banned=(5, 9)))
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -160,7 +160,7 @@ def test_a_constraint_leaves_what_it_allows() -> None:
 def test_a_ban_gives_way_where_the_constraint_allows_nothing_else() -> None:
     scores = scores_of(7)
 
-    found = adjusted(scores, draw(matcher=Only(2, 5), banned=(2, 5), banned_tokens=(7,)))
+    found = adjusted(scores, draw(matcher=Only(2, 5), banned=(2, 5, 7)))
 
     assert np.isfinite(found).nonzero()[0].tolist() == [2, 5]
 
@@ -195,7 +195,8 @@ def test_nothing_can_be_chosen_where_a_constraint_allows_nothing() -> None:
         (SamplingParams(), False),
         (SamplingParams(controls=LogitControls()), False),
         (SamplingParams(controls=LogitControls(presence_penalty=-0.5)), True),
-        (SamplingParams(controls=LogitControls(banned_tokens=(1,))), True),
+        (SamplingParams(controls=LogitControls(banned_tokens=(1,))), False),
+        (SamplingParams(controls=LogitControls(logit_bias=((1, 2.0),))), True),
         (SamplingParams(constraint=Constraint("choice", ("a",))), True),
     ],
 )

@@ -180,6 +180,20 @@ def test_banned_tokens_are_never_chosen() -> None:
     assert logits[0, 2] == 50.0
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+def test_a_forced_token_is_chosen_whatever_the_model_and_the_bans_say(strategy: str) -> None:
+    logits = random_logits(4, rows=2, vocab=50)
+
+    forced, free = sample(
+        logits, [draw(0, strategy=strategy, banned=[7])._replace(forced=7), draw(1, seed=3)]
+    )
+
+    own = torch.from_numpy(logits).log_softmax(-1).numpy()
+    assert forced.token_id == 7
+    assert forced.logprob == pytest.approx(own[0, 7], abs=1e-5)
+    assert [free] == sample(logits, [draw(1, seed=3)])
+
+
 def test_a_draw_can_be_replayed_and_does_not_depend_on_its_batch_mates() -> None:
     logits = random_logits(9, rows=6, vocab=1000)
     draws = [draw(row, seed=row, position=row + 3, temperature=1.3, top_p=0.95) for row in range(6)]

@@ -1,4 +1,4 @@
-"""Greedy search under controls, batched with its likes, gives the tokens of `generate`."""
+"""Greedy search and beams under controls, batched, give the tokens of `generate`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.sources import EOS, PAD, VOCAB_SIZE, save_gpt2, save_marian
 from tests.parity.conftest import Setup, export_unproven, twins
 
-# The controls of a request, what is asked of `generate` instead.
-CONTROLS: list[tuple[LogitControls, dict[str, Any]]] = [
+RUNS = tuple((a, b) for a in range(0, 37, 2) for b in range(0, 37, 2))
+BEGINNINGS = tuple(range(0, 20))
+# Options of a request, what is asked of `generate` instead.
+CONTROLS: list[tuple[LogitControls | dict[str, Any], dict[str, Any]]] = [
     (LogitControls(), {}),
     (LogitControls(repetition_penalty=1.8), {"repetition_penalty": 1.8}),
     (LogitControls(repetition_penalty=0.6), {"repetition_penalty": 0.6}),
@@ -35,8 +37,37 @@ CONTROLS: list[tuple[LogitControls, dict[str, Any]]] = [
         LogitControls(banned_tokens=tuple(range(0, 20, 2))),
         {"bad_words_ids": [[i] for i in range(0, 20, 2)]},
     ),
+    (
+        # Every second one after any other.
+        LogitControls(banned_sequences=RUNS, begin_banned_tokens=BEGINNINGS),
+        {"bad_words_ids": [list(run) for run in RUNS], "begin_suppress_tokens": [*BEGINNINGS]},
+    ),
+    ({"forced_end": EOS}, {"forced_eos_token_id": EOS}),
+    (LogitControls(encoder_no_repeat_ngram=1), {"encoder_no_repeat_ngram_size": 1}),
+]
+# What only a model with an encoder has: of others the first token is the prompt's.
+FORCED: list[tuple[LogitControls | dict[str, Any], dict[str, Any]]] = [
+    (
+        {"forced_begin": (9,), "controls": LogitControls(begin_banned_tokens=BEGINNINGS)},
+        {"forced_bos_token_id": 9, "begin_suppress_tokens": [*BEGINNINGS]},
+    ),
+    (
+        {"forced_begin": (7,), "forced_end": EOS, "min_new_tokens": 0},
+        {"forced_bos_token_id": 7, "forced_eos_token_id": EOS, "min_new_tokens": None},
+    ),
 ]
 MIN_NEW, MAX_NEW = 4, 10
+SEARCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    (  # the defaults of transformers
+        {"strategy": "beam", "beam_width": 4, "length_power": 1.0, "beam_end": "estimate"},
+        {"num_beams": 4},
+    ),
+    (
+        {"strategy": "beam", "beam_width": 3, "length_power": -0.5, "beam_end": "enough"},
+        {"num_beams": 3, "length_penalty": -0.5, "early_stopping": True},
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "setup"), twins("gpt2"))
@@ -44,32 +75,40 @@ async def test_tokens_under_controls_are_those_of_generate(
     name: str, setup: Setup, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
-    twin = {"gpt2": save_gpt2, "marian": save_marian}[name](source)
+    twin: Any = {"gpt2": save_gpt2, "marian": save_marian}[name](source)
+    if name == "marian":  # else its padding takes part in scores there, though it is never written
+        twin.final_logits_bias[0, PAD] = -1e9
+        twin.save_pretrained(source)
     import_checkpoint(source, tmp_path / "checkpoint")
     generator = torch.Generator().manual_seed(3)
     prompts = [
         torch.randint(0, VOCAB_SIZE - 1, (5,), generator=generator).tolist()
         + ([EOS] if name == "marian" else [])
-        for _ in range(3)
+        for _ in range(2)
     ]
     package = export_unproven(tmp_path / "checkpoint", setup.form).package
     engine = setup.load(package, EngineConfig(max_num_seqs=5, num_threads=1))
     await engine.start()
 
-    async def ask(prompt: list[int], controls: LogitControls) -> list[int]:
-        params = SamplingParams(controls=controls, min_new_tokens=MIN_NEW, max_new_tokens=MAX_NEW)
+    async def ask(prompt: list[int], options: LogitControls | dict[str, Any], search) -> list[int]:
+        given = {"controls": options} if isinstance(options, LogitControls) else options
+        limits = {"min_new_tokens": MIN_NEW, "max_new_tokens": MAX_NEW}
+        params = SamplingParams(**{**limits, **given, **search})
         asked = GenerationRequest("one", tuple(prompt), params)
         events = [event async for event in engine.generate(asked)]
         (end,) = [event for event in events if isinstance(event, SequenceFinished)]
         return list(end.token_ids)
 
     try:
-        asked = [(prompt, *pair) for prompt in prompts for pair in CONTROLS]
-        found = await asyncio.gather(*(ask(prompt, controls) for prompt, controls, _ in asked))
+        pairs = CONTROLS + (FORCED if name == "marian" else [])
+        asked = [
+            (prompt, *pair, *search) for prompt in prompts for pair in pairs for search in SEARCHES
+        ]
+        found = await asyncio.gather(*(ask(prompt, ours, how) for prompt, ours, _, how, _ in asked))
     finally:
         await engine.stop()
 
-    wanted = [generate(twin, prompt, **options) for prompt, _, options in asked]
+    wanted = [generate(twin, prompt, **options, **how) for prompt, _, options, _, how in asked]
     assert found == wanted
     assert len(set(map(tuple, wanted))) > len(CONTROLS)  # the controls make a difference
 
@@ -81,12 +120,14 @@ def generate(model: Any, prompt: list[int], **options: Any) -> list[int]:
     output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        do_sample=False,
-        num_beams=1,
-        min_new_tokens=MIN_NEW,
-        max_new_tokens=MAX_NEW,
         bad_words_ids=bad_words or None,
         pad_token_id=PAD,
-        **options,
+        **{
+            "do_sample": False,
+            "num_beams": 1,
+            "min_new_tokens": MIN_NEW,
+            "max_new_tokens": MAX_NEW,
+            **options,
+        },
     )[0].tolist()
     return output[1 if model.config.is_encoder_decoder else len(prompt) :]

@@ -132,7 +132,7 @@ def beams() -> list[SamplingParams]:
             "beam",
             beam_width=width,
             length_penalty=alpha,
-            early_stop=i % 3 != 0,
+            beam_end="bound" if i % 3 else "limit",
             num_outputs=min(width, (1, 2, 5)[i % 3]),
             max_new_tokens=(5, 9, None)[i % 3],
             min_new_tokens=3 if i % 4 == 1 else 0,

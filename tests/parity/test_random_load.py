@@ -121,6 +121,8 @@ class RandomRequests:
             **(self._sampling(outputs) if strategy == "sampling" else {}),
             **(self._beam(outputs) if strategy == "beam" else {}),
             num_outputs=outputs,
+            forced_begin=self._ids(1) if constraint is None and self._happens(0.2) else (),
+            forced_end=self._choose(None, None, None, 5),
             controls=self._controls() if self._happens(0.4) else LogitControls(),
             constraint=constraint,
             logprobs=self._choose(0, 1, 5) if self._happens(0.3) else None,
@@ -150,7 +152,8 @@ class RandomRequests:
         return {
             "beam_width": max(outputs, self._choose(1, 2, 4, 5, 8)),
             "length_penalty": self._choose(0.0, 0.6, 2.0),
-            "early_stop": self._happens(0.7),
+            "length_power": self._choose(None, None, 1.0, -0.5),
+            "beam_end": self._choose("bound", "bound", "limit", "enough", "estimate"),
         }
 
     def _controls(self) -> LogitControls:
@@ -162,6 +165,9 @@ class RandomRequests:
             no_repeat_ngram=self._choose(0, 1, 2, 3),
             logit_bias=biases if self._happens(0.5) else (),
             banned_tokens=self._ids(3) if self._happens(0.5) else (),
+            banned_sequences=tuple(self._ids(2) for _ in range(8)) if self._happens(0.3) else (),
+            begin_banned_tokens=self._ids(2) if self._happens(0.3) else (),
+            encoder_no_repeat_ngram=self._choose(0, 0, 2),
         )
 
     def _prompt(self) -> tuple[int, ...]:

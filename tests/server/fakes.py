@@ -59,6 +59,7 @@ OPTIONS = (
     "best_of",
     "typical_p",
     "controls",
+    "forced_tokens",
     "constraint",
     "logprobs",
     "prompt_logprobs",

@@ -41,7 +41,7 @@ async def test_token_controls_and_ends_reach_the_engine(generator: FakeGenerator
     assert params.controls.banned_tokens == (8, 9)
     assert params.stop_token_ids == (3, 4)
     assert (params.include_stop, params.ignore_eos) == (True, True)
-    assert (params.strategy, params.early_stop) == ("beam", False)
+    assert (params.strategy, params.beam_end) == ("beam", "limit")
 
 
 async def test_prompt_and_prefix_can_be_token_ids(

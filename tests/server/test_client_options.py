@@ -52,6 +52,15 @@ def test_controls() -> None:
     )
 
 
+def test_of_two_options_that_say_the_same_one_is_to_be_given() -> None:
+    with pytest.raises(ValueError, match="length_penalty, length_power: give one of them only"):
+        _request(beam=2, length_penalty=1.0, length_power=1.0)
+    with pytest.raises(ValueError, match="beam_end, early_stop: give one of them only"):
+        _request(beam=2, beam_end="bound", early_stop=True)
+    with pytest.raises(ValueError, match="beam_end='soon' must be one of bound, estimate, enough"):
+        _request(beam=2, beam_end="soon")
+
+
 def test_without_controls_or_constraint_none_are_sent() -> None:
     decoding = _request(repetition_penalty=None, regex=None).decoding
 

@@ -121,7 +121,7 @@ def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
         strategy="beam",
         beam_width=4,
         length_penalty=0.0,
-        early_stop=False,
+        beam_end="limit",
         num_outputs=3,
         logprobs=0,
         prompt_logprobs=2,
@@ -334,7 +334,15 @@ _STRATEGIES = st.one_of(
         typical_p=_FLOATS,
         best_of=_INTS,
     ).map(lambda sampling: {"sampling": sampling}),
-    st.builds(pb.BeamSearch, width=_INTS, length_penalty=_FLOATS, early_stop=st.booleans()).map(
+    st.builds(
+        pb.BeamSearch,
+        width=_INTS,
+        length_penalty=_FLOATS,
+        length_power=_FLOATS,
+        early_stop=st.booleans(),
+        end=_INTS,
+    ).map(lambda beam: {"beam": beam}),
+    st.builds(pb.BeamSearch, width=_INTS, length_power=_FLOATS, end=st.integers(0, 5)).map(
         lambda beam: {"beam": beam}
     ),
 )
@@ -346,6 +354,9 @@ _CONTROLS = st.builds(
     no_repeat_ngram=_INTS,
     logit_bias=st.dictionaries(_INTS, _FLOATS),
     banned_tokens=st.lists(_INTS),
+    banned_sequences=st.lists(st.builds(common_pb2.TokenIds, ids=st.lists(_INTS))),
+    begin_banned_tokens=st.lists(_INTS),
+    encoder_no_repeat_ngram=_INTS,
 )
 _OUTPUTS = st.builds(pb.Output, logprobs=_INTS, prompt_logprobs=_INTS)
 
@@ -366,6 +377,8 @@ def test_whatever_numbers_are_sent_they_are_possible_or_refused(
         assert all(math.isfinite(bias) for _, bias in params.controls.logit_bias)
         assert 0 < params.controls.repetition_penalty < math.inf
         assert 0 <= params.length_penalty < math.inf
+        assert params.length_power is None or abs(params.length_power) <= 10
+        assert all(params.controls.banned_sequences)
 
 
 @pytest.mark.parametrize("count", [0, 65])
@@ -380,13 +393,38 @@ def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int) -> 
     )
 
 
+def test_of_two_fields_that_say_the_same_one_is_to_be_set() -> None:
+    beam = pb.BeamSearch(
+        width=2, length_penalty=1, length_power=1, early_stop=True, end=pb.BEAM_END_BOUND
+    )
+
+    with pytest.raises(InvalidRequest) as caught:
+        _convert(generate("a", decoding=pb.Decoding(beam=beam)))
+
+    assert [v.field for v in caught.value.violations] == [
+        "decoding.beam.length_power",
+        "decoding.beam.end",
+    ]
+
+
+def test_an_end_of_beam_search_that_is_not_known_is_refused() -> None:
+    beam = pb.BeamSearch(width=2, end=9)  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidRequest, match="9 is none of bound, estimate, enough, limit"):
+        _convert(generate("a", decoding=pb.Decoding(beam=beam)))
+
+
 def test_the_number_of_everything_is_checked_before_any_of_it_is_looked_at() -> None:
     request = generate(
         "a",
         decoding=pb.Decoding(
             controls=pb.LogitControls(
-                logit_bias=dict.fromkeys(range(2000), 1.0), banned_tokens=[-1] * 2000
+                logit_bias=dict.fromkeys(range(2000), 1.0),
+                banned_tokens=[-1] * 2000,
+                banned_sequences=[common_pb2.TokenIds(ids=[-1] * 2000)],
+                begin_banned_tokens=[-1] * 2000,
             ),
+            forced_begin=[-1] * 2000,
             constraint=pb.Constraint(choice=pb.Phrases(values=[""] * 2000)),
         ),
         stopping=pb.Stopping(strings=[""] * 2000, token_ids=[-1] * 2000),
@@ -400,6 +438,9 @@ def test_the_number_of_everything_is_checked_before_any_of_it_is_looked_at() -> 
         for path, most in {
             "decoding.controls.logit_bias": 1024,
             "decoding.controls.banned_tokens": 1024,
+            "decoding.controls.begin_banned_tokens": 1024,
+            "decoding.controls.banned_sequences": 1024,
+            "decoding.forced_begin": 64,
             "decoding.constraint.choice": 256,
             "stopping.strings": 16,
             "stopping.token_ids": 64,

@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tokenweir._fields import extend_field, set_field, set_fields, update_field
+from tokenweir._fields import extend_field, set_field, set_fields, token_ids, update_field
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
-_BEAM = ("beam", "length_penalty", "early_stop")
+_BEAM = ("beam", "length_penalty", "length_power", "beam_end", "early_stop")
 _BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
 _STRATEGIES = ("greedy", "sampling", "beam")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
-_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram")
+_BEAM_ENDS = {
+    "bound": pb.BEAM_END_BOUND,
+    "estimate": pb.BEAM_END_ESTIMATE,
+    "enough": pb.BEAM_END_ENOUGH,
+    "limit": pb.BEAM_END_LIMIT,
+}
+_PENALTIES = (
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram",
+    "encoder_no_repeat_ngram",
+)
+_CONTROLS = (*_PENALTIES, "logit_bias", "banned_tokens", "banned_sequences", "begin_banned_tokens")
 
 
 def decoding(options: Mapping[str, object]) -> pb.Decoding:
@@ -25,11 +38,11 @@ def decoding(options: Mapping[str, object]) -> pb.Decoding:
             message.sampling.SetInParent()
             set_fields(message.sampling, options, *_SAMPLING)
         case "beam":
-            set_field(message.beam, "width", options.get("beam"), "beam")
-            set_fields(message.beam, options, "length_penalty", "early_stop")
+            _fill_beam(message.beam, options)
         case _:
             message.greedy.SetInParent()
-    set_fields(message, options, "num_outputs")
+    set_fields(message, options, "num_outputs", "forced_end")
+    extend_field(message.forced_begin, options.get("forced_begin"), "forced_begin")
     _fill_controls(message, options)
     _fill_constraint(message, options)
     return message
@@ -83,11 +96,31 @@ def _strategy(options: Mapping[str, object]) -> str:
     return str(strategy)
 
 
+def _fill_beam(message: pb.BeamSearch, options: Mapping[str, object]) -> None:
+    for one, other in (("length_penalty", "length_power"), ("beam_end", "early_stop")):
+        if options.get(one) is not None and options.get(other) is not None:
+            raise ValueError(f"{one}, {other}: give one of them only")
+    set_field(message, "width", options.get("beam"), "beam")
+    set_fields(message, options, "length_penalty", "length_power", "early_stop")
+    end = options.get("beam_end")
+    if end is not None:
+        if end not in _BEAM_ENDS:
+            raise ValueError(f"beam_end={end!r} must be one of {', '.join(_BEAM_ENDS)}")
+        message.end = _BEAM_ENDS[str(end)]
+
+
 def _fill_controls(message: pb.Decoding, options: Mapping[str, object]) -> None:
-    if any(options.get(name) is not None for name in (*_PENALTIES, "logit_bias", "banned_tokens")):
-        set_fields(message.controls, options, *_PENALTIES)
-        update_field(message.controls.logit_bias, options.get("logit_bias"), "logit_bias")
-        extend_field(message.controls.banned_tokens, options.get("banned_tokens"), "banned_tokens")
+    if all(options.get(name) is None for name in _CONTROLS):
+        return
+    controls = message.controls
+    set_fields(controls, options, *_PENALTIES)
+    update_field(controls.logit_bias, options.get("logit_bias"), "logit_bias")
+    for name in ("banned_tokens", "begin_banned_tokens"):
+        extend_field(getattr(controls, name), options.get(name), name)
+    runs = options.get("banned_sequences")
+    if runs is not None:
+        ids = [token_ids(run, "banned_sequences") for run in runs]  # type: ignore[attr-defined]
+        controls.banned_sequences.extend(ids)
 
 
 def _fill_constraint(message: pb.Decoding, options: Mapping[str, object]) -> None:

@@ -43,7 +43,12 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     best_of: int | None  # sample so many, return the num_outputs best
     beam: int | None  # hypotheses kept by beam search
     length_penalty: float | None  # alpha of ((5 + n) / 6) ** alpha, beam search
-    early_stop: bool | None  # end when no open hypothesis can win, beam search
+    length_power: float | None  # p of n ** p in place of that, of either sign
+    # When beam search ends: "bound", as soon as no open hypothesis can win; "estimate", once `beam`
+    # have ended and none that is open scores more as it is; "enough", once `beam` have ended;
+    # "limit", at max_new_tokens. Left out: "bound".
+    beam_end: str | None
+    early_stop: bool | None  # True: "bound", False: "limit"
     num_outputs: int | None
     repetition_penalty: float | None
     frequency_penalty: float | None
@@ -51,6 +56,11 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     no_repeat_ngram: int | None
     logit_bias: Mapping[int, float] | None  # by token id
     banned_tokens: Sequence[int] | None
+    banned_sequences: Sequence[Sequence[int]] | None  # runs of token ids
+    begin_banned_tokens: Sequence[int] | None  # not the first token that is not forced
+    encoder_no_repeat_ngram: int | None  # no run of so many tokens that the source has
+    forced_begin: Sequence[int] | None  # the first generated tokens; `target_prefix` replaces them
+    forced_end: int | None  # the last token that max_new_tokens or the context allows
     json_schema: str | Mapping[str, object] | None  # at most one of these four
     regex: str | None
     grammar: str | None

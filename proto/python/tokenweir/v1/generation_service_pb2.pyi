@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tokenweir.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +20,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BeamEnd:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BeamEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BeamEnd.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BEAM_END_UNSPECIFIED: _BeamEnd.ValueType  # 0
+    """As early_stop says."""
+    BEAM_END_BOUND: _BeamEnd.ValueType  # 1
+    """As soon as no open hypothesis can win: the answer is that of going on."""
+    BEAM_END_ESTIMATE: _BeamEnd.ValueType  # 2
+    """As soon as `width` hypotheses have ended, and none that is open scores more as it is."""
+    BEAM_END_ENOUGH: _BeamEnd.ValueType  # 3
+    """As soon as `width` hypotheses have ended."""
+    BEAM_END_LIMIT: _BeamEnd.ValueType  # 4
+    """At max_new_tokens."""
+
+class BeamEnd(_BeamEnd, metaclass=_BeamEndEnumTypeWrapper):
+    """When a beam search ends; at max_new_tokens, and where no hypothesis can go on, it does anyway."""
+
+BEAM_END_UNSPECIFIED: BeamEnd.ValueType  # 0
+"""As early_stop says."""
+BEAM_END_BOUND: BeamEnd.ValueType  # 1
+"""As soon as no open hypothesis can win: the answer is that of going on."""
+BEAM_END_ESTIMATE: BeamEnd.ValueType  # 2
+"""As soon as `width` hypotheses have ended, and none that is open scores more as it is."""
+BEAM_END_ENOUGH: BeamEnd.ValueType  # 3
+"""As soon as `width` hypotheses have ended."""
+BEAM_END_LIMIT: BeamEnd.ValueType  # 4
+"""At max_new_tokens."""
+Global___BeamEnd: _TypeAlias = BeamEnd  # noqa: Y015
 
 @_typing.final
 class Input(_message.Message):
@@ -77,8 +110,14 @@ class Decoding(_message.Message):
     NUM_OUTPUTS_FIELD_NUMBER: _builtins.int
     CONTROLS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    FORCED_BEGIN_FIELD_NUMBER: _builtins.int
+    FORCED_END_FIELD_NUMBER: _builtins.int
     num_outputs: _builtins.int
     """Sequences to return; absent: 1, and 0 is refused."""
+    forced_end: _builtins.int
+    """The last token that max_new_tokens or the context allows.  The sequence still ends with
+    FINISH_REASON_LENGTH or FINISH_REASON_CONTEXT_FULL.
+    """
     @_builtins.property
     def greedy(self) -> Global___Greedy:
         """Take the most likely token."""
@@ -99,6 +138,12 @@ class Decoding(_message.Message):
     def constraint(self) -> Global___Constraint:
         """Constraint on the output."""
 
+    @_builtins.property
+    def forced_begin(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The first generated tokens.  A target prefix takes their place; one that is text stands
+        behind them, unless it begins with them.
+        """
+
     def __init__(
         self,
         *,
@@ -108,15 +153,21 @@ class Decoding(_message.Message):
         num_outputs: _builtins.int | None = ...,
         controls: Global___LogitControls | None = ...,
         constraint: Global___Constraint | None = ...,
+        forced_begin: _abc.Iterable[_builtins.int] | None = ...,
+        forced_end: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_outputs", b"_num_outputs", "beam", b"beam", "constraint", b"constraint", "controls", b"controls", "greedy", b"greedy", "num_outputs", b"num_outputs", "sampling", b"sampling", "strategy", b"strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_forced_end", b"_forced_end", "_num_outputs", b"_num_outputs", "beam", b"beam", "constraint", b"constraint", "controls", b"controls", "forced_end", b"forced_end", "greedy", b"greedy", "num_outputs", b"num_outputs", "sampling", b"sampling", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_outputs", b"_num_outputs", "beam", b"beam", "constraint", b"constraint", "controls", b"controls", "greedy", b"greedy", "num_outputs", b"num_outputs", "sampling", b"sampling", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_forced_end", b"_forced_end", "_num_outputs", b"_num_outputs", "beam", b"beam", "constraint", b"constraint", "controls", b"controls", "forced_begin", b"forced_begin", "forced_end", b"forced_end", "greedy", b"greedy", "num_outputs", b"num_outputs", "sampling", b"sampling", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__forced_end: _TypeAlias = _typing.Literal["forced_end"]  # noqa: Y015
+    _WhichOneofArgType__forced_end: _TypeAlias = _typing.Literal["_forced_end", b"_forced_end"]  # noqa: Y015
     _WhichOneofReturnType__num_outputs: _TypeAlias = _typing.Literal["num_outputs"]  # noqa: Y015
     _WhichOneofArgType__num_outputs: _TypeAlias = _typing.Literal["_num_outputs", b"_num_outputs"]  # noqa: Y015
     _WhichOneofReturnType_strategy: _TypeAlias = _typing.Literal["greedy", "sampling", "beam"]  # noqa: Y015
     _WhichOneofArgType_strategy: _TypeAlias = _typing.Literal["strategy", b"strategy"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_end) -> _WhichOneofReturnType__forced_end | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_outputs) -> _WhichOneofReturnType__num_outputs | None: ...
     @_typing.overload
@@ -229,31 +280,45 @@ class BeamSearch(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOP_FIELD_NUMBER: _builtins.int
+    LENGTH_POWER_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """Hypotheses kept; 1 to the server's limit, and 0 is refused."""
     length_penalty: _builtins.float
     """Alpha of the length penalty ((5 + n) / 6) ^ alpha; absent: 0.6, 0: no penalty."""
     early_stop: _builtins.bool
-    """Stop when no open hypothesis can win; absent: true."""
+    """BEAM_END_BOUND if true or absent, BEAM_END_LIMIT if false.  Of this and `end`, give one."""
+    length_power: _builtins.float
+    """p of n ^ p in place of the length penalty above, -10 to 10; 0: no penalty.  n are all
+    generated tokens.  Of this and length_penalty, give one.
+    """
+    end: Global___BeamEnd.ValueType
+    """When the search ends; unspecified: as early_stop says."""
     def __init__(
         self,
         *,
         width: _builtins.int = ...,
         length_penalty: _builtins.float | None = ...,
         early_stop: _builtins.bool | None = ...,
+        length_power: _builtins.float | None = ...,
+        end: Global___BeamEnd.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "early_stop", b"early_stop", "length_penalty", b"length_penalty"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "early_stop", b"early_stop", "length_penalty", b"length_penalty", "length_power", b"length_power"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "early_stop", b"early_stop", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "early_stop", b"early_stop", "end", b"end", "length_penalty", b"length_penalty", "length_power", b"length_power", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__early_stop: _TypeAlias = _typing.Literal["early_stop"]  # noqa: Y015
     _WhichOneofArgType__early_stop: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop"]  # noqa: Y015
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__length_power: _TypeAlias = _typing.Literal["length_power"]  # noqa: Y015
+    _WhichOneofArgType__length_power: _TypeAlias = _typing.Literal["_length_power", b"_length_power"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stop) -> _WhichOneofReturnType__early_stop | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_power) -> _WhichOneofReturnType__length_power | None: ...
 
 Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
@@ -289,6 +354,9 @@ class LogitControls(_message.Message):
     NO_REPEAT_NGRAM_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     BANNED_TOKENS_FIELD_NUMBER: _builtins.int
+    BANNED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    BEGIN_BANNED_TOKENS_FIELD_NUMBER: _builtins.int
+    ENCODER_NO_REPEAT_NGRAM_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
     """Above 0; 1 or absent: none, and 0 is refused."""
     frequency_penalty: _builtins.float
@@ -297,6 +365,8 @@ class LogitControls(_message.Message):
     """-2 to 2; 0 or absent: none."""
     no_repeat_ngram: _builtins.int
     """No n-gram of this size twice; 0 or absent: none."""
+    encoder_no_repeat_ngram: _builtins.int
+    """No n-gram of this size that the source (or the prompt) has; 0 or absent: none."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of a token id."""
@@ -304,6 +374,14 @@ class LogitControls(_message.Message):
     @_builtins.property
     def banned_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that may not be produced."""
+
+    @_builtins.property
+    def banned_sequences(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenIds]:
+        """Runs of token ids that may not be produced, a prompt of a decoder included."""
+
+    @_builtins.property
+    def begin_banned_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids that may not be the first one behind forced_begin."""
 
     def __init__(
         self,
@@ -314,11 +392,16 @@ class LogitControls(_message.Message):
         no_repeat_ngram: _builtins.int | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         banned_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        banned_sequences: _abc.Iterable[_common_pb2.TokenIds] | None = ...,
+        begin_banned_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        encoder_no_repeat_ngram: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram", "_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "encoder_no_repeat_ngram", b"encoder_no_repeat_ngram", "frequency_penalty", b"frequency_penalty", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "banned_tokens", b"banned_tokens", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram", "_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "banned_sequences", b"banned_sequences", "banned_tokens", b"banned_tokens", "begin_banned_tokens", b"begin_banned_tokens", "encoder_no_repeat_ngram", b"encoder_no_repeat_ngram", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__encoder_no_repeat_ngram: _TypeAlias = _typing.Literal["encoder_no_repeat_ngram"]  # noqa: Y015
+    _WhichOneofArgType__encoder_no_repeat_ngram: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__no_repeat_ngram: _TypeAlias = _typing.Literal["no_repeat_ngram"]  # noqa: Y015
@@ -327,6 +410,8 @@ class LogitControls(_message.Message):
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoder_no_repeat_ngram) -> _WhichOneofReturnType__encoder_no_repeat_ngram | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
