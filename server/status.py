@@ -90,13 +90,21 @@ def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:
     """Return the status of an error, with exactly one ErrorInfo and what else its class carries."""
     code = _code(type(error))
     message = _clip(str(error), _MAX_MESSAGE_BYTES)
+    details = _details(error, request_id)
+    if (retry_after := _retry_after(error)) is None:
+        return CallStatus(code, message, ((DETAILS_KEY, _status(code, message, *details)),))
+    milliseconds = round(retry_after * 1000)
+    data = _status(code, message, *details, _retry_info(milliseconds))
+    return CallStatus(code, message, ((DETAILS_KEY, data), (PUSHBACK_KEY, str(milliseconds))))
+
+
+def _status(code: grpc.StatusCode, message: str, *details: tuple[str, bytes]) -> bytes:
+    """Return a google.rpc.Status with details, each with its type."""
     status = status_pb2.Status(code=code.value[0], message=message)
-    for detail in _details(error, request_id):  # by hand: Pack takes four times as long
-        status.details.add(type_url=_TYPE_URLS[type(detail)], value=detail.SerializeToString())
-    trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, status.SerializeToString())]
-    if (retry_after := _retry_after(error)) is not None:
-        trailing.append((PUSHBACK_KEY, str(round(retry_after * 1000))))
-    return CallStatus(code, message, tuple(trailing))
+    for type_url, value in details:  # by hand: Pack takes four times as long
+        status.details.add(type_url=type_url, value=value)
+    data: bytes = status.SerializeToString()
+    return data
 
 
 def _code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
@@ -106,34 +114,30 @@ def _code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
 
 
 def _retry_after(error: errors.TokenweirError) -> float | None:
-    match error:
-        case errors.Overloaded() | errors.Unavailable() | errors.CannotMeet():
-            return error.retry_after
-        case _:
-            return None
+    if isinstance(error, errors.CannotMeet | errors.Overloaded | errors.Unavailable):
+        return error.retry_after
+    return None
 
 
-def _details(error: errors.TokenweirError, request_id: str) -> list[Message]:
-    metadata = {"request_id": _clip(request_id, _MAX_DESCRIPTION_BYTES)}
-    details: list[Message] = []
-    match error:
-        case errors.InvalidRequest():
-            details.append(_bad_request(error))
-        case errors.CapabilityNotSupported() if error.features:
-            metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
-    if (retry_after := _retry_after(error)) is not None:
-        details.append(_retry_info(round(retry_after * 1000)))
+def _details(error: errors.TokenweirError, request_id: str) -> list[tuple[str, bytes]]:
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
-    for key, value in metadata.items():  # one by one: in half the time
-        info.metadata[key] = value
-    return [info, *details]
+    info.metadata["request_id"] = _clip(request_id, _MAX_DESCRIPTION_BYTES)  # in half the time
+    if isinstance(error, errors.InvalidRequest):
+        return [_typed(info), _typed(_bad_request(error))]
+    if isinstance(error, errors.CapabilityNotSupported) and error.features:
+        info.metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
+    return [_typed(info)]
 
 
 @lru_cache(maxsize=1024)
-def _retry_info(milliseconds: int) -> error_details_pb2.RetryInfo:
+def _retry_info(milliseconds: int) -> tuple[str, bytes]:
     seconds, rest = divmod(milliseconds, 1000)
     delay = Duration(seconds=seconds, nanos=rest * 1_000_000)
-    return error_details_pb2.RetryInfo(retry_delay=delay)
+    return _typed(error_details_pb2.RetryInfo(retry_delay=delay))
+
+
+def _typed(detail: Message) -> tuple[str, bytes]:
+    return _TYPE_URLS[type(detail)], detail.SerializeToString()
 
 
 def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
@@ -151,5 +155,6 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
 
 def _clip(text: str, max_bytes: int) -> str:
     """Return text that is printable ASCII, no longer than that; it may echo what a client sent."""
-    line = text.encode("ascii", "backslashreplace").decode("ascii").replace("\n", " ")
-    return line if len(line) <= max_bytes else line[: max_bytes - 3] + "..."
+    if not (text.isascii() and text.isprintable()):
+        text = text.encode("ascii", "backslashreplace").decode("ascii").replace("\n", " ")
+    return text if len(text) <= max_bytes else text[: max_bytes - 3] + "..."

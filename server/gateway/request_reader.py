@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +53,7 @@ class RequestReader:
         self._share = max(1, self._num_free // _CONNECTION_SHARE)
         self._lock = threading.Lock()
         self._under_way: dict[_Reading, None] = {}  # in order of their start
-        self._num_reading: Counter[str] = Counter()  # by connection
+        self._num_reading: dict[str, int] = {}  # by connection
         self._lines: dict[str, deque[_Reading]] = {}  # that wait for a place
 
     def read(self, call: Readable, read: Read) -> None:
@@ -91,21 +91,20 @@ class RequestReader:
             following.call.receive(partial(self._end, following))
 
     def _may_read(self, connection: str) -> bool:
-        return self._num_free > 0 and self._num_reading[connection] < self._share
+        return self._num_free > 0 and self._num_reading.get(connection, 0) < self._share
 
     def _enter(self, reading: _Reading) -> None:
         reading.started = time.monotonic()
         self._under_way[reading] = None
         self._num_free -= 1
-        self._num_reading[reading.connection] += 1
+        self._num_reading[reading.connection] = self._num_reading.get(reading.connection, 0) + 1
 
     def _leave(self, reading: _Reading) -> _Reading | None:
         """Give a place back; return who has it now."""
         del self._under_way[reading]
         self._num_free += 1
-        self._num_reading[reading.connection] -= 1
-        if not self._num_reading[reading.connection]:
-            del self._num_reading[reading.connection]
+        if num_others := self._num_reading.pop(reading.connection) - 1:
+            self._num_reading[reading.connection] = num_others
         for connection, line in self._lines.items():
             if self._may_read(connection):
                 following = line.popleft()
