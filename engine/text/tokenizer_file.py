@@ -13,7 +13,7 @@ from engine.json_file import parse_object, read_bounded
 from engine.wording import problems_of, shortened
 
 _MAX_GROWTH = 2**10  # of a text, by what is put around it or in the place of its characters
-_MAX_BYTES = 2**27  # the largest that are known have a quarter of it
+MAX_BYTES = 2**27  # the largest that are known have a quarter of it
 
 
 class Decoder(BaseModel):
@@ -41,7 +41,11 @@ def read_tokenizer_file(
     Raises ValueError, saying what is wrong, in a time that `vocab_size` and the size of the file
     bound, and OSError.
     """
-    raw = read_bounded(path, _MAX_BYTES)
+    return parse_tokenizer(read_bounded(path, MAX_BYTES), vocab_size)
+
+
+def parse_tokenizer(raw: bytes, vocab_size: int | None = None) -> TokenizerFile:
+    """Return the tokenizer that the bytes of a `tokenizer.json` are; ValueError as above."""
     content = parse_object(raw)
     decoder = _read_decoder(content.get("decoder"))
     if vocab_size is not None:

@@ -31,7 +31,7 @@ from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import FoundWeight, find_weights
 from exporter.huggingface.generation import GenerationOptions, merge_options
 from exporter.huggingface.stored import StoredWeights, open_weights
-from exporter.huggingface.tokenizer import read_tokenizer
+from exporter.huggingface.tokenizers import Languages, read_tokenizer
 from exporter.models import TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS
 
@@ -59,12 +59,15 @@ def import_checkpoint(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     progress: Progress = lambda done, total: None,
+    *,
+    languages: Languages = Languages(),  # noqa: B008
 ) -> Imported:
     """Write the model in the directory `source` to `out` as a checkpoint.
 
     The checkpoint is named for `out`. Weights are read and written one by one. No code of the
-    source is run. Raises CheckpointError, and then writes nothing, if the directory is incomplete,
-    or the model has options that the shared blocks do not have.
+    source is run. `languages` are those of a translation model, else what the source says. Raises
+    CheckpointError, and then writes nothing, if the directory is incomplete, or the model has
+    options that the shared blocks do not have.
     """
     source, out = Path(source), Path(out)
     _check_replaceable(out)
@@ -77,16 +80,16 @@ def import_checkpoint(
     with _naming(source / CONFIG_NAME):
         config = family.read_config(raw, options.special_tokens())
     _check_suppressed(config, options, source)
-    tokenizer, notes = read_tokenizer(source, config)
+    text = read_tokenizer(source, config, str(raw["model_type"]), languages)
     wanted = _with_output_bias(config, options)
     with open_weights(source) as stored:
         check_layers(len(stored), config, source)
         found = find_weights(stored, family, config, source)
         weights = _written(model_weights(wanted), found, stored, options, progress)
         task = out.resolve().name
-        stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), tokenizer, weights)
+        stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), text.tokenizer, weights)
     num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
-    return Imported(str(raw["model_type"]), num_parameters, (*options.notes(), *notes))
+    return Imported(str(raw["model_type"]), num_parameters, (*options.notes(), *text.notes))
 
 
 def _written(

@@ -256,7 +256,7 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
         ("config.json", b"{", "config.json is no JSON"),
         ("config.json", b"[]", "config.json is no JSON object: it holds no JSON object"),
         ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
-        ("tokenizer.json", b"{}", "is no tokenizer"),
+        ("tokenizer.json", b"{}", "has no tokenizer of this model: tokenizer.json: "),
         (
             "model.safetensors",
             None,
@@ -335,12 +335,15 @@ def test_json_that_cannot_be_understood_is_named(name: str, content: bytes, tmp_
     assert name in refusal(source)
 
 
-def test_sentencepiece_files_alone_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_sentencepiece_file_that_is_none_is_named(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_marian(source)
-    (source / "tokenizer.json").rename(source / "source.spm")
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.json").write_text('{"<unk>": 0}')
+    for name in ("source.spm", "target.spm"):
+        (source / name).write_bytes(b"broken")
 
-    assert "write tokenizer.json with the `tokenizers` library" in refusal(source)
+    assert "source.spm: it is no SentencePiece model" in refusal(source)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,7 @@
+"""Makes the tokenizer of a checkpoint of the files that a source has."""
+
+from __future__ import annotations
+
+from exporter.huggingface.tokenizers.reader import ImportedTokenizer, Languages, read_tokenizer
+
+__all__ = ["ImportedTokenizer", "Languages", "read_tokenizer"]

@@ -1,0 +1,235 @@
+"""Reads the tokenizer of a source, from whichever files it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from engine.errors import CheckpointError
+from engine.json_file import parse_object, read_bounded
+from engine.text.tokenizer_file import MAX_BYTES, parse_tokenizer
+from engine.wording import listed, shortened
+from exporter.checkpoint import TOKENIZER_NAME
+from exporter.huggingface.tokenizers.byte_level import (
+    MERGES_NAME,
+    VOCABULARY_NAME,
+    read_bytes,
+    read_gpt2,
+    read_roberta,
+)
+from exporter.huggingface.tokenizers.from_sentencepiece import (
+    MARIAN_NAMES,
+    MODEL_NAMES,
+    Made,
+    find_model,
+    read_m2m,
+    read_marian,
+    read_pieces,
+)
+from exporter.huggingface.tokenizers.layouts import SENTENCEPIECE
+from exporter.huggingface.tokenizers.settings import Settings, read_settings
+from exporter.huggingface.tokenizers.translation import Translation
+from exporter.huggingface.tokenizers.word_piece import WORDS_NAME, read_bert
+from exporter.models import TransformerConfig
+
+# The class of tokenizer of a model whose source names none.
+_CLASSES: Mapping[str, str] = {
+    "bart": "BartTokenizer",
+    "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "llama": "LlamaTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "marian": "MarianTokenizer",
+    "mbart": "MBartTokenizer",
+    "mistral": "LlamaTokenizer",
+    "mt5": "T5Tokenizer",
+    "opt": "GPT2Tokenizer",
+    "pegasus": "PegasusTokenizer",
+    "phi3": "LlamaTokenizer",
+    "roberta": "RobertaTokenizer",
+    "t5": "T5Tokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+_BYTE_LEVEL: Mapping[str, Callable[[Path, Settings, int], Tokenizer]] = {
+    "BartTokenizer": read_roberta,
+    "GPT2Tokenizer": read_gpt2,
+    "RobertaTokenizer": read_roberta,
+}
+_WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer")
+
+
+@dataclass(frozen=True)
+class Languages:
+    """What `tokenweir import` was told of a translation model; None: what the source says."""
+
+    source: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class ImportedTokenizer:
+    """The tokenizer of a source, and what to know of it."""
+
+    tokenizer: Tokenizer
+    target: Tokenizer | None  # of what is written, where that has one of its own
+    target_language: int | None  # the token that an output begins with
+    notes: tuple[str, ...]
+
+
+def read_tokenizer(
+    source: Path,
+    config: TransformerConfig,
+    model_type: str = "",
+    languages: Languages = Languages(),  # noqa: B008
+) -> ImportedTokenizer:
+    """Return the tokenizer of a directory with a model of this type.
+
+    Raises CheckpointError if there is none, or none of this model; nothing of the source is run.
+    """
+    try:
+        settings = read_settings(source)
+        kind = _class_of(source, settings, model_type)
+        found, target = _read(source, kind, settings, config)
+        translation = Translation.of(kind, settings)
+        _set_source(found.tokenizer, translation, settings, languages, is_file=_has_file(source))
+        token = _target_token(found.tokenizer, translation, languages.target)
+        checked = _checked(found.tokenizer, _source_size(config))
+        checked_target = None if target is None else _checked(target.tokenizer, config.vocab_size)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{source} has no tokenizer of this model: {error}") from error
+    notes = [*found.notes, *(target.notes if target else []), *_about_end(checked, config)]
+    return ImportedTokenizer(checked, checked_target, token, tuple(notes))
+
+
+def _class_of(source: Path, settings: Settings, model_type: str) -> str:
+    """Return the name of the class that transformers has for the tokenizer."""
+    named = settings.tokenizer_class.removesuffix("Fast")
+    if named in ("", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"):
+        named = _CLASSES.get(model_type, "")
+    if named == "M2M100Tokenizer" and not (source / VOCABULARY_NAME).is_file():
+        return "NllbTokenizer"
+    return named
+
+
+def _read(
+    source: Path, kind: str, settings: Settings, config: TransformerConfig
+) -> tuple[Made, Made | None]:
+    """Return the tokenizer of sources, and that of targets where it is another."""
+    room, model = _source_size(config), find_model(source)
+    if _has_file(source):
+        return _read_file(source / TOKENIZER_NAME, room), None
+    if all((source / name).is_file() for name in MARIAN_NAMES):
+        return read_marian(source, settings)
+    if model is not None and kind == "M2M100Tokenizer":
+        return read_m2m(model, settings), None
+    if model is not None and kind in SENTENCEPIECE:
+        return read_pieces(model, kind, settings, room), None
+    if model is not None:
+        raise ValueError(
+            f"{model.name} is of a class that is not known, {kind or 'none'}; known are "
+            f"{', '.join(SENTENCEPIECE)}: name one in tokenizer_config.json as tokenizer_class"
+        )
+    if kind == "ByT5Tokenizer":
+        return Made(read_bytes(source, settings, room), []), None
+    if kind in _BYTE_LEVEL and (source / MERGES_NAME).is_file():
+        return Made(_BYTE_LEVEL[kind](source, settings, room), []), None
+    if kind in _WORD_PIECE and (source / WORDS_NAME).is_file():
+        return Made(read_bert(source, settings, room), []), None
+    raise ValueError(_nothing_found(kind))
+
+
+def _nothing_found(kind: str) -> str:
+    names = [TOKENIZER_NAME, *MODEL_NAMES, " with ".join(MARIAN_NAMES), WORDS_NAME]
+    names.append(f"{VOCABULARY_NAME} with {MERGES_NAME}")
+    wanted = f" for its {kind}" if kind else ""
+    return (
+        f"there is no file{wanted}, known are {listed(names)}; save it again with transformers: "
+        "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
+    )
+
+
+def _read_file(path: Path, room: int) -> Made:
+    """Read a `tokenizer.json`; added tokens that the model has no room for are left out."""
+    try:
+        raw = read_bounded(path, MAX_BYTES)
+        content = parse_object(raw)
+        added = content.get("added_tokens")
+        added = added if isinstance(added, list) else []
+        over = [token for token in added if _id_of(token) >= room]
+        if over:
+            content["added_tokens"] = [token for token in added if token not in over]
+            raw = json.dumps(content).encode()
+        made = parse_tokenizer(raw, room).tokenizer
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    names = listed([shortened(repr(token.get("content"))) for token in over])
+    notes = [f"{path.name}: tokens above the vocabulary are left out: {names}"]
+    return Made(made, notes if over else [])
+
+
+def _id_of(token: Any) -> int:
+    found = token.get("id") if isinstance(token, dict) else None
+    return found if isinstance(found, int) else -1
+
+
+def _set_source(
+    tokenizer: Tokenizer,
+    translation: Translation | None,
+    settings: Settings,
+    languages: Languages,
+    *,
+    is_file: bool,
+) -> None:
+    """Put the source's language around a text, unless a `tokenizer.json` says it already."""
+    if translation is None:
+        if languages.source is not None:
+            raise ValueError("its sources are not told their language; leave --source-lang out")
+    elif languages.source is not None or not is_file:
+        language = languages.source or settings.src_lang or translation.default
+        translation.put_around(tokenizer, language)
+
+
+def _target_token(
+    tokenizer: Tokenizer, translation: Translation | None, language: str | None
+) -> int | None:
+    if language is None:
+        return None
+    if translation is None:
+        raise ValueError("its outputs are not told their language; leave --target-lang out")
+    found: int | None = tokenizer.token_to_id(translation.tokens[translation.checked(language)])
+    if found is None:
+        raise ValueError(f"its vocabulary lacks the token of {language}")
+    return found
+
+
+def _checked(tokenizer: Tokenizer, room: int) -> Tokenizer:
+    """Return the tokenizer as it is read again; ValueError if the model has no room for it."""
+    return parse_tokenizer(tokenizer.to_str().encode(), room).tokenizer
+
+
+def _source_size(config: TransformerConfig) -> int:
+    return config.vocab_size
+
+
+def _has_file(source: Path) -> bool:
+    return (source / TOKENIZER_NAME).is_file()
+
+
+def _about_end(tokenizer: Tokenizer, config: TransformerConfig) -> list[str]:
+    """Say if a source of an encoder-decoder does not end as models of its kind are trained."""
+    ids = tokenizer.encode("").ids
+    if config.family != "encoder-decoder" or config.eos_token_id in ids:
+        return []
+    return [
+        f"{TOKENIZER_NAME} does not end a source with eos_token_id {config.eos_token_id}; "
+        "if the model was trained with it, add it in the post-processor"
+    ]

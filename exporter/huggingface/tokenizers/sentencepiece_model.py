@@ -1,0 +1,196 @@
+"""Reads a SentencePiece model and makes the same of it with the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from engine.json_file import read_bounded
+from engine.wording import listed
+from exporter.huggingface.tokenizers.charsmap import Charsmap, read_charsmap
+
+SPACE = "▁"  # stands for a space in pieces
+_MAX_BYTES = 2**26
+_MAX_PIECE_BYTES = 2**10
+# The score of a piece that no text is to become: so low that even unknown characters are likelier.
+_NEVER = -1e6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_UNIGRAM, _BPE = 1, 2
+
+Prefix = Literal["always", "first", "never"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token of a model."""
+
+    text: str
+    score: float
+    kind: int  # as in sentencepiece_model.proto
+
+    @classmethod
+    def control(cls, text: str) -> Piece:
+        """Return a token that no text becomes."""
+        return cls(text, 0.0, _CONTROL)
+
+    @classmethod
+    def unknown(cls, text: str) -> Piece:
+        """Return the token for what has none."""
+        return cls(text, 0.0, _UNKNOWN)
+
+    @classmethod
+    def unused(cls, text: str) -> Piece:
+        """Return a token that no text becomes, but that is shown in one."""
+        return cls(text, 0.0, _UNUSED)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it says something about a text, rather than being in it."""
+        return self.kind in (_UNKNOWN, _CONTROL)
+
+
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """What a SentencePiece model does to a text."""
+
+    pieces: tuple[Piece, ...]
+    algorithm: Literal["unigram", "bpe"]
+    charsmap: Charsmap
+    begins_with_space: bool  # a text gets a space in front
+    joins_spaces: bool  # of several spaces one stays, and none at the ends
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether unknown characters are written byte by byte."""
+        return any(piece.kind == _BYTE for piece in self.pieces)
+
+    def is_searched(self, piece: Piece) -> bool:
+        """Say whether a user's symbol is looked for in a text before the text is cut."""
+        return piece.kind == _USER_DEFINED and self.algorithm == "bpe"
+
+
+def read_sentencepiece(path: Path) -> SentencePieceModel:
+    """Read a model file; ValueError says what is wrong with it, or what it has that we lack."""
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(read_bounded(path, _MAX_BYTES))
+    except Exception as error:  # the message library's own, which is imported nowhere here
+        raise ValueError("it is no SentencePiece model") from error
+    pieces = tuple(Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces)
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    problems = [
+        name
+        for name, is_there in (
+            (f"model type {trainer.model_type}", trainer.model_type not in (_UNIGRAM, _BPE)),
+            ("spaces behind words", trainer.treat_whitespace_as_suffix),
+            ("spaces as they are", not normalizer.escape_whitespaces),
+            ("a denormalizer", bool(proto.denormalizer_spec.precompiled_charsmap)),
+            ("no unknown token", [piece.kind for piece in pieces].count(_UNKNOWN) != 1),
+            ("pieces of no length", any(not piece.text for piece in pieces)),
+            ("long pieces", any(len(piece.text.encode()) > _MAX_PIECE_BYTES for piece in pieces)),
+        )
+        if is_there
+    ]
+    if problems:
+        raise ValueError(f"it has {listed(problems)}; supported: unigram and BPE without these")
+    return SentencePieceModel(
+        pieces,
+        "unigram" if trainer.model_type == _UNIGRAM else "bpe",
+        read_charsmap(normalizer.precompiled_charsmap),
+        normalizer.add_dummy_prefix,
+        normalizer.remove_extra_whitespaces,
+    )
+
+
+def convert(
+    model: SentencePieceModel,
+    vocabulary: Sequence[Piece],
+    *,
+    prefix: Prefix | None = None,
+) -> Tokenizer:
+    """Return the tokenizer of `model` whose ids are places in `vocabulary`.
+
+    `prefix` says which of the parts between added tokens get a space in front; None: as the model
+    says. Nothing is put around a text yet, and no token is looked for in it.
+    """
+    prefix = prefix or _prefix(model)
+    tokenizer = Tokenizer(_algorithm(model, vocabulary))
+    steps = [*model.charsmap.steps, *_spaces(model)]
+    if prefix == "always":
+        steps.append(normalizers.Prepend(SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="first" if prefix == "first" else "never",
+        split=not any(SPACE in piece.text[1:] for piece in vocabulary),
+    )
+    tokenizer.decoder = _decoder(model, strips=prefix != "never" or model.joins_spaces)
+    return tokenizer
+
+
+def _prefix(model: SentencePieceModel) -> Prefix:
+    if not model.begins_with_space:
+        return "never"
+    return "first" if any(map(model.is_searched, model.pieces)) else "always"
+
+
+def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models.Model:
+    unknown = next(i for i, piece in enumerate(vocabulary) if piece.kind == _UNKNOWN)
+    if model.algorithm == "unigram":
+        scored = [(piece.text, _score(piece, model)) for piece in vocabulary]
+        return models.Unigram(scored, unknown, model.has_bytes)
+    ids = {piece.text: i for i, piece in enumerate(vocabulary)}
+    return models.BPE(
+        vocab=ids,
+        merges=_merges(vocabulary, ids),
+        unk_token=vocabulary[unknown].text,
+        fuse_unk=True,
+        byte_fallback=model.has_bytes,
+    )
+
+
+def _score(piece: Piece, model: SentencePieceModel) -> float:
+    if piece.kind not in (_NORMAL, _USER_DEFINED):
+        return _NEVER
+    if piece.kind == _USER_DEFINED:  # as SentencePiece does it: likelier than all of its parts
+        best = max(other.score for other in model.pieces if other.kind == _NORMAL)
+        return len(piece.text.encode()) * best - 0.1
+    return piece.score
+
+
+def _merges(vocabulary: Sequence[Piece], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the pairs that become a piece, the best piece first; its longest beginning first."""
+    normal = {piece.text for piece in vocabulary if piece.kind == _NORMAL}
+    found = [
+        (-piece.score, -cut, piece.text[:cut], piece.text[cut:])
+        for piece in vocabulary
+        if piece.kind == _NORMAL
+        for cut in range(1, len(piece.text))
+        if piece.text[:cut] in normal and piece.text[cut:] in normal
+    ]
+    found.sort(key=lambda merge: merge[:2])
+    return [(left, right) for _, _, left, right in found]
+
+
+def _spaces(model: SentencePieceModel) -> list[normalizers.Normalizer]:
+    if not model.joins_spaces:
+        return []
+    return [
+        normalizers.Replace(Regex(r"\A +| +\z"), ""),
+        normalizers.Replace(Regex(" {2,}"), " "),
+    ]
+
+
+def _decoder(model: SentencePieceModel, *, strips: bool) -> decoders.Decoder:
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
+    if model.has_bytes:
+        steps.append(decoders.ByteFallback())
+    steps.append(decoders.Fuse())
+    if strips:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)

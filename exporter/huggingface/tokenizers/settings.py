@@ -1,0 +1,127 @@
+"""Reads what a source says of its tokenizer, beside the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from tokenizers import AddedToken
+
+from engine.json_file import parse_object, read_bounded
+from engine.wording import problems_of
+
+CONFIG_NAME = "tokenizer_config.json"
+SPECIAL_NAME = "special_tokens_map.json"
+ADDED_NAME = "added_tokens.json"
+_MAX_BYTES = 2**24
+
+
+class Token(BaseModel):
+    """A token by its text, and how it is looked for."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+    special: bool = True
+
+    def added(self) -> AddedToken:
+        """Return it as the library has it."""
+        return AddedToken(**self.model_dump())
+
+
+Named = str | Token | None
+
+
+class Settings(BaseModel):
+    """`tokenizer_config.json`, with what `special_tokens_map.json` says besides."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tokenizer_class: str = ""
+    bos_token: Named = None
+    eos_token: Named = None
+    unk_token: Named = None
+    pad_token: Named = None
+    cls_token: Named = None
+    sep_token: Named = None
+    mask_token: Named = None
+    mask_token_sent: Named = None
+    additional_special_tokens: tuple[str | Token, ...] = ()
+    added_tokens_decoder: dict[int, Token] = {}  # by id
+    added_tokens: dict[str, int] = {}  # `added_tokens.json`
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None  # a space behind each added token, as in front of the text
+    legacy_behaviour: bool = False  # NLLB: the source language behind the text
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool = True
+    extra_ids: int | None = None
+    offset: int | None = None
+    src_lang: str | None = None
+    language_codes: str = "m2m100"
+    separate_vocabs: bool = False
+
+    def text_of(self, name: str, default: str) -> str:
+        """Return the token that a field names, or the default of its class."""
+        named = getattr(self, name)
+        return default if named is None else named.content if isinstance(named, Token) else named
+
+    def listed(self) -> dict[str, int | None]:
+        """Return the added tokens that are named, with the id that they are to have, if any."""
+        found: dict[str, int | None] = {
+            text_of(one): None for one in self.additional_special_tokens
+        }
+        found |= {token.content: i for i, token in sorted(self.added_tokens_decoder.items())}
+        return found | dict(sorted(self.added_tokens.items(), key=lambda item: item[1]))
+
+    def flags(self) -> Mapping[str, Token]:
+        """Return how tokens are looked for, where it is said."""
+        named = (
+            self.bos_token,
+            self.eos_token,
+            self.unk_token,
+            self.pad_token,
+            self.cls_token,
+            self.sep_token,
+            self.mask_token,
+            *self.additional_special_tokens,
+        )
+        found = {token.content: token for token in named if isinstance(token, Token)}
+        return found | {token.content: token for token in self.added_tokens_decoder.values()}
+
+
+def text_of(token: str | Token) -> str:
+    """Return the text of a token."""
+    return token if isinstance(token, str) else token.content
+
+
+def read_settings(source: Path) -> Settings:
+    """Read the settings of a directory; ValueError says which file is wrong, and how."""
+    content = {**_read(source / SPECIAL_NAME), **_read(source / CONFIG_NAME)}
+    added = _read(source / ADDED_NAME)
+    known = {name: value for name, value in content.items() if value is not None}
+    # transformers 5 has a list, or names, of what were additional special tokens.
+    extra = known.pop("extra_special_tokens", None)
+    if isinstance(extra, list) and "additional_special_tokens" not in known:
+        known["additional_special_tokens"] = extra
+    try:
+        return Settings.model_validate({**known, "added_tokens": added})
+    except ValidationError as error:
+        raise ValueError(problems_of(error, CONFIG_NAME)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return parse_object(read_bounded(path, _MAX_BYTES))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error

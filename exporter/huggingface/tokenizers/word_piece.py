@@ -1,0 +1,37 @@
+"""Makes a tokenizer of BERT's `vocab.txt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from engine.json_file import read_bounded
+from exporter.huggingface.tokenizers.added import add_tokens, put_around
+from exporter.huggingface.tokenizers.settings import Settings, Token
+
+WORDS_NAME = "vocab.txt"
+_MAX_BYTES = 2**26
+
+
+def read_bert(source: Path, settings: Settings, room: int) -> Tokenizer:
+    """Return the tokenizer of a BERT: a text stands between `[CLS]` and `[SEP]`."""
+    lines = read_bounded(source / WORDS_NAME, _MAX_BYTES).decode().split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    ids = {line.rstrip("\r"): i for i, line in enumerate(lines)}
+    unknown = settings.text_of("unk_token", "[UNK]")
+    tokenizer = Tokenizer(models.WordPiece(vocab=ids, unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=settings.tokenize_chinese_chars,
+        strip_accents=settings.strip_accents,
+        lowercase=settings.do_lower_case is not False,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    begin, end = settings.text_of("cls_token", "[CLS]"), settings.text_of("sep_token", "[SEP]")
+    named = {"pad_token": "[PAD]", "mask_token": "[MASK]"}
+    known = [unknown, begin, end, *(settings.text_of(*item) for item in named.items())]
+    add_tokens(tokenizer, [Token(content=name) for name in known], settings)
+    put_around(tokenizer, [begin], [end], pair=[begin, "$A", end, "$B:1", f"{end}:1"])
+    return tokenizer

@@ -1,0 +1,316 @@
+"""Tokenizers that an import makes, against the libraries that they are made for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+
+from engine.errors import CheckpointError
+from exporter.huggingface.tokenizers import Languages, read_tokenizer
+from exporter.huggingface.tokenizers.charsmap import read_charsmap
+from exporter.huggingface.tokenizers.sentencepiece_model import read_sentencepiece
+from exporter.models import TransformerConfig
+from tests.exporter.huggingface.lines import difficult_lines
+
+FAIRSEQ = {"unk_id": 0, "bos_id": 1, "eos_id": 2}
+T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+GEMMA = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "add_dummy_prefix": False,
+         "bos_piece": "<bos>", "eos_piece": "<eos>"}  # fmt: skip
+BYTES = {
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+    "split_digits": True,
+}
+
+# What models are trained with that are published; the last two show options that few have.
+MODELS: dict[str, dict[str, Any]] = {
+    "unigram": {},
+    "bpe": {"model_type": "bpe"},
+    "llama": BYTES,
+    "gemma": {
+        **BYTES,
+        **GEMMA,
+        "user_defined_symbols": ["<unused0>", "\n", "\n\n", "▁▁", "<table>"],
+    },
+    "case folded, bytes": {"normalization_rule_name": "nmt_nfkc_cf", "byte_fallback": True},
+    "identity, symbols": {
+        "normalization_rule_name": "identity",
+        "user_defined_symbols": ["<2en>", "▁▁", "-="],
+    },
+}
+
+# A character that becomes several, whose last goes on with a mark behind it: here the two compose.
+SEVERAL = {chr(0x344), chr(0x149)}
+
+
+class Files(NamedTuple):
+    """A directory of a source, and the library's model of it."""
+
+    path: Path
+    original: sentencepiece.SentencePieceProcessor
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that trains a model with these options, once."""
+    lines, made = difficult_lines(3000, seed=1), {}
+
+    def train(**options: Any) -> Path:
+        key = json.dumps(options, sort_keys=True)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("sentencepiece") / "model"
+            with made[key].open("wb") as file:
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=iter(lines),
+                    model_writer=file,
+                    **{"vocab_size": 3500, "hard_vocab_limit": False, "minloglevel": 2, **options},
+                    character_coverage=0.98,
+                )
+        return made[key]
+
+    return train
+
+
+def source_with(directory: Path, name: str, model: Path, **settings: Any) -> Files:
+    """Lay a model out as it is published."""
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_bytes(model.read_bytes())
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    original = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return Files(directory, original)
+
+
+def config(family: str = "encoder-decoder", vocab_size: int = 5000) -> TransformerConfig:
+    """Return what a tokenizer is held against."""
+    return TransformerConfig.model_construct(
+        family=family, vocab_size=vocab_size, eos_token_id=2, source_vocab_size=None
+    )
+
+
+def unexplained(
+    files: Files, tokenizer: Tokenizer, lines: list[str], expected: Callable[[list[int]], list[int]]
+) -> Iterator[str]:
+    """Yield the lines that are cut otherwise than by the library, unless it is known why."""
+    model = files.original
+    for line, ids, found in zip(
+        lines, model.encode(lines), tokenizer.encode_batch(lines), strict=True
+    ):
+        if expected(ids) == found.ids:
+            continue
+        inside = zip(found.tokens, found.special_tokens_mask, strict=True)
+        cut = [model.piece_to_id(token) for token, is_added in inside if not is_added]
+        if normalized(tokenizer, line) != model.normalize(line):
+            if not SEVERAL & set(line):
+                yield f"normalized: {line!r}"
+        elif expected(cut) != found.ids or not equally_likely(model, cut, ids):
+            yield f"{line!r}: {model.id_to_piece(ids)}, here {found.tokens}"
+
+
+def normalized(tokenizer: Tokenizer, line: str) -> str:
+    return tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
+
+
+def equally_likely(
+    model: sentencepiece.SentencePieceProcessor, cut: list[int], other: list[int]
+) -> bool:
+    """Say whether a unigram model finds two ways to cut a text as good: either may be taken."""
+    scores = [sum(map(model.get_score, ids)) for ids in (cut, other)]
+    return abs(scores[0] - scores[1]) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "num_lines"),
+    [
+        *((name, 1000) for name in MODELS if name != "case folded, bytes"),
+        *(pytest.param(name, 10_000, marks=pytest.mark.long) for name in MODELS),
+    ],
+)
+def test_a_text_is_cut_as_sentencepiece_cuts_it(
+    name: str, num_lines: int, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    bare = {"add_bos_token": False, "tokenizer_class": "LlamaTokenizer"}
+    files = source_with(tmp_path, "tokenizer.model", trained(**MODELS[name]), **bare)
+
+    tokenizer = read_tokenizer(tmp_path, config("gpt")).tokenizer
+
+    assert not list(unexplained(files, tokenizer, difficult_lines(num_lines), list))
+
+
+class Family(NamedTuple):
+    """A family as it is published, and the ids that it was trained with."""
+
+    kind: str  # class of transformers
+    name: str  # of the model file
+    trained: dict[str, Any]
+    ids: Callable[[list[int], int], list[int]]  # of the model's ids, and how many it has
+    settings: dict[str, Any] = {}
+    more: dict[str, int] = {}  # other tokens, and their ids from the number of pieces on
+
+
+def shifted(ids: list[int]) -> list[int]:
+    """Return the ids as fairseq had them."""
+    return [3 if i == 0 else i + 1 for i in ids]
+
+
+FAMILIES = [
+    Family("T5Tokenizer", "spiece.model", T5, lambda ids, n: [*ids, 1], {},
+           {"<extra_id_0>": 99, "<extra_id_99>": 0}),
+    Family("LlamaTokenizer", "tokenizer.model", BYTES, lambda ids, n: [1, *ids]),
+    Family("LlamaTokenizer", "tokenizer.model", BYTES, lambda ids, n: [1, *ids, 2],
+           {"add_eos_token": True, "legacy": True,
+            "added_tokens_decoder": {"3500": {"content": "<|user|>", "rstrip": True}}},
+           {"<|user|>": 0}),
+    Family("GemmaTokenizer", "tokenizer.model", MODELS["gemma"], lambda ids, n: [2, *ids]),
+    Family("XLMRobertaTokenizer", "sentencepiece.bpe.model", FAIRSEQ,
+           lambda ids, n: [0, *shifted(ids), 2], {}, {"<mask>": 1}),
+    Family("MBartTokenizer", "sentencepiece.bpe.model", FAIRSEQ,
+           lambda ids, n: [*shifted(ids), 2, n + 1 + 2], {"src_lang": "de_DE"},
+           {"ar_AR": 1, "de_DE": 3, "<mask>": 26}),
+    Family("MBart50Tokenizer", "sentencepiece.bpe.model", FAIRSEQ,
+           lambda ids, n: [n + 1 + 3, *shifted(ids), 2], {}, {"sl_SI": 52, "<mask>": 53}),
+    Family("NllbTokenizer", "sentencepiece.bpe.model", {**FAIRSEQ, "model_type": "bpe"},
+           lambda ids, n: [n + 1 + 46, *shifted(ids), 2], {},
+           {"ace_Arab": 1, "eng_Latn": 47, "<mask>": 203}),
+    Family("NllbTokenizer", "sentencepiece.bpe.model", {**FAIRSEQ, "model_type": "bpe"},
+           lambda ids, n: [*shifted(ids), 2, n + 2],
+           {"additional_special_tokens": ["deu_Latn", "eng_Latn"], "legacy_behaviour": True},
+           {"deu_Latn": 1, "eng_Latn": 2, "<mask>": 3}),
+    Family("PegasusTokenizer", "spiece.model", T5, lambda ids, n: [*(i + 103 for i in ids), 1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_lines", [200, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
+def test_ids_are_those_of_the_family(
+    family: Family, num_lines: int, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = {"tokenizer_class": family.kind, **family.settings}
+    files = source_with(tmp_path, family.name, trained(**family.trained), **settings)
+    size = files.original.get_piece_size()
+
+    tokenizer = read_tokenizer(tmp_path, config()).tokenizer
+
+    lines = difficult_lines(num_lines, seed=2)
+    assert not list(unexplained(files, tokenizer, lines, lambda ids: family.ids(list(ids), size)))
+    found = {name: tokenizer.token_to_id(name) for name in family.more}
+    assert found == {name: size + place for name, place in family.more.items()}
+    for name in family.more:  # a text that holds it is cut there
+        assert tokenizer.token_to_id(name) in tokenizer.encode(f"a {name} b").ids
+
+
+@pytest.mark.parametrize("num_lines", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_text_comes_back_as_sentencepiece_gives_it_back(
+    num_lines: int, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    for name, options in (("llama", BYTES), ("unigram", {})):
+        files = source_with(
+            tmp_path / name, "tokenizer.model", trained(**options), tokenizer_class="LlamaTokenizer"
+        )
+        tokenizer = read_tokenizer(files.path, config("gpt")).tokenizer
+
+        for line in difficult_lines(num_lines, seed=3):
+            ids = files.original.encode(line)
+            known = [i for i in ids if not files.original.is_unknown(i)]
+            found = tokenizer.decode(known)
+            # What stands behind an unknown character at the start keeps its space.
+            assert found.lstrip(" ") == files.original.decode(known).lstrip(" ")
+            assert len(known) < len(ids) or found == files.original.decode(ids)
+
+
+def test_a_language_is_put_where_the_model_was_trained_with_it(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    source_with(tmp_path, "sentencepiece.bpe.model", trained(**FAIRSEQ),
+                tokenizer_class="MBart50Tokenizer")  # fmt: skip
+
+    found = read_tokenizer(tmp_path, config(), languages=Languages("de_DE", "fr_XX"))
+
+    tokenizer = found.tokenizer
+    assert tokenizer.encode("").tokens == ["de_DE", "</s>"]
+    assert found.target_language == tokenizer.token_to_id("fr_XX")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    again = read_tokenizer(tmp_path, config(), languages=Languages("en_XX"))
+    assert again.tokenizer.encode("").tokens == ["en_XX", "</s>"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "languages", "message"),
+    [
+        ("MBartTokenizer", Languages("deu_Latn"), "language 'deu_Latn' is not one of the model's"),
+        ("MBartTokenizer", Languages(None, "de"), "language 'de' is not one of the model's"),
+        ("XLMRobertaTokenizer", Languages("de_DE"), "leave --source-lang out"),
+        ("XLMRobertaTokenizer", Languages(None, "de_DE"), "leave --target-lang out"),
+        ("SomeTokenizer", Languages(), "of a class that is not known, SomeTokenizer"),
+        ("MBartTokenizer", Languages(), "the model has a vocabulary of 20"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    kind: str, languages: Languages, message: str, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = trained(**FAIRSEQ)
+    source_with(tmp_path, "sentencepiece.bpe.model", model, tokenizer_class=kind)
+    room = 20 if "vocabulary" in message else 5000
+
+    with pytest.raises(CheckpointError, match=message):
+        read_tokenizer(tmp_path, config(vocab_size=room), languages=languages)
+
+
+def test_an_added_token_of_another_id_is_refused(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    added = {"7": {"content": "<new>"}}
+    source_with(tmp_path, "spiece.model", trained(**T5), tokenizer_class="T5Tokenizer",
+                added_tokens_decoder=added)  # fmt: skip
+
+    with pytest.raises(CheckpointError, match="'<new>' is to have the id 7, and has 3600"):
+        read_tokenizer(tmp_path, config())
+
+
+def test_added_tokens_above_the_vocabulary_are_left_out(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    source_with(tmp_path, "spiece.model", trained(**T5), tokenizer_class="T5Tokenizer")
+    tokenizer = read_tokenizer(tmp_path, config()).tokenizer
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    found = read_tokenizer(tmp_path, config(vocab_size=3600))
+
+    assert found.tokenizer.token_to_id("<image>") is None
+    assert any("left out: '<image>'" in note for note in found.notes)
+
+
+def test_marks_are_composed_as_the_table_says_and_not_reordered(
+    trained: Callable[..., Path],
+) -> None:
+    steps = read_sentencepiece(trained()).charsmap.steps
+
+    def normalize(text: str) -> str:
+        for step in steps:
+            text = step.normalize_str(text)
+        return text
+
+    assert normalize("e\u0323\u0302") == "\u1ec7"  # the library's own gives U+1EB9
+    assert normalize("\u1112\u1161\u11ab") == "\ud55c"
+    assert normalize("\uff36\u0301") == "V\u0301"
+    assert normalize("\u0628\u0651\u064e") == "\u0628\u0651\u064e"  # NFC would turn the two round
+    assert normalize("a\u0316\u0301") == "a\u0316\u0301"  # and compose these over another
+
+
+@pytest.mark.parametrize("blob", [b"\1\0\0\0", b"\4\0\0\0ab", b"\4\0\0\0" + b"\xff" * 8])
+def test_a_damaged_table_of_characters_is_refused_or_empty(blob: bytes) -> None:
+    try:
+        found = read_charsmap(blob)
+    except ValueError as error:
+        assert "table of characters" in str(error)
+    else:
+        assert not found.singles and not found.several
