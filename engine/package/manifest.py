@@ -15,7 +15,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
 Task = Literal["generate", "classify", "label", "embed"]
 Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
-LabelScores = Literal["softmax", "sigmoid"]
+LabelScores = Literal["softmax", "sigmoid", "none"]
 Target = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "fp16", "bf16"]
 Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
@@ -260,7 +260,8 @@ class Manifest(_Model):
     encoding: EncodingContract | None = None
     image: ImageContract | None = None
     labels: tuple[str, ...] = ()
-    label_scores: LabelScores = "softmax"  # of one label of many, or of each by itself
+    # Probabilities of one label of many, or of each by itself; none: logits are what is told
+    label_scores: LabelScores = "softmax"
     files: dict[str, FileEntry]
     toolchain: dict[str, str]
     certificate: Certificate

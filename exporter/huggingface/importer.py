@@ -30,6 +30,7 @@ from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import FoundWeight, find_weights
 from exporter.huggingface.generation import GenerationOptions, merge_options
+from exporter.huggingface.sentences import read_modules
 from exporter.huggingface.stored import StoredWeights, open_weights
 from exporter.huggingface.tokenizers import Languages, read_tokenizer
 from exporter.models import TransformerConfig
@@ -75,21 +76,26 @@ def import_checkpoint(
     family = _family_of(raw, source)
     for name in family.files:
         raw[Path(name).stem] = _read_optional_json(source / name)
+    raw["modules"] = modules = read_modules(source)
     with _naming(source / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
     with _naming(source / CONFIG_NAME):
         config = family.read_config(raw, options.special_tokens())
     _check_suppressed(config, options, source)
-    text = read_tokenizer(source, config, str(raw["model_type"]), languages)
+    text = None  # of a model that sees pictures
+    if config.vocab_size:
+        text = read_tokenizer(source, config, str(raw["model_type"]), languages)
+    tokenizer, notes = (text.tokenizer, text.notes) if text else (None, ())
     wanted = _with_output_bias(config, options)
-    with open_weights(source) as stored:
+    beside = [source / modules.dense_path] if modules and modules.dense_path else []
+    with open_weights(source, *beside) as stored:
         check_layers(len(stored), config, source)
         found = find_weights(stored, family, config, source)
         weights = _written(model_weights(wanted), found, stored, options, progress)
         task = out.resolve().name
-        stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), text.tokenizer, weights)
+        stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), tokenizer, weights)
     num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
-    return Imported(str(raw["model_type"]), num_parameters, (*options.notes(), *text.notes))
+    return Imported(str(raw["model_type"]), num_parameters, (*options.notes(), *notes))
 
 
 def _written(

@@ -62,8 +62,8 @@ class StoredWeights:
 
 
 @contextmanager
-def open_weights(directory: Path) -> Iterator[StoredWeights]:
-    """Open all weights of a source.
+def open_weights(*directories: Path) -> Iterator[StoredWeights]:
+    """Open all weights of a source, which may have several directories.
 
     Raises CheckpointError if there are none, naming all files that are damaged, and all tensors
     that the index names and a file lacks.
@@ -71,7 +71,8 @@ def open_weights(directory: Path) -> Iterator[StoredWeights]:
     with ExitStack() as stack:
         files: list[_File] = []
         problems: list[str] = []
-        for path, expected in _weight_files(directory).items():
+        found = [item for one in directories for item in _weight_files(one).items()]
+        for path, expected in found:
             try:
                 file = _open(path, stack)
             except _DAMAGE as error:

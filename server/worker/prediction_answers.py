@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ def classes(
     scores: LabelScores = "softmax",
 ) -> pb.ClassifyResponse.Classes:
     """Return the `top` best classes, all for 0, the best one for None."""
-    make = softmax if scores == "softmax" else sigmoid
-    probabilities = make(item.logits)  # (num_labels,)
+    probabilities = _SCORES[scores](item.logits)  # (num_labels,)
     count = 1 if top is None else top or len(probabilities)
     best = np.argsort(-probabilities, kind="stable")[:count]
     return pb.ClassifyResponse.Classes(
@@ -71,6 +70,17 @@ def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the probability of each label by itself; shape as given."""
     probabilities: NDArray[np.float64] = (1 + np.tanh(logits.astype(np.float64) / 2)) / 2
     return probabilities
+
+
+def _as_they_are(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    return logits.astype(np.float64)
+
+
+_SCORES: Mapping[LabelScores, Callable[[NDArray[np.float32]], NDArray[np.float64]]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": _as_they_are,
+}
 
 
 def _scored_label(index: int, probability: float, labels: Sequence[str]) -> pb.ScoredLabel:

@@ -53,6 +53,12 @@ def test_labels_that_do_not_exclude_each_other_have_probabilities_of_their_own()
     assert found == pytest.approx([0.8807971, 0.5, 0.0])
 
 
+def test_numbers_of_a_regression_are_told_as_they_are() -> None:
+    classes = prediction_answers.classes(_item([3.5, -2.0]), LABELS, 0, "none")
+
+    assert [label.probability for label in classes.labels] == [3.5, -2.0]
+
+
 def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
     item = replace(_item([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]]), spans=((0, 2), (3, 6)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from engine.package.manifest import LabelScores
 from exporter.models.config.sizes import SizeOptions, Width, unless
 
 Pooling = Literal["first", "mean", "max"]
@@ -20,8 +21,8 @@ class HeadOptions(SizeOptions):
     pooler_norm: Annotated[bool, unless(False)] = False  # behind the activation
     embedding_dim: Annotated[Width | None, unless(None)] = None  # of the pooler; None: d_model
     normalize: Annotated[bool, unless(False)] = False  # vectors of length 1
-    # What makes probabilities of logits: one label of many, or each by itself
-    label_scores: Annotated[Literal["softmax", "sigmoid"], unless("softmax")] = "softmax"
+    # What makes probabilities of logits: one label of many, or each by itself; none: they are told
+    label_scores: Annotated[LabelScores, unless("softmax")] = "softmax"
 
     @property
     def pooler_kind(self) -> Pooler:

@@ -1,0 +1,100 @@
+"""What is told by the class that saved an encoder: whether it classifies, labels or embeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from engine.package.manifest import LabelScores
+from engine.wording import shortened
+from exporter.huggingface.family import SourceConfig
+from exporter.huggingface.sentences import SentenceModules
+from exporter.models.config import TransformerConfig
+
+Head = Literal["classify", "label", "embed"]
+_HEADS: Mapping[str, Head] = {  # by the end of the class's name
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "label",
+    "Model": "embed",
+    "ForMaskedLM": "embed",
+    "ForPreTraining": "embed",
+}
+LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # where a source names none
+DENSE = "linear"  # the name of sentence-transformers for the layer in a Dense module
+
+
+class CrossEncoder(BaseModel):
+    """What sentence-transformers writes into `config.json` of a model that compares two texts."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    activation_fn: str = ""
+
+
+class HeadedConfig(SourceConfig):
+    """`config.json` of an encoder with any head."""
+
+    architectures: tuple[str, ...] | None = None
+    id2label: dict[int, str] = LABELS
+    problem_type: str | None = None
+    sentence_transformers: CrossEncoder | None = None
+    modules: SentenceModules | None = None  # of modules.json
+
+    @field_validator("architectures")
+    @classmethod
+    def _is_known(cls, given: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if given and _head_named(given[0]) is None:
+            raise ValueError(
+                f"architectures is {shortened(given[0])}; supported: classes that end in "
+                f"{', '.join(_HEADS)}"
+            )
+        return given
+
+    @property
+    def head(self) -> Head:
+        """What the model does; a body alone embeds."""
+        named = _head_named(self.architectures[0]) if self.architectures else None
+        return named or "embed"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its classes, by their number."""
+        return tuple(self.id2label[i] for i in sorted(self.id2label))
+
+    @property
+    def label_scores(self) -> LabelScores:
+        """How transformers, or sentence-transformers, makes probabilities of logits."""
+        chosen = self.sentence_transformers.activation_fn if self.sentence_transformers else ""
+        if self.problem_type == "regression" or chosen.endswith("Identity"):
+            return "none"
+        several = self.problem_type == "multi_label_classification"
+        return "sigmoid" if several or len(self.labels) == 1 else "softmax"
+
+    def head_options(self, **classifying: Any) -> dict[str, Any]:
+        """Return the options of the head; `classifying` are those of a family that classifies."""
+        if self.head == "classify":
+            scores = self.label_scores
+            return {"family": "bert", "labels": self.labels, "label_scores": scores, **classifying}
+        if self.head == "label":
+            return {"family": "labeller", "labels": self.labels}
+        found = self.modules or SentenceModules()  # as sentence-transformers does without one
+        options = {"family": "bert", "pooling": found.pooling, "normalize": found.normalize}
+        if found.dense is None:
+            return {**options, "pooler": "none"}
+        return {
+            **options,
+            "pooler": found.dense.activation,
+            "pooler_bias": found.dense.bias,
+            "embedding_dim": found.dense.out_features,
+        }
+
+
+def pooler(config: TransformerConfig, theirs: str) -> dict[str, str]:
+    """Return the name of what stands before the classifier, or makes the vector of a text."""
+    return {"pooler": theirs if config.labels else DENSE}
+
+
+def _head_named(architecture: str) -> Head | None:
+    return next((head for end, head in _HEADS.items() if architecture.endswith(end)), None)

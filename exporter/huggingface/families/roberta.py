@@ -1,0 +1,43 @@
+"""RoBERTa, XLM-R and CamemBERT: BERT whose positions count from behind the padding's id."""
+
+from __future__ import annotations
+
+from exporter.huggingface.conversion import NameTable, SkipRows, modules
+from exporter.huggingface.encoder_heads import pooler
+from exporter.huggingface.families.bert import BertConfig, bert_options, bert_weights
+from exporter.huggingface.family import Family, SpecialTokens
+from exporter.models.config import PositiveInt, TransformerConfig
+
+
+class RobertaConfig(BertConfig):
+    """`config.json` of a RoBERTa."""
+
+    vocab_size: PositiveInt = 50265
+    pad_token_id: int = 1
+
+
+def _config(source: RobertaConfig, tokens: SpecialTokens) -> TransformerConfig:
+    length = source.max_position_embeddings - source.pad_token_id - 1
+    options = {**bert_options(source), **source.head_options(), "max_source_len": length}
+    return TransformerConfig(**options)
+
+
+def _weights(config: TransformerConfig) -> NameTable:
+    is_labeller = config.family == "labeller"
+    head = {
+        "classifier": "classifier" if is_labeller else "classifier.out_proj",
+        **pooler(config, "classifier.dense"),
+    }
+    return {**bert_weights("roberta.", SkipRows(config.pad_token_id + 1)), **modules(head)}
+
+
+ROBERTA = Family(
+    title="RoBERTa, XLM-R, CamemBERT",
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    source=RobertaConfig,
+    to_config=_config,
+    weights=_weights,
+    abilities=("classify", "label", "embed"),
+    body="roberta.",
+    ignored=r"lm_head\..*|(roberta\.)?(pooler\..*|embeddings\.position_ids)",
+)

@@ -1,0 +1,145 @@
+"""ViT and DeiT: encoders over the patches of a picture, norm first."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from exporter.huggingface.conversion import NameTable, Squeezed, StoredWeight, modules
+from exporter.huggingface.encoder_heads import LABELS
+from exporter.huggingface.family import (
+    ACTIVATIONS,
+    Activation,
+    Family,
+    SourceConfig,
+    SpecialTokens,
+)
+from exporter.huggingface.pictures import PREPROCESSOR_NAME, Preprocessor
+from exporter.models.config import ImageConfig, PositiveInt, Probability, TransformerConfig
+
+_HEADS: dict[str, dict[str, Any]] = {
+    "ViTForImageClassification": {},
+    "ViTModel": {"labels": ()},
+    "DeiTForImageClassification": {"distillation": "token"},
+    "DeiTForImageClassificationWithTeacher": {"distillation": "head"},
+    "DeiTModel": {"distillation": "token", "labels": ()},
+}
+
+
+class ViTConfig(SourceConfig):
+    """`config.json` of a ViT or DeiT."""
+
+    model_type: Literal["vit", "deit"]
+    architectures: tuple[
+        Literal[
+            "ViTForImageClassification",
+            "ViTModel",
+            "DeiTForImageClassification",
+            "DeiTForImageClassificationWithTeacher",
+            "DeiTModel",
+        ]
+    ]
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: Probability = 0.0
+    attention_probs_dropout_prob: Probability = 0.0
+    layer_norm_eps: float = 1e-12
+    image_size: PositiveInt = 224
+    patch_size: PositiveInt = 16
+    num_channels: Literal[1, 3] = 3
+    qkv_bias: Literal[True] = True
+    id2label: dict[int, str] = LABELS
+    preprocessor_config: Preprocessor | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.preprocessor_config is None:
+            raise ValueError(
+                f"{PREPROCESSOR_NAME} is missing; write it with transformers: "
+                "`AutoImageProcessor.from_pretrained(NAME).save_pretrained(DIR)`"
+            )
+        _image(self)
+        return self
+
+
+def _image(source: ViTConfig) -> ImageConfig:
+    """Return what the model sees; ValueError if the picture's settings do not fit it."""
+    assert source.preprocessor_config is not None, "it was checked"
+    size, channels = source.image_size, source.num_channels
+    return ImageConfig(
+        size=size,
+        patch_size=source.patch_size,
+        channels=channels,
+        distillation=_HEADS[source.architectures[0]].get("distillation", "none"),
+        **source.preprocessor_config.image_options(size, channels),
+    )
+
+
+def _config(source: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
+    head = _HEADS[source.architectures[0]]
+    return TransformerConfig(
+        family="vit",
+        d_model=source.hidden_size,
+        num_heads=source.num_attention_heads,
+        d_ff=source.intermediate_size,
+        num_encoder_layers=source.num_hidden_layers,
+        activation=ACTIVATIONS[source.hidden_act],
+        norm_position="first",
+        norm_eps=source.layer_norm_eps,
+        dropout=source.hidden_dropout_prob,
+        attention_dropout=source.attention_probs_dropout_prob,
+        positions="learned",
+        labels=head.get("labels", tuple(source.id2label[i] for i in sorted(source.id2label))),
+        image=_image(source),
+    )
+
+
+def _weights(config: TransformerConfig) -> NameTable:
+    is_deit = config.image is not None and config.image.distillation != "none"
+    body = "deit" if is_deit else "vit"
+    ours, theirs = "encoder.layers.{i}", f"{body}.encoder.layer.{{i}}"
+    embeddings, token = f"{body}.embeddings", (Squeezed(), Squeezed())
+    return {
+        "embeddings.class_token": StoredWeight((f"{embeddings}.cls_token",), token),
+        "embeddings.distillation_token": StoredWeight((f"{embeddings}.distillation_token",), token),
+        "embeddings.positions.weight": StoredWeight(
+            (f"{embeddings}.position_embeddings",), (Squeezed(),)
+        ),
+        **modules(
+            {
+                "embeddings.projection": f"{embeddings}.patch_embeddings.projection",
+                f"{ours}.self_attention.q_proj": f"{theirs}.attention.attention.query",
+                f"{ours}.self_attention.k_proj": f"{theirs}.attention.attention.key",
+                f"{ours}.self_attention.v_proj": f"{theirs}.attention.attention.value",
+                f"{ours}.self_attention.out_proj": f"{theirs}.attention.output.dense",
+                f"{ours}.self_attention_residual.norm": f"{theirs}.layernorm_before",
+                f"{ours}.feed_forward.up_proj": f"{theirs}.intermediate.dense",
+                f"{ours}.feed_forward.down_proj": f"{theirs}.output.dense",
+                f"{ours}.feed_forward_residual.norm": f"{theirs}.layernorm_after",
+                "encoder.final_norm": f"{body}.layernorm",
+                "classifier": ("classifier", "cls_classifier"),
+                "distillation_classifier": "distillation_classifier",
+            }
+        ),
+    }
+
+
+def _family(title: str, model_type: str) -> Family[ViTConfig]:
+    return Family(
+        title=title,
+        model_types=(model_type,),
+        source=ViTConfig,
+        to_config=_config,
+        weights=_weights,
+        abilities=("classify", "embed"),
+        body=f"{model_type}.",
+        ignored=rf"({model_type}\.)?pooler\..*",
+        files=(PREPROCESSOR_NAME,),
+    )
+
+
+VIT, DEIT = _family("ViT", "vit"), _family("DeiT", "deit")

@@ -1,0 +1,136 @@
+"""An imported image model gives what transformers gives, from the picture to the classes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import DeiTImageProcessorPil, ViTImageProcessorPil
+
+from engine.errors import CheckpointError
+from engine.one_pass.image import load_image
+from exporter.checkpoint import load_checkpoint
+from exporter.graphs.contracts import image_contract
+from exporter.huggingface import import_checkpoint
+from tests.exporter.huggingface.encoders import save_vision
+from tests.exporter.huggingface.sources import edit_json
+
+VIT = ViTImageProcessorPil(size={"height": 8, "width": 8})
+DEIT = DeiTImageProcessorPil(
+    size={"height": 11, "width": 11},
+    crop_size={"height": 8, "width": 8},
+    image_mean=[0.485, 0.456, 0.406],
+    image_std=[0.229, 0.224, 0.225],
+)
+
+
+def imported(source: Path) -> Any:
+    import_checkpoint(source, source.with_name("checkpoint"))
+    return load_checkpoint(source.with_name("checkpoint")).model
+
+
+@pytest.mark.parametrize(
+    ("class_name", "processor"),
+    [
+        ("ViTForImageClassification", VIT),
+        ("DeiTForImageClassification", DEIT),
+        ("DeiTForImageClassificationWithTeacher", DEIT),
+    ],
+)
+@torch.no_grad()
+def test_logits_are_those_of_transformers(class_name: str, processor: Any, tmp_path: Path) -> None:
+    twin = save_vision(tmp_path / "source", class_name, processor)
+    pixels = torch.randn(3, 3, 8, 8)
+
+    model = imported(tmp_path / "source")
+    logits, _ = model(pixels)
+
+    assert model.config.labels == ("cat", "dog", "owl")
+    torch.testing.assert_close(logits, twin(pixels).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_body_alone_gives_the_vector_of_its_class_token(tmp_path: Path) -> None:
+    twin = save_vision(tmp_path / "source", "ViTModel", VIT)
+    pixels = torch.randn(3, 3, 8, 8)
+
+    logits, vectors = imported(tmp_path / "source")(pixels)
+
+    assert logits is None
+    expected = twin(pixels).last_hidden_state[:, 0]
+    torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        VIT,
+        DEIT,
+        ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0, do_normalize=False),
+        ViTImageProcessorPil(
+            size={"shortest_edge": 10},
+            resample=3,
+            do_center_crop=True,
+            crop_size={"height": 8, "width": 8},
+        ),
+        DeiTImageProcessorPil(
+            size={"height": 5, "width": 5}, crop_size={"height": 8, "width": 8}, resample=1
+        ),
+        ViTImageProcessorPil(size={"height": 8, "width": 8}, rescale_factor=1 / 127.5),
+        ViTImageProcessorPil(size={"height": 8, "width": 8}, do_rescale=False),
+    ],
+)
+def test_pictures_are_within_a_level_of_those_of_transformers(
+    processor: Any, tmp_path: Path
+) -> None:
+    save_vision(tmp_path / "source", "ViTForImageClassification", processor)
+    config = imported(tmp_path / "source").config
+    contract = image_contract(config)
+    assert contract is not None
+
+    for width, height in ((8, 8), (31, 19), (7, 40), (5, 3), (64, 64)):
+        pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels)
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+
+        found = load_image(file.getvalue(), contract, path="x")
+
+        expected = processor(picture, return_tensors="np")["pixel_values"][0]
+        level = 1 / 255 / np.array(contract.std)[:, None, None]
+        assert (np.abs(found - expected) <= level).all()
+        assert np.abs(found - expected).mean() < 1e-3 * level.max()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"size": {"height": 9, "width": 9}}, "makes pictures of 9 pixels, the model has an image"),
+        ({"size": {"shortest_edge": 8}}, "of 8 pixels and their own ratio, the model has"),
+        ({"size": {"height": 8, "width": 6}}, "size is .*supported: a square, or shortest_edge"),
+        ({"resample": 9}, "resample is 9; supported: 0, 1, 2, 3, 4, 5"),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_are_refused(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_vision(source, "ViTForImageClassification", VIT)
+    edit_json(source / "preprocessor_config.json", **change)
+
+    with pytest.raises(CheckpointError, match=reason):
+        import_checkpoint(source, tmp_path / "checkpoint")
+
+
+def test_image_model_without_its_processor_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_vision(source, "ViTForImageClassification", VIT)
+    (source / "preprocessor_config.json").unlink()
+
+    with pytest.raises(CheckpointError, match=r"preprocessor_config.json is missing; write it"):
+        import_checkpoint(source, tmp_path / "checkpoint")
