@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.errors import ConfigError, PackageError
 from engine.package.files import hash_file
@@ -55,9 +56,7 @@ def export_package(
     CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
     out = Path(os.path.abspath(out_dir))
-    name = _name_of(out) if name is None else name
-    _check_name("name", name)
-    _check_name("version", version)
+    title = _Title.of(_name_of(out) if name is None else name, version)
     _check_replaceable(out)
     form = PackageFormat.of(target, precision, weights, kv_cache)
     checkpoint = load_checkpoint(checkpoint_dir)
@@ -65,32 +64,55 @@ def export_package(
     scored = None if text is None else read_text(text, checkpoint)
     with stage(out) as staging:
         directory = staging.directory
-        write_graphs(build_package_graphs(checkpoint, form), directory)
-        _copy_files(checkpoint, directory)
+        _write_files(checkpoint, form, directory)
         most = (limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None
-        found = certify(
-            checkpoint, directory, progress or _no_progress, form=form, limits=most, text=scored
-        )
-        manifest = _describe(checkpoint, directory, name, version, form, found)
+        report = progress or _no_progress
+        found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
+        manifest = _describe(title, checkpoint, form, directory, found)
         write_manifest(manifest, directory)
         staging.publish()
     return manifest
 
 
+class _Title(NamedTuple):
+    """What a package is called."""
+
+    name: str
+    version: str
+
+    @classmethod
+    def of(cls, name: str, version: str) -> _Title:
+        """Return what was asked for; ConfigError if it cannot be."""
+        title = cls(name, version)
+        for field, value in title._asdict().items():
+            if not re.fullmatch(NAME_PATTERN, value):
+                raise ConfigError(
+                    f"{field} {value!r} has to be of 1 to 64 letters, digits, dots, hyphens and "
+                    "underscores, a letter or digit first; give another"
+                )
+        return title
+
+
+def _write_files(checkpoint: Checkpoint, form: PackageFormat, directory: Path) -> None:
+    """Write all of a package but its manifest."""
+    write_graphs(build_package_graphs(checkpoint, form), directory)
+    for name in copied_files(checkpoint):
+        (directory / name).write_bytes((checkpoint.path / name).read_bytes())
+
+
 def _describe(
+    title: _Title,
     checkpoint: Checkpoint,
-    directory: Path,
-    name: str,
-    version: str,
     form: PackageFormat,
+    directory: Path,
     certificate: Certificate,
 ) -> Manifest:
     contract = contract_of(checkpoint.config.model, form)
     files = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
     return Manifest(
         format_version=FORMAT_VERSION,
-        name=name,
-        version=version,
+        name=title.name,
+        version=title.version,
         architecture=contract.architecture,
         task=contract.task,
         target=form.target,
@@ -112,22 +134,9 @@ def _name_of(out: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", out.name).lstrip("._-")[:64] or "model"
 
 
-def _check_name(field: str, value: str) -> None:
-    if not re.fullmatch(NAME_PATTERN, value):
-        raise ConfigError(
-            f"{field} {value!r} has to be of 1 to 64 letters, digits, dots, hyphens and "
-            "underscores, a letter or digit first; give another"
-        )
-
-
 def copied_files(checkpoint: Checkpoint) -> list[str]:
     """Return the names of the files that a package has from its checkpoint."""
     return [CONFIG_NAME, *([TOKENIZER_NAME] if checkpoint.tokenizer else [])]
-
-
-def _copy_files(checkpoint: Checkpoint, directory: Path) -> None:
-    for name in copied_files(checkpoint):
-        (directory / name).write_bytes((checkpoint.path / name).read_bytes())
 
 
 def _check_replaceable(out: Path) -> None:
