@@ -186,7 +186,7 @@ class Scheduler:
     def drain(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """End every request: with what there is where that is allowed, else as `fail_all` does."""
         for request in list(self._all()):
-            if request.asked.params.allow_partial and request.admitted is not None:
+            if request.may_be_cut:
                 self._cut(request, FinishReason.DRAINED)
         return self.fail_all(describe)
 
@@ -489,10 +489,10 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         for request in self._deadlines.expired(self._all(), now):
-            if request.asked.params.allow_partial and request.admitted is not None:
-                self._cut(request, FinishReason.DEADLINE)
-            else:
+            if not request.may_be_cut:
                 self._fail(request, expired(request, now, num_running=len(self._running)))
+            else:
+                self._cut(request, FinishReason.DEADLINE)
 
     def _refuse_if_too_late(self, request: Request, deadline: float) -> None:
         asked, time_left = request.asked, deadline - self._clock()

@@ -99,6 +99,11 @@ class Request:
         return len(self.asked.params.forced_begin)
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether it has begun, and allows to be ended with what there is."""
+        return self.asked.params.allow_partial and self.admitted is not None
+
+    @property
     def leader(self) -> Sequence:
         """The sequence that computes the prompt for all."""
         return self.sequences[0]
