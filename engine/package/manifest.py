@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,6 +62,27 @@ class CacheShape(_Model):
 
 
 @dataclass(frozen=True)
+class TargetFormats:
+    """For which types of numbers a target has kernels."""
+
+    precisions: tuple[Precision, ...]  # of activations
+    no_int8_cache: tuple[Precision, ...] = ()  # of them, those without one for an int8 cache
+    no_weights: tuple[tuple[Weights, Weights], ...] = ()  # without one, and what to take instead
+
+
+FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
+    {
+        "cpu": TargetFormats(("fp32",)),
+        "cuda": TargetFormats(
+            ("fp32", "fp16", "bf16"),
+            no_int8_cache=("fp32",),
+            no_weights=(("int8", "int8-blocks"),),  # int8 has a scale for each row of the input
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
 class PackageFormat:
     """Where the graphs of a package run, and the types of the numbers in them."""
 
@@ -95,20 +118,20 @@ class PackageFormat:
     @property
     def problems(self) -> list[str]:
         """Return a sentence, beginning with the field, for everything that does not go together."""
-        found = []
-        if self.target == "cpu" and self.precision != "fp32":
-            found.append(f"precision: {self.precision} is for the target cuda")
-        if self.target == "cuda" and self.weights == "int8":
-            found.append(
-                "weights: int8, a scale for each row of the input, has no kernel for the target "
-                "cuda; int8-blocks has"
-            )
+        found, allowed = [], FORMATS[self.target]
+        if self.precision not in allowed.precisions:
+            others = [name for name, one in FORMATS.items() if self.precision in one.precisions]
+            found.append(f"precision: {self.precision} is for the target {' or '.join(others)}")
+        if (instead := dict(allowed.no_weights).get(self.weights)) is not None:
+            what = f"{self.weights} has no kernel for the target {self.target}; {instead} has"
+            found.append(f"weights: {what}")
         if self.weights not in (self.precision, "int8", "int8-blocks", "int4"):
             found.append(f"weights: {self.weights} does not go with precision {self.precision}")
         if self.kv_cache not in (self.precision, "int8"):
             found.append(f"kv_cache: {self.kv_cache} does not go with precision {self.precision}")
-        if self.target == "cuda" and self.kv_cache == "int8" and self.precision == "fp32":
-            found.append("kv_cache: int8 needs precision fp16 or bf16 for the target cuda")
+        elif self.kv_cache != self.precision and self.precision in allowed.no_int8_cache:
+            needed = " or ".join(p for p in allowed.precisions if p not in allowed.no_int8_cache)
+            found.append(f"kv_cache: int8 needs precision {needed} for the target {self.target}")
         return found
 
     def __str__(self) -> str:
