@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.config import RequestLimits
@@ -48,13 +50,7 @@ def replica_load(
         cache_used=load.cache_used,
         tokens_per_second=load.tokens_per_second,
         model=model,
-        wasted=pb.GetLoadResponse.WastedWork(
-            padding_tokens=load.wasted.padding_tokens,
-            cancelled_tokens=load.wasted.cancelled_tokens,
-            expired_tokens=load.wasted.expired_tokens,
-            failed_tokens=load.wasted.failed_tokens,
-            discarded_tokens=load.wasted.discarded_tokens,
-        ),
+        wasted=pb.GetLoadResponse.WastedWork(**asdict(load.wasted)),
     )
 
 

@@ -180,7 +180,7 @@ class FakeGenerator(_Lifecycle):
             waiting_tokens=9,
             cache_used=0.25,
             tokens_per_second=50.0,
-            wasted=WastedWork(1, 2, 3, 4, 5),
+            wasted=WastedWork(1, 2, 3, 4, 5, 6),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:

@@ -319,6 +319,7 @@ async def test_server_info_and_load(stubs: Stubs) -> None:
         expired_tokens=3,
         failed_tokens=4,
         discarded_tokens=5,
+        preempted_tokens=6,
     )
 
 

@@ -180,6 +180,7 @@ def replica_loads(response: admin_service_pb2.GetLoadResponse) -> tuple[ReplicaL
                 expired_tokens=replica.wasted.expired_tokens,
                 failed_tokens=replica.wasted.failed_tokens,
                 discarded_tokens=replica.wasted.discarded_tokens,
+                preempted_tokens=replica.wasted.preempted_tokens,
             ),
         )
         for replica in response.replicas

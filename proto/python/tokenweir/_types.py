@@ -262,6 +262,7 @@ class WastedWork:
     expired_tokens: int = 0  # their deadline passed
     failed_tokens: int = 0
     discarded_tokens: int = 0  # of beams, of samples not returned, behind stop strings
+    preempted_tokens: int = 0  # of requests that had to make room, and are computed again
 
 
 @dataclass(frozen=True)

@@ -546,6 +546,7 @@ class GetLoadResponse(_message.Message):
         EXPIRED_TOKENS_FIELD_NUMBER: _builtins.int
         FAILED_TOKENS_FIELD_NUMBER: _builtins.int
         DISCARDED_TOKENS_FIELD_NUMBER: _builtins.int
+        PREEMPTED_TOKENS_FIELD_NUMBER: _builtins.int
         padding_tokens: _builtins.int
         """Of rows that belong to no request."""
         cancelled_tokens: _builtins.int
@@ -558,6 +559,8 @@ class GetLoadResponse(_message.Message):
         """Of beams that were given up, samples that were not returned, and tokens
         behind a stop string.
         """
+        preempted_tokens: _builtins.int
+        """Of requests that had to make room for others, and are computed again."""
         def __init__(
             self,
             *,
@@ -566,10 +569,11 @@ class GetLoadResponse(_message.Message):
             expired_tokens: _builtins.int = ...,
             failed_tokens: _builtins.int = ...,
             discarded_tokens: _builtins.int = ...,
+            preempted_tokens: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_tokens", b"cancelled_tokens", "discarded_tokens", b"discarded_tokens", "expired_tokens", b"expired_tokens", "failed_tokens", b"failed_tokens", "padding_tokens", b"padding_tokens"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_tokens", b"cancelled_tokens", "discarded_tokens", b"discarded_tokens", "expired_tokens", b"expired_tokens", "failed_tokens", b"failed_tokens", "padding_tokens", b"padding_tokens", "preempted_tokens", b"preempted_tokens"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
