@@ -18,12 +18,20 @@ from exporter.models.protocol import generator
 from exporter.operators.domain import Functions
 from exporter.samples import encode_samples
 
+_FEATURES = ("window", "attention_softcap")  # options that not every kernel of attention has
+
 
 def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     """Raise ConfigError, naming everything that does not go together, or with this model."""
     target = target_of(form)
     problems, groups = form.problems, target.int8_cache_groups
     config = checkpoint.config.model
+    needed = [name for name in _FEATURES if getattr(config, name) is not None]
+    if needed and form.precision in target_of(form).plain_attention:
+        problems.append(
+            f"the model has {' and '.join(needed)}, for which the target {form.target} has a "
+            f"kernel in fp16 and bf16, not in {form.precision}, and the target cpu in fp32"
+        )
     group = config.num_heads // config.kv_heads
     if form.kv_cache == "int8" and groups is not None and group not in groups:
         problems.append(

@@ -33,6 +33,7 @@ class Target:
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
     relative_positions: bool = True  # its attention to a decoder's own row takes a bias
+    plain_attention: tuple[Precision, ...] = ()  # types whose attention has no window, no softcap
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
 
@@ -52,6 +53,7 @@ CUDA = Target(
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
     relative_positions=False,
+    plain_attention=("fp32",),
     runs_here=False,
 )
 _TARGETS = {target.name: target for target in (CPU, CUDA)}

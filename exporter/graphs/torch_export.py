@@ -166,7 +166,7 @@ class _DecoderGraph(nn.Module):
         hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
-        logits = _logits(self.decoder.output, rows)
+        logits = _logits(self.decoder, rows)
         # The best few leave the graph sorted: to look for them outside costs more than the head.
         top_logits, top_ids = emit_top(logits, num_top)
         summed = _whole_pieces(logits) if self._in_pieces else logits
@@ -176,11 +176,12 @@ class _DecoderGraph(nn.Module):
         return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
 
 
-def _logits(output: nn.Linear, rows: Tensor) -> Tensor:
-    if output.weight.dtype == torch.float32 or output.bias is None:
-        logits: Tensor = output(rows).float()
-        return logits
-    return functional.linear(rows, output.weight).float() + output.bias
+def _logits(decoder: Decoder, rows: Tensor) -> Tensor:
+    output = decoder.output
+    if output.weight.dtype == torch.float32:
+        return decoder.logits(rows)
+    logits = decoder.capped(functional.linear(rows, output.weight).float())
+    return logits if output.bias is None else logits + output.bias
 
 
 def _whole_pieces(logits: Tensor) -> Tensor:

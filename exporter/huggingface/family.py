@@ -38,6 +38,10 @@ class SourceConfig(BaseModel):
 
     quantization_config: None = None
 
+    def notes(self) -> list[str]:
+        """Say what a person should know of what is not taken over."""
+        return []
+
 
 Source = TypeVar("Source", bound=SourceConfig)
 
@@ -66,6 +70,12 @@ class Family(Generic[Source]):
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     files: tuple[str, ...] = ()  # more JSON files: fields of the source, named for their stems
 
-    def read_config(self, raw: Mapping[str, Any], tokens: SpecialTokens) -> TransformerConfig:
-        """Return the options in our terms; ValidationError names those that we do not have."""
-        return self.to_config(self.source.model_validate(raw), tokens)
+    def read_config(
+        self, raw: Mapping[str, Any], tokens: SpecialTokens
+    ) -> tuple[TransformerConfig, list[str]]:
+        """Return the options in our terms, and what a person should know of them.
+
+        ValidationError names those that we do not have.
+        """
+        source = self.source.model_validate(raw)
+        return self.to_config(source, tokens), source.notes()

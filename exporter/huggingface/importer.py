@@ -80,7 +80,7 @@ def import_checkpoint(
     with _naming(source / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
     with _naming(source / CONFIG_NAME):
-        config = family.read_config(raw, options.special_tokens())
+        config, said = family.read_config(raw, options.special_tokens())
     _check_suppressed(config, options, source)
     text = None  # of a model that sees pictures
     if config.vocab_size:
@@ -95,7 +95,8 @@ def import_checkpoint(
         task = out.resolve().name
         stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), tokenizer, weights)
     num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
-    return Imported(str(raw["model_type"]), num_parameters, (*options.notes(), *notes))
+    said = [*options.notes(), *said, *notes]
+    return Imported(str(raw["model_type"]), num_parameters, tuple(said))
 
 
 def _written(

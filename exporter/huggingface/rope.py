@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from exporter.models.config import PositiveInt, RotaryScaling
+from exporter.models.config import (
+    AnyScaling,
+    LinearScaling,
+    LongScaling,
+    PositiveInt,
+    RotaryScaling,
+    YarnScaling,
+)
 
-_SCALING = {  # the fields of llama3, and our names of them
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_len",
+_NEEDED = {  # the fields that a type needs
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "longrope": ("short_factor", "long_factor"),
 }
 
 
 class RopeParameters(BaseModel):
-    """How positions turn; fields that other types have are those that are not named here."""
+    """How positions turn; fields that other types have are those that are not named here.
+
+    dynamic: as default up to the length of the model, which is the longest here.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    rope_type: Literal["default", "llama3"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     rope_theta: float | None = None
-    partial_rotary_factor: Literal[1] = 1
+    partial_rotary_factor: float | None = None
     factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
+    attention_factor: float | None = None
     original_max_position_embeddings: PositiveInt | None = None
+    low_freq_factor: float | None = None  # llama3
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None  # yarn
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] | None = None  # longrope
+    long_factor: tuple[float, ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -38,15 +61,66 @@ class RopeParameters(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        lacking = [name for name in _SCALING if getattr(self, name) is None]
-        if self.rope_type == "llama3" and lacking:
-            raise ValueError(f"rope_type llama3 needs {', '.join(lacking)}")
+        needed = _NEEDED.get(self.rope_type, ())
+        lacking = [name for name in needed if getattr(self, name) is None]
+        if lacking:
+            raise ValueError(f"rope_type {self.rope_type} needs {', '.join(lacking)}")
         return self
 
-    def scaling(self) -> RotaryScaling | None:
-        """Return the scaling in our terms, None for none."""
-        if self.rope_type == "default":
-            return None
+    def scaling(self, max_len: int, original_max_len: int | None = None) -> AnyScaling | None:
+        """Return the scaling in our terms for a model of `max_len` positions, None for none.
+
+        `original_max_len` is of a config that has it beside these parameters.
+        """
+        original = original_max_len or self.original_max_position_embeddings or max_len
+        factor = max_len / original if self.factor is None else self.factor
+        match self.rope_type:
+            case "linear":
+                return LinearScaling(kind="linear", factor=factor)
+            case "llama3":
+                return self._llama3()
+            case "yarn":
+                return self._yarn(factor, original)
+            case "longrope":
+                return self._long(factor, original)
+            case _:
+                return None
+
+    def _llama3(self) -> RotaryScaling:
         return RotaryScaling.model_validate(
-            {ours: getattr(self, theirs) for theirs, ours in _SCALING.items()}
+            {
+                "factor": self.factor,
+                "low_freq_factor": self.low_freq_factor,
+                "high_freq_factor": self.high_freq_factor,
+                "original_max_len": self.original_max_position_embeddings,
+            }
+        )
+
+    def _yarn(self, factor: float, original: int) -> YarnScaling:
+        return YarnScaling(
+            kind="yarn",
+            factor=factor,
+            original_max_len=original,
+            attention_factor=self.attention_factor or self._yarn_attention(factor),
+            beta_fast=self.beta_fast or 32.0,
+            beta_slow=self.beta_slow or 1.0,
+            truncate=self.truncate,
+        )
+
+    def _yarn_attention(self, factor: float) -> float:
+        def size(scale: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+        if self.mscale and self.mscale_all_dim:
+            return size(self.mscale) / size(self.mscale_all_dim)
+        return size(1.0)
+
+    def _long(self, factor: float, original: int) -> LongScaling:
+        """Return that of texts up to the original length: longer ones turn all places otherwise."""
+        grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        assert self.short_factor is not None, "it was checked"
+        return LongScaling(
+            kind="long",
+            factors=self.short_factor,
+            attention_factor=self.attention_factor or grown,
         )

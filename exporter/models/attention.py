@@ -40,10 +40,25 @@ def padding_mask(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask[:, None, None, :]
 
 
-def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Tensor:
-    """Return bool (T, S) by which a query attends to its own position and those before it."""
+def causal_mask(
+    num_queries: int,
+    num_keys: int,
+    device: torch.device | None = None,
+    *,
+    window: int | None = None,
+) -> Tensor:
+    """Return bool (T, S) by which a query attends to its own position and those before it.
+
+    With `window` only to the last so many of these.
+    """
     queries = torch.arange(num_queries, device=device)[:, None]
-    return torch.arange(num_keys, device=device) <= queries
+    keys = torch.arange(num_keys, device=device)
+    return keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
+
+
+def cap(values: Tensor, limit: float | None) -> Tensor:
+    """Return limit * tanh(values / limit); the values themselves if there is no limit."""
+    return values if limit is None else limit * torch.tanh(values / limit)
 
 
 def scaled_dot_product_attention(
@@ -105,7 +120,9 @@ class MultiHeadAttention(nn.Module):
     each for as many neighbouring query heads. With `rotary` queries and keys are turned, with
     `relative` scores are biased.
     Without `output` there is no W_O: the heads' values, d_model of them, are the output.
-    `scale` of q . k is 1 / sqrt(d_k) if it is not given.
+    `scale` of q . k is 1 / sqrt(d_k) if it is not given. `softcap` bounds scores smoothly. Causal
+    queries see no more than `window` keys. With `qk_norm_eps` queries and keys are divided by their
+    root mean square before they are turned. `output_bias` is `bias` if it is not given.
     `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
     """
 
@@ -119,7 +136,11 @@ class MultiHeadAttention(nn.Module):
         value_dim: int | None = None,
         bias: bool = True,
         output: bool = True,
+        output_bias: bool | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
+        window: int | None = None,
+        qk_norm_eps: float | None = None,
         rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
         score: Score = "dot",
@@ -137,11 +158,23 @@ class MultiHeadAttention(nn.Module):
         self.score: Score = score
         self.normalizer: Normalizer = normalizer
         self.scale = self.key_dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        self.window = window
+        self.q_norm = self.k_norm = None
+        if qk_norm_eps is not None:
+            self.q_norm = nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
+            self.k_norm = nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
         self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.key_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.value_dim, bias=bias)
         self.out_proj = (
-            nn.Linear(num_heads * self.value_dim, d_model, bias=bias) if output else None
+            nn.Linear(
+                num_heads * self.value_dim,
+                d_model,
+                bias=bias if output_bias is None else output_bias,
+            )
+            if output
+            else None
         )
         self.score_weight = (
             nn.Parameter(torch.empty(num_heads, self.key_dim)) if score == "additive" else None
@@ -156,6 +189,8 @@ class MultiHeadAttention(nn.Module):
         config: TransformerConfig,
         rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
+        *,
+        window: int | None = None,
     ) -> MultiHeadAttention:
         """Build the attention that the options of a model describe."""
         return cls(
@@ -168,7 +203,11 @@ class MultiHeadAttention(nn.Module):
             value_dim=config.value_dim,
             bias=config.attention_bias,
             output=config.attention_output,
+            output_bias=config.attention_output_bias,
             scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            window=window,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
             score=config.attention_score,
             normalizer=config.attention_normalizer,
             attention_dropout=config.attention_dropout,
@@ -199,7 +238,8 @@ class MultiHeadAttention(nn.Module):
 
         Returns (B, T, d_model). With `is_causal` query i sees keys 0 to i, as far as `mask` allows.
         """
-        if self.score != "dot" or self.normalizer != "softmax":
+        is_plain = (self.score, self.normalizer, self.softcap) == ("dot", "softmax", None)
+        if not is_plain or self.window is not None:
             return self.with_probabilities(query, key, value, mask, is_causal=is_causal).output
         if torch.onnx.is_in_onnx_export() and not is_causal:
             return self._project_output(
@@ -238,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         """Do as `forward`, by separate steps, and return the attention probabilities too."""
         q, k, v = self._heads(query, key, value)
         if is_causal:
-            mask = _combine(mask, q, k)
+            mask = _combine(mask, q, k, self.window)
         normalize = softmax_weights if self.normalizer == "softmax" else relu_weights
         probabilities = normalize(self._scores(q, k), mask)  # (B, h, T, S)
         heads = self.attention_dropout(probabilities) @ v  # (B, h, T, d_v)
@@ -252,8 +292,8 @@ class MultiHeadAttention(nn.Module):
         """
         width = cache.key.shape[-1]
         output, cache.key, cache.value = cached_attention(
-            pad_heads(self.q_proj(hidden), self.num_heads, width),
-            pad_heads(self.k_proj(hidden), self.num_kv_heads, width),
+            pad_heads(self._queries(hidden), self.num_heads, width),
+            pad_heads(self._keys(hidden), self.num_kv_heads, width),
             pad_heads(self.v_proj(hidden), self.num_kv_heads, width),
             cache.key,
             cache.value,
@@ -263,6 +303,8 @@ class MultiHeadAttention(nn.Module):
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             scale=self.scale,
+            softcap=self.softcap,
+            window=self.window,
             rotary=None if self.rotary is None else (self.rotary.cos, self.rotary.sin),
             distance_bias=None if self.relative is None else self.relative.by_distance(),
         )  # (B, T, h * width)
@@ -303,7 +345,7 @@ class MultiHeadAttention(nn.Module):
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         if self.score_weight is not None:
             return additive_scores(q, k, self.score_weight)
-        scores = dot_product_scores(q, k, self.scale)
+        scores = cap(dot_product_scores(q, k, self.scale), self.softcap)
         return scores if self.relative is None else scores + self._bias(q, k)
 
     def _bias(self, query: Tensor, key: Tensor) -> Tensor:
@@ -318,8 +360,8 @@ class MultiHeadAttention(nn.Module):
         return bias if mask is None else torch.where(mask, bias, -torch.inf)
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = split_heads(self.q_proj(query), self.num_heads)  # (B, h, T, d_k)
-        k = split_heads(self.k_proj(key), self.num_kv_heads)  # (B, num_kv_heads, S, d_k)
+        q = split_heads(self._queries(query), self.num_heads)  # (B, h, T, d_k)
+        k = split_heads(self._keys(key), self.num_kv_heads)  # (B, num_kv_heads, S, d_k)
         v = split_heads(self.v_proj(value), self.num_kv_heads)  # (B, num_kv_heads, S, d_v)
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
@@ -327,6 +369,14 @@ class MultiHeadAttention(nn.Module):
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         return q, k, v  # each with h heads
+
+    def _queries(self, hidden: Tensor) -> Tensor:
+        """Return the queries (B, T, num_heads * d_k), divided by their size if so configured."""
+        return _norm_heads(self.q_proj(hidden), self.q_norm, self.key_dim)
+
+    def _keys(self, hidden: Tensor) -> Tensor:
+        """Do the same for the keys (B, S, num_kv_heads * d_k)."""
+        return _norm_heads(self.k_proj(hidden), self.k_norm, self.key_dim)
 
     def _project_output(self, heads: Tensor) -> Tensor:
         output: Tensor = self.dropout(heads if self.out_proj is None else self.out_proj(heads))
@@ -361,6 +411,14 @@ def record_probabilities(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _combine(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    causal = causal_mask(query.shape[-2], key.shape[-2], query.device)
+def _norm_heads(joined: Tensor, norm: nn.RMSNorm | None, head_dim: int) -> Tensor:
+    """Norm every head of (B, S, h * head_dim)."""
+    if norm is None:
+        return joined
+    heads: Tensor = norm(joined.view(*joined.shape[:2], -1, head_dim))
+    return heads.flatten(2)
+
+
+def _combine(mask: Tensor | None, query: Tensor, key: Tensor, window: int | None = None) -> Tensor:
+    causal = causal_mask(query.shape[-2], key.shape[-2], query.device, window=window)
     return causal if mask is None else mask & causal

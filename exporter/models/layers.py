@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
+from torch.nn import functional
 
-from exporter.models.attention import MultiHeadAttention, padding_mask
+from exporter.models.attention import MultiHeadAttention, cap, padding_mask
 from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings, make_norm
 from exporter.models.relative import RelativePositions, make_relative
-from exporter.models.rotary import RotaryPositions, make_rotary
+from exporter.models.rotary import RotaryPositions, make_local_rotary, make_rotary
 
 OUTPUT_BIAS = "decoder.output.bias"  # the weight of a model that has a decoder
 
@@ -81,18 +82,21 @@ class PositionwiseFeedForward(nn.Module):
 class Residual(nn.Module):
     """A residual connection around a sub-layer, which drops out its own output.
 
-    Norm last, as in the paper: norm(x + sublayer(x)). Norm first: x + sublayer(norm(x)).
+    Norm last, as in the paper: norm(x + sublayer(x)). Norm first: x + sublayer(norm(x)). Both:
+    x + output_norm(sublayer(norm(x))).
     """
 
     def __init__(self, config: TransformerConfig, *, has_norm: bool = True) -> None:
         super().__init__()
         self.norm = make_norm(config) if has_norm else nn.Identity()
-        self.norm_first = config.norm_position == "first"
+        self.norm_first = config.norm_position != "last"
+        self.output_norm = make_norm(config) if config.norm_position == "both" else nn.Identity()
 
     def forward(self, hidden: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Map (B, S, d_model) to (B, S, d_model)."""
         if self.norm_first:
-            return hidden + sublayer(self.norm(hidden))
+            added: Tensor = self.output_norm(sublayer(self.norm(hidden)))
+            return hidden + added
         output: Tensor = self.norm(hidden + sublayer(hidden))
         return output
 
@@ -153,9 +157,14 @@ class DecoderLayer(nn.Module):
         config: TransformerConfig,
         rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
+        *,
+        window: int | None = None,
     ) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention.from_config(config, rotary, relative)
+        self.parallel = config.parallel_residual
+        self.self_attention = MultiHeadAttention.from_config(
+            config, rotary, relative, window=window
+        )
         self.self_attention_residual = Residual(config)
         self.cross_attention: MultiHeadAttention | None = None
         if config.num_encoder_layers:
@@ -177,6 +186,8 @@ class DecoderLayer(nn.Module):
         output and `source_mask` broadcasts to (B, num_heads, T, S). With a cache `hidden` is the
         T newest positions, and the source is read from the cache instead of `memory`.
         """
+        if self.parallel:
+            return hidden + self._side_by_side(hidden, cache)
         hidden = self.self_attention_residual(hidden, lambda x: self._attend_to_self(x, cache))
         if self.cross_attention is not None:
             hidden = self.cross_attention_residual(
@@ -184,6 +195,11 @@ class DecoderLayer(nn.Module):
             )
         output: Tensor = self.feed_forward_residual(hidden, self.feed_forward)
         return output
+
+    def _side_by_side(self, hidden: Tensor, cache: LayerCache | None) -> Tensor:
+        attended = self._attend_to_self(self.self_attention_residual.norm(hidden), cache)
+        output: Tensor = self.feed_forward(self.feed_forward_residual.norm(hidden))
+        return attended + output
 
     def _attend_to_self(self, hidden: Tensor, cache: LayerCache | None) -> Tensor:
         if cache is not None:
@@ -212,14 +228,18 @@ class Decoder(nn.Module):
         super().__init__()
         self.embeddings = Embeddings(config, config.max_target_len, token)
         rotary = make_rotary(config, config.max_target_len)  # one table for all layers
+        local = make_local_rotary(config, config.max_target_len) or rotary
         self.relative = make_relative(config, config.max_target_len, causal=True)  # likewise
+        windows = [config.layer_window(i) for i in range(config.num_decoder_layers)]
         self.layers = nn.ModuleList(
-            DecoderLayer(config, rotary, self.relative) for _ in range(config.num_decoder_layers)
+            DecoderLayer(config, rotary if window is None else local, self.relative, window=window)
+            for window in windows
         )
         self.final_norm = make_final_norm(config)
         self.output = make_linear(config.d_model, config.vocab_size, bias=config.output_bias)
         if config.tie_output:
             self.output.weight = self.embeddings.token.weight
+        self.logit_softcap = config.logit_softcap
         self.cache_head_dim = cache_head_dim(config)
 
     def forward(
@@ -235,8 +255,20 @@ class Decoder(nn.Module):
         hidden = self.hidden_states(
             input_ids, memory, source_mask, position_ids=position_ids, caches=caches
         )
-        logits: Tensor = self.output(hidden)
-        return logits
+        return self.logits(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (..., vocab_size) of hidden states (..., d_model)."""
+        if self.logit_softcap is None:
+            logits: Tensor = self.output(hidden)
+            return logits
+        # The bias, by which tokens are kept from being written, has no bound.
+        capped = self.capped(functional.linear(hidden, self.output.weight))
+        return capped if self.output.bias is None else capped + self.output.bias
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Return logits, bounded if the model bounds them."""
+        return cap(logits, self.logit_softcap)
 
     def hidden_states(
         self,

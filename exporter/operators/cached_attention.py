@@ -46,6 +46,8 @@ class _Heads:
     scale: float
     rotary: tuple[Tensor, Tensor] | None
     distance_bias: Tensor | None
+    softcap: float | None
+    window: int | None
 
     @property
     def operator(self) -> str:
@@ -78,6 +80,8 @@ def cached_attention(
     scale: float,
     rotary: tuple[Tensor, Tensor] | None = None,
     distance_bias: Tensor | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> _Outputs:
     """Write S new positions into each row, then attend from them causally to their own row.
 
@@ -86,14 +90,17 @@ def cached_attention(
     minus 1; total_seq int32 (1,) = at least the largest such length; position_ids int64 (B, S) =
     the new positions. With `rotary`, cosines and sines (max_len, D / 2), queries and keys are
     turned by their place in the row. With `distance_bias` (max_len, num_heads) row i is added to
-    the scores of a query's key that stands i places before it; not both.
+    the scores of a query's key that stands i places before it; not both. `softcap` c makes
+    c * tanh(score / c) of scores. A query sees no more than the last `window` keys, its own among
+    them.
     Returns the output (B, S, num_heads * D) and the rows as they are afterwards. The new positions
     are the last S of the row. The one exception is a first call padded on the right (length below
     S): it writes positions 0 to S-1, and gives garbage for padding that later calls overwrite.
     """
     inputs = _Inputs(query, key, value, past_key, past_value, seqlens_k, total_seq, position_ids)
     attend = _emit if torch.onnx.is_in_onnx_export() else _attend
-    return attend(inputs, _Heads(num_heads, num_kv_heads, scale, rotary, distance_bias))
+    how = _Heads(num_heads, num_kv_heads, scale, rotary, distance_bias, softcap, window)
+    return attend(inputs, how)
 
 
 def _emit(inputs: _Inputs, heads: _Heads) -> _Outputs:
@@ -107,6 +114,8 @@ def _emit(inputs: _Inputs, heads: _Heads) -> _Outputs:
             "num_kv_heads": heads.num_kv_heads,
             "head_dim": inputs.past_key.shape[3],
             "scale": heads.scale,
+            "softcap": heads.softcap or 0.0,
+            "window": heads.window or -1,
         },
         dtypes=(inputs.query.dtype, inputs.past_key.dtype, inputs.past_value.dtype),
         shapes=(inputs.query.shape, inputs.past_key.shape, inputs.past_value.shape),
@@ -130,27 +139,44 @@ def _attend(inputs: _Inputs, heads: _Heads) -> _Outputs:
     present_value = inputs.past_value.scatter(2, index, value)
 
     distances = places[..., None] - torch.arange(present_key.shape[2], device=query.device)
+    mask = _mask(distances, heads)
+    if heads.softcap is not None:
+        output = _attend_capped(query, present_key, present_value, mask, heads)
+        return merge_heads(output), present_key, present_value
     output = F.scaled_dot_product_attention(
         query,
         present_key,
         present_value,
-        attn_mask=_mask(distances, heads.distance_bias),
+        attn_mask=mask,
         scale=heads.scale,
         enable_gqa=heads.num_heads != heads.num_kv_heads,
     )
     return merge_heads(output), present_key, present_value
 
 
-def _mask(distances: Tensor, bias: Tensor | None) -> Tensor:
+def _mask(distances: Tensor, heads: _Heads) -> Tensor:
     """Return what is allowed, (B, 1, S, max_len), or added to scores, (B, num_heads, S, max_len).
 
     `distances` (B, S, max_len) are from a key to a query, negative where the key comes later.
     """
     allowed = (distances >= 0)[:, None]
-    if bias is None:
+    if heads.window is not None:
+        allowed &= (distances < heads.window)[:, None]
+    if heads.distance_bias is None:
         return allowed
-    of_keys = bias[distances.clamp(min=0)].permute(0, 3, 1, 2)
+    of_keys = heads.distance_bias[distances.clamp(min=0)].permute(0, 3, 1, 2)
     return of_keys.masked_fill(~allowed, -torch.inf)
+
+
+def _attend_capped(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, heads: _Heads
+) -> Tensor:
+    """Do as scaled_dot_product_attention with scores that have a bound, and no bias."""
+    assert heads.softcap is not None
+    group = heads.num_heads // heads.num_kv_heads
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = torch.tanh(query @ key.mT * (heads.scale / heads.softcap)) * heads.softcap
+    return scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1) @ value
 
 
 _ROTARY_INPUTS = ("cos_cache", "sin_cache")
@@ -164,7 +190,7 @@ def _function(name: str, body: str) -> str:
     inputs += ("distance_bias",) if name.endswith(BIASED) else ()
     inputs += _INT8_INPUTS if name in INT8_OF.values() else ()
     return f"""
-{name} <num_heads, num_kv_heads, head_dim, scale>
+{name} <num_heads, num_kv_heads, head_dim, scale, softcap, window>
   ({", ".join(inputs)}) => (output, present_key, present_value)
 {{
 {body}
@@ -201,7 +227,8 @@ def _group_query(name: str) -> str:
     if is_int8:
         attributes += [f'{part}_quant_type: string = "PER_TENSOR"' for part in ("k", "v")]
         attributes += ["kv_cache_bit_width: int = 8"]
-    attributes += ["scale: float = @scale"]
+    attributes += ["scale: float = @scale", "softcap: float = @softcap"]
+    attributes += ["local_window_size: int = @window"]
     attributes += ["do_rotary: int = 1", "rotary_interleaved: int = 0"] if is_rotary else []
     bias = Template(_BIAS).substitute(total="total_seq") if is_biased else ""
     kernel = "output, present_key, present_value = com.microsoft.GroupQueryAttention"
@@ -261,7 +288,10 @@ _WHOLE_ROW = """
 
 
 def _standard(name: str) -> str:
-    """Return the standard's own operators, for what the fastest kernel lacks."""
+    """Return the standard's own operators, for what the fastest kernel lacks.
+
+    They know of no window and no softcap: a target says in which types it lacks these.
+    """
     attend = Template(_ATTEND)
     if name == ROTARY:
         turned = attend.substitute(query="turned_query", key="turned_key", bias="")

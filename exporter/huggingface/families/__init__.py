@@ -6,9 +6,15 @@ from typing import Any
 
 from exporter.huggingface.families.bert import BERT
 from exporter.huggingface.families.distilbert import DISTILBERT
+from exporter.huggingface.families.gemma import GEMMA2, GEMMA3
 from exporter.huggingface.families.gpt2 import GPT2
+from exporter.huggingface.families.gpt_neox import GPT_NEOX
 from exporter.huggingface.families.llama import LLAMA
 from exporter.huggingface.families.marian import MARIAN
+from exporter.huggingface.families.mistral import MISTRAL
+from exporter.huggingface.families.opt import OPT
+from exporter.huggingface.families.phi3 import PHI3
+from exporter.huggingface.families.qwen import QWEN2, QWEN3
 from exporter.huggingface.families.roberta import ROBERTA
 from exporter.huggingface.families.vit import DEIT, VIT
 from exporter.huggingface.family import Family
@@ -16,7 +22,15 @@ from exporter.huggingface.family import Family
 FAMILIES: tuple[Family[Any], ...] = (
     MARIAN,
     GPT2,
+    GPT_NEOX,
+    OPT,
     LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
     BERT,
     ROBERTA,
     DISTILBERT,

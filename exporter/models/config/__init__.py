@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from exporter.models.config.image import ImageConfig
 from exporter.models.config.model import TransformerConfig
-from exporter.models.config.positions import RotaryScaling
+from exporter.models.config.rotary_scaling import (
+    AnyScaling,
+    LinearScaling,
+    LongScaling,
+    RotaryScaling,
+    YarnScaling,
+)
 from exporter.models.config.sizes import Family, PositiveInt, Probability
 
 __all__ = [
+    "AnyScaling",
     "Family",
     "ImageConfig",
+    "LinearScaling",
+    "LongScaling",
     "PositiveInt",
     "Probability",
     "RotaryScaling",
     "TransformerConfig",
+    "YarnScaling",
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from exporter.models.config.sizes import (
     WITH_DECODER,
     PositiveFloat,
+    PositiveInt,
     SizeOptions,
     Width,
     unless,
@@ -23,6 +24,12 @@ class AttentionOptions(SizeOptions):
     attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
     attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
     attention_scale: Annotated[PositiveFloat | None, unless(None)] = None  # None: 1 / sqrt(key_dim)
+    attention_output_bias: Annotated[bool | None, unless(None)] = None  # None: as attention_bias
+    attention_softcap: Annotated[PositiveFloat | None, unless(None)] = None  # c * tanh(score / c)
+    qk_norm: Annotated[bool, unless(False)] = False  # mean-square norms of every query and key
+    # A query sees so many keys, the one at its own place among them; None: all before it
+    window: Annotated[PositiveInt | None, unless(None)] = None
+    windowed_layers: Annotated[tuple[int, ...] | None, unless(None)] = None  # None: all
 
     @property
     def kv_heads(self) -> int:
@@ -39,10 +46,42 @@ class AttentionOptions(SizeOptions):
         """Width of a head's values."""
         return self.value_dim or self.d_model // self.num_heads
 
+    def layer_window(self, layer: int) -> int | None:
+        """Return how many keys a query of this layer sees, None for all before it."""
+        return self.window if self._is_windowed(layer) else None
+
+    def _is_windowed(self, layer: int) -> bool:
+        return self.windowed_layers is None or layer in self.windowed_layers
+
     @property
     def attention_problems(self) -> list[str]:
         """Say what of the heads does not go together."""
-        return [*self._width_problems(), *self._score_problems(), *self._group_problems()]
+        return [
+            *self._width_problems(),
+            *self._score_problems(),
+            *self._group_problems(),
+            *self._window_problems(),
+        ]
+
+    def _window_problems(self) -> list[str]:
+        found = []
+        if self.windowed_layers is not None and self.window is None:
+            found.append("windowed_layers needs window, how many keys a query of them sees")
+        given = {
+            "attention_softcap": self.attention_softcap,
+            "qk_norm": self.qk_norm,
+            "window": self.window,
+        }
+        found += [
+            f"{name} is for gpt, got {self.family}"
+            for name, value in given.items()
+            if value and self.family != "gpt"
+        ]
+        if self.qk_norm and self.head_key_dim % 8:
+            found.append(
+                f"qk_norm needs a key_dim that is a multiple of 8, got {self.head_key_dim}"
+            )
+        return found
 
     def _width_problems(self) -> list[str]:
         found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import model_validator
 
@@ -13,7 +13,7 @@ from exporter.models.config.heads import HeadOptions
 from exporter.models.config.image import ImageConfig
 from exporter.models.config.norm import NormOptions
 from exporter.models.config.positions import PositionOptions
-from exporter.models.config.sizes import TokenId, VocabSize
+from exporter.models.config.sizes import WITH_DECODER, PositiveFloat, TokenId, VocabSize, unless
 from exporter.models.config.vocabulary import VocabularyOptions
 
 
@@ -36,6 +36,8 @@ class TransformerConfig(
     share_embeddings: bool = True  # source and target
     tie_output: bool = True  # the output projection is the target embedding
     output_bias: bool = False
+    logit_softcap: Annotated[PositiveFloat | None, unless(None)] = None  # c * tanh(logit / c)
+    parallel_residual: Annotated[bool, unless(False)] = False  # x + attention(x) + feed_forward(x)
     embedding_norm: bool = False  # BERT
     num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
     pad_token_id: TokenId = 0
@@ -65,6 +67,13 @@ class TransformerConfig(
 
     def _head_problems(self) -> list[str]:
         found = []
+        if self.logit_softcap is not None and self.family not in WITH_DECODER:
+            found.append(f"logit_softcap is for {' and '.join(WITH_DECODER)}, got {self.family}")
+        if self.parallel_residual and (self.family, self.norm_position) != ("gpt", "first"):
+            found.append(
+                "parallel_residual is for gpt with norm_position first, got "
+                f"{self.family} and {self.norm_position}"
+            )
         if self.family == "vit" and self.image is None:
             found.append("vit needs image")
         if self.family == "labeller" and not self.labels:

@@ -13,13 +13,14 @@ class NormOptions(SizeOptions):
     """Which norm, and where."""
 
     norm: Literal["layer", "rms"] = "layer"
-    norm_position: Literal["first", "last"] = "last"
+    # both: the sublayer's output has a norm of its own before it is added
+    norm_position: Literal["first", "last", "both"] = "last"
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    final_norm: bool | None = None  # a norm after the last layer; None: if norm_position is first
+    final_norm: bool | None = None  # a norm after the last layer; None: unless they are last
     # Of the first layer, before its attention; ModernBERT: the embedding's norm stands there
     first_norm: Annotated[bool, unless(True)] = True
 
     @property
     def has_final_norm(self) -> bool:
         """Whether there is a norm after the last layer."""
-        return self.norm_position == "first" if self.final_norm is None else self.final_norm
+        return self.norm_position != "last" if self.final_norm is None else self.final_norm

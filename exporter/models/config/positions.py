@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from exporter.models.config.attention import AttentionOptions
-from exporter.models.config.sizes import PositiveInt, unless
+from exporter.models.config.rotary_scaling import AnyScaling, LongScaling
+from exporter.models.config.sizes import PositiveFloat, PositiveInt, unless
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
 ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
-
-
-class RotaryScaling(BaseModel):
-    """How Llama 3.1 stretches rotary positions beyond the length that it was first trained on.
-
-    Waves longer than original_max_len / low_freq_factor are slowed down by `factor`, those shorter
-    than original_max_len / high_freq_factor are left as they are, and those between are blended.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    factor: Annotated[float, Field(ge=1)]
-    low_freq_factor: Annotated[float, Field(gt=0)]
-    high_freq_factor: Annotated[float, Field(gt=0)]
-    original_max_len: PositiveInt
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor ({self.high_freq_factor}) must be above low_freq_factor "
-                f"({self.low_freq_factor})"
-            )
-        return self
 
 
 class PositionOptions(VocabularyOptions, AttentionOptions):
@@ -50,7 +27,10 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     relative_buckets: Annotated[PositiveInt, unless(32)] = 32
     relative_max_distance: Annotated[PositiveInt, unless(128)] = 128  # one bucket from here on
     rotary_base: Annotated[float, Field(gt=0)] = 10000.0
-    rotary_scaling: RotaryScaling | None = None
+    rotary_scaling: AnyScaling | None = None
+    rotary_dim: Annotated[PositiveInt | None, unless(None)] = None  # of a head turn; None: all
+    # The base in layers that have a window, where nothing is stretched; None: as elsewhere
+    local_rotary_base: Annotated[PositiveFloat | None, unless(None)] = None
 
     @property
     def position_problems(self) -> list[str]:
@@ -59,9 +39,16 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
             return self._rotary_problems()
         if self.positions == "relative":
             return self._relative_problems()
-        if self.rotary_scaling is not None:
-            return [f"rotary_scaling needs rotary positions, got {self.positions}"]
-        return []
+        given = {
+            "rotary_scaling": self.rotary_scaling,
+            "rotary_dim": self.rotary_dim,
+            "local_rotary_base": self.local_rotary_base,
+        }
+        return [
+            f"{name} needs rotary positions, got {self.positions}"
+            for name, value in given.items()
+            if value is not None
+        ]
 
     def _rotary_problems(self) -> list[str]:
         found = []
@@ -74,7 +61,23 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
                 f"rotary positions need heads whose key_dim is a multiple of "
                 f"{ROTARY_HEAD_DIM_MULTIPLE} and at least value_dim, got {key_dim} and {value_dim}"
             )
+        turned = self.turned_dim
+        if turned % 2 or turned > key_dim:
+            found.append(f"rotary_dim ({turned}) must be even and at most key_dim ({key_dim})")
+        scaling = self.rotary_scaling
+        if isinstance(scaling, LongScaling) and len(scaling.factors) != turned // 2:
+            found.append(
+                f"rotary_scaling needs a factor for each of {turned // 2} waves, "
+                f"got {len(scaling.factors)}"
+            )
+        if self.local_rotary_base is not None and self.window is None:
+            found.append("local_rotary_base needs window")
         return found
+
+    @property
+    def turned_dim(self) -> int:
+        """How many numbers of a head turn: the first of each half of it."""
+        return self.rotary_dim or self.head_key_dim
 
     def _relative_problems(self) -> list[str]:
         found = []

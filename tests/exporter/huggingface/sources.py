@@ -64,14 +64,14 @@ MARIAN_OPTIONS: dict[str, Any] = {
 def save_gpt2(path: Path, **options: Any) -> GPT2LMHeadModel:
     """Make a GPT-2 and save it at `path`."""
     model = GPT2LMHeadModel(GPT2Config(**{**GPT2_OPTIONS, **options}))
-    _save(model, path, tokenizer())
+    save_model(model, path, tokenizer())
     return model
 
 
 def save_llama(path: Path, **options: Any) -> LlamaForCausalLM:
     """Make a Llama and save it at `path`."""
     model = LlamaForCausalLM(LlamaConfig(**{**LLAMA_OPTIONS, **options}))
-    _save(model, path, tokenizer())
+    save_model(model, path, tokenizer())
     return model
 
 
@@ -82,7 +82,7 @@ def save_marian(path: Path, **options: Any) -> MarianMTModel:
     model.final_logits_bias[0, :PAD] = torch.linspace(-0.5, 0.5, PAD)
     # The padding's own logit would be the largest of all, were it not suppressed.
     model.final_logits_bias[0, PAD] = 100.0
-    _save(model, path, tokenizer(ends=True))
+    save_model(model, path, tokenizer(ends=True))
     return model
 
 
@@ -102,7 +102,8 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def _save(model: Any, path: Path, its_tokenizer: Tokenizer) -> None:
+def save_model(model: Any, path: Path, its_tokenizer: Tokenizer) -> None:
+    """Draw the weights of a model and save it with a tokenizer at `path`."""
     _draw_weights(model)
     model.eval().save_pretrained(path)
     its_tokenizer.save(str(path / "tokenizer.json"))

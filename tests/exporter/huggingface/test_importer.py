@@ -13,15 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from engine.config import EngineConfig
-from engine.factory import load_engine
-from engine.generation.async_engine import AsyncEngine
-from engine.package.package import load_package
-from engine.requests.events import SequenceFinished
-from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.checkpoint import load_checkpoint
-from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
+from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import (
     EOS,
     PAD,
@@ -132,48 +126,11 @@ def test_logits_of_marian_are_those_of_hugging_face(
 async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
     family: str, tmp_path: Path
 ) -> None:
-    source, checkpoint, package = (tmp_path / name for name in ("source", "checkpoint", "package"))
-    twin: Any = SAVE[family](source)
-    torch.manual_seed(1)
-    prompts = [torch.randint(3, PAD, (length,)).tolist() for length in (1, 2, 3, 5, 8, 8, 8, 8)]
+    twin: Any = SAVE[family](tmp_path / "source")
 
-    import_checkpoint(source, checkpoint)
-    export_package(checkpoint, package)
+    answers = await check_greedy_tokens(tmp_path, twin, num_tokens=11)
 
-    engine = load_engine(load_package(package), EngineConfig(max_num_seqs=2, num_threads=1))
-    assert isinstance(engine, AsyncEngine)
-    await engine.start()
-    try:
-        answers = [await greedy(engine, prompt) for prompt in prompts]
-    finally:
-        await engine.stop()
-    expected = [hugging_face_greedy(twin, prompt) for prompt in prompts]
-    assert answers == expected
-    assert len({tuple(answer) for answer in answers}) > len(prompts) // 2, (
-        "it hardly reads its input"
-    )
     assert len({len(answer) for answer in answers}) > 1, "no answer ends by itself"
-
-
-async def greedy(engine: AsyncEngine, prompt: list[int]) -> list[int]:
-    params = SamplingParams(max_new_tokens=11)
-    events = engine.generate(GenerationRequest("one", tuple(prompt), params))
-    (answer,) = [e async for e in events if isinstance(e, SequenceFinished)]
-    return list(answer.token_ids)
-
-
-def hugging_face_greedy(model: Any, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=11,
-        pad_token_id=PAD,
-    )
-    start = 1 if model.config.is_encoder_decoder else len(prompt)
-    tokens: list[int] = output[0, start:].tolist()
-    return tokens
 
 
 @torch.no_grad()

@@ -1,0 +1,39 @@
+"""Mistral: as Llama, with grouped heads and, in the first version, a window in every layer."""
+
+from __future__ import annotations
+
+from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.rotary_decoder import (
+    RotaryDecoderConfig,
+    rotary_decoder_config,
+    rotary_decoder_weights,
+    window_options,
+)
+from exporter.models.config import PositiveInt, TransformerConfig
+
+
+class MistralConfig(RotaryDecoderConfig):
+    """`config.json` of a Mistral."""
+
+    vocab_size: PositiveInt = 32000
+    intermediate_size: PositiveInt = 14336
+    num_key_value_heads: PositiveInt | None = 8
+    max_position_embeddings: PositiveInt = 4096 * 32
+    sliding_window: PositiveInt | None = 4096
+    layer_types: None = None
+
+
+def _config(source: MistralConfig, tokens: SpecialTokens) -> TransformerConfig:
+    return rotary_decoder_config(source, tokens, **window_options(source, source.sliding_window))
+
+
+MISTRAL = Family(
+    title="Mistral",
+    model_types=("mistral",),
+    source=MistralConfig,
+    to_config=_config,
+    weights=rotary_decoder_weights,
+    abilities=("generate", "beam", "score"),
+    body="model.",
+    ignored=r".*\.rotary_emb\.inv_freq",
+)

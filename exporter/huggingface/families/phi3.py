@@ -1,0 +1,75 @@
+"""Phi-3: as Llama, with packed projections, LongRoPE and heads of which a part turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import model_validator
+
+from exporter.huggingface.conversion import NameTable, packed
+from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.rope import RopeParameters
+from exporter.huggingface.rotary_decoder import (
+    LAYER,
+    RotaryDecoderConfig,
+    rotary_decoder_config,
+    rotary_decoder_weights,
+    turned_first,
+    window_options,
+)
+from exporter.models.config import PositiveInt, TransformerConfig
+
+
+class Phi3Rope(RopeParameters):
+    """How positions turn; older files name LongRoPE "su" or "yarn"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_of_longrope(cls, given: Any) -> Any:
+        name = given.get("rope_type", given.get("type")) if isinstance(given, dict) else None
+        return {**given, "rope_type": "longrope"} if name in ("su", "yarn") else given
+
+
+class Phi3Config(RotaryDecoderConfig):
+    """`config.json` of a Phi-3, 3.5 or 4."""
+
+    vocab_size: PositiveInt = 32064
+    hidden_size: PositiveInt = 3072
+    intermediate_size: PositiveInt = 8192
+    max_position_embeddings: PositiveInt = 4096
+    original_max_position_embeddings: PositiveInt | None = 4096
+    rms_norm_eps: float = 1e-5
+    sliding_window: PositiveInt | None = None
+    rope_scaling: Phi3Rope | None = None
+    rope_parameters: Phi3Rope | None = None
+
+
+def _config(source: Phi3Config, tokens: SpecialTokens) -> TransformerConfig:
+    return rotary_decoder_config(source, tokens, **window_options(source, source.sliding_window))
+
+
+def _weights(config: TransformerConfig) -> NameTable:
+    ours, theirs = LAYER
+    query, key = config.num_heads * config.head_key_dim, config.kv_heads * config.head_key_dim
+    heads = {"q_proj": query, "k_proj": key, "v_proj": key}
+    gates = {"gate_proj": config.d_ff, "up_proj": config.d_ff}
+    return turned_first(
+        config,
+        {
+            **rotary_decoder_weights(config),
+            **packed(f"{ours}.self_attention", heads, f"{theirs}.self_attn.qkv_proj"),
+            **packed(f"{ours}.feed_forward", gates, f"{theirs}.mlp.gate_up_proj"),
+        },
+    )
+
+
+PHI3 = Family(
+    title="Phi-3, Phi-3.5, Phi-4",
+    model_types=("phi3",),
+    source=Phi3Config,
+    to_config=_config,
+    weights=_weights,
+    abilities=("generate", "beam", "score"),
+    body="model.",
+    ignored=r".*\.rotary_emb\.inv_freq",
+)

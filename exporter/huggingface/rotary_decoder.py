@@ -1,0 +1,180 @@
+"""What most decoders of today share: rotary positions, mean-square norms, gated feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from exporter.huggingface.conversion import HeadOrder, NameTable, modules
+from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig, SpecialTokens
+from exporter.huggingface.rope import RopeParameters
+from exporter.models.config import PositiveInt, Probability, TransformerConfig
+
+LayerType = Literal["full_attention", "sliding_attention"]
+LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs
+
+
+class RotaryDecoderConfig(SourceConfig):
+    """`config.json` of such a decoder; older files have `rope_theta` and `rope_scaling` apart."""
+
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt = 4096
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt = 32
+    num_attention_heads: PositiveInt = 32
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_dropout: Probability = 0.0
+    rope_theta: float = 10000.0
+    rope_scaling: RopeParameters | None = None
+    rope_parameters: RopeParameters | None = None
+    partial_rotary_factor: float = 1.0
+    original_max_position_embeddings: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check_rotary(self) -> Self:
+        if not 0 < self.turned_share <= 1:
+            raise ValueError(f"partial_rotary_factor is {self.turned_share}; supported: up to 1")
+        return self
+
+    @property
+    def rope(self) -> RopeParameters:
+        """Return how positions turn, wherever it is written."""
+        return self.rope_parameters or self.rope_scaling or RopeParameters()
+
+    @property
+    def turned_share(self) -> float:
+        """Return which share of a head's numbers turns."""
+        share = self.rope.partial_rotary_factor
+        return self.partial_rotary_factor if share is None else share
+
+    @property
+    def max_len(self) -> int:
+        """Return how long a text may be."""
+        if self.rope.rope_type != "longrope":
+            return self.max_position_embeddings
+        original = (
+            self.original_max_position_embeddings or self.rope.original_max_position_embeddings
+        )
+        return min(self.max_position_embeddings, original or self.max_position_embeddings)
+
+    def notes(self) -> list[str]:
+        """Say where texts are shorter than the source allows."""
+        if self.max_len == self.max_position_embeddings:
+            return []
+        return [
+            f"texts may have {self.max_len} tokens, not {self.max_position_embeddings}: rope_type "
+            "longrope turns all positions otherwise as soon as a text is longer"
+        ]
+
+
+def rotary_decoder_config(
+    source: RotaryDecoderConfig, tokens: SpecialTokens, **differences: Any
+) -> TransformerConfig:
+    """Return the options of such a decoder, those in `differences` instead of the usual ones."""
+    width = source.head_dim or source.hidden_size // source.num_attention_heads
+    turned = int(width * source.turned_share)
+    usual = {
+        "family": "gpt",
+        "d_model": source.hidden_size,
+        "num_heads": source.num_attention_heads,
+        "num_kv_heads": source.num_key_value_heads,
+        "key_dim": source.head_dim,
+        "value_dim": source.head_dim,
+        "attention_bias": False,
+        "d_ff": source.intermediate_size,
+        "num_decoder_layers": source.num_hidden_layers,
+        "activation": ACTIVATIONS[source.hidden_act],
+        "gated_feed_forward": True,
+        "feed_forward_bias": False,
+        "norm": "rms",
+        "norm_position": "first",
+        "norm_eps": source.rms_norm_eps,
+        "dropout": 0.0,
+        "attention_dropout": source.attention_dropout,
+        "vocab_size": source.vocab_size,
+        "max_target_len": source.max_len,
+        "positions": "rotary",
+        "rotary_base": source.rope.rope_theta or source.rope_theta,
+        "rotary_scaling": source.rope.scaling(
+            source.max_position_embeddings, source.original_max_position_embeddings
+        ),
+        "rotary_dim": None if turned == width else turned,
+        "scale_embeddings": False,
+        "tie_output": source.tie_word_embeddings,
+        "pad_token_id": tokens.pad or 0,
+        "eos_token_id": tokens.eos,
+    }
+    return TransformerConfig.model_validate({**usual, **differences})
+
+
+def window_options(
+    source: RotaryDecoderConfig, window: int | None, layer_types: Sequence[LayerType] | None = None
+) -> dict[str, Any]:
+    """Return the options of layers that see `window` positions; without types, all do.
+
+    A window that no text outgrows is none.
+    """
+    if window is None or window >= source.max_len:
+        return {}
+    if layer_types is None:
+        return {"window": window}
+    layers = sliding(layer_types)
+    return {"window": window, "windowed_layers": layers} if layers else {}
+
+
+def sliding(layer_types: Sequence[LayerType]) -> tuple[int, ...]:
+    """Return which layers have a window."""
+    return tuple(i for i, kind in enumerate(layer_types) if kind == "sliding_attention")
+
+
+def rotary_decoder_weights(config: TransformerConfig) -> NameTable:
+    """Return where Llama has its weights, and most decoders after it."""
+    ours, theirs = LAYER
+    return modules(
+        {
+            "decoder.embeddings.token": "model.embed_tokens",
+            "decoder.output": "lm_head",
+            "decoder.final_norm": "model.norm",
+            f"{ours}.self_attention_residual.norm": f"{theirs}.input_layernorm",
+            f"{ours}.self_attention.q_proj": f"{theirs}.self_attn.q_proj",
+            f"{ours}.self_attention.k_proj": f"{theirs}.self_attn.k_proj",
+            f"{ours}.self_attention.v_proj": f"{theirs}.self_attn.v_proj",
+            f"{ours}.self_attention.q_norm": f"{theirs}.self_attn.q_norm",
+            f"{ours}.self_attention.k_norm": f"{theirs}.self_attn.k_norm",
+            f"{ours}.self_attention.out_proj": f"{theirs}.self_attn.o_proj",
+            f"{ours}.feed_forward_residual.norm": f"{theirs}.post_attention_layernorm",
+            f"{ours}.feed_forward.gate_proj": f"{theirs}.mlp.gate_proj",
+            f"{ours}.feed_forward.up_proj": f"{theirs}.mlp.up_proj",
+            f"{ours}.feed_forward.down_proj": f"{theirs}.mlp.down_proj",
+        }
+    )
+
+
+def turned_first(config: TransformerConfig, table: NameTable) -> NameTable:
+    """Return a table by which the numbers of queries and keys that turn begin each half of a head.
+
+    Theirs are the first of the head, whatever turns; the order changes no score.
+    """
+    order = _order(config.head_key_dim, config.turned_dim)
+    changed = dict(table)
+    for name, num_heads in (("q_proj", config.num_heads), ("k_proj", config.kv_heads)):
+        for kind in ("weight", "bias"):
+            ours = f"{LAYER[0]}.self_attention.{name}.{kind}"
+            steps = (*table[ours].steps, HeadOrder(order, num_heads))
+            changed[ours] = replace(table[ours], steps=steps)
+    return changed
+
+
+def _order(width: int, turned: int) -> tuple[int, ...]:
+    half, rest = turned // 2, (width - turned) // 2
+    first = (*range(half), *range(turned, turned + rest))
+    second = (*range(half, turned), *range(turned + rest, width))
+    return (*first, *second)
