@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -19,6 +19,8 @@ LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs
 
 class RotaryDecoderConfig(SourceConfig):
     """`config.json` of such a decoder; older files have `rope_theta` and `rope_scaling` apart."""
+
+    turns_parts: ClassVar[bool] = False  # a part of a head may turn, the rest stay as it is
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt = 4096
@@ -40,8 +42,11 @@ class RotaryDecoderConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _check_rotary(self) -> Self:
-        if not 0 < self.turned_share <= 1:
-            raise ValueError(f"partial_rotary_factor is {self.turned_share}; supported: up to 1")
+        if self.turned_share != 1 and not (self.turns_parts and 0 < self.turned_share < 1):
+            supported = "above 0, up to 1" if self.turns_parts else "1"
+            raise ValueError(
+                f"partial_rotary_factor is {self.turned_share}; supported: {supported}"
+            )
         return self
 
     @property

@@ -34,6 +34,10 @@ ROTARY_HEAD_DIM = 16  # the smallest that the kernel turns
 
 
 class Cached(nn.Module):
+    def __init__(self, softcap: float | None = None, window: int | None = None) -> None:
+        super().__init__()
+        self.softcap, self.window = softcap, window
+
     def forward(self, query, key, value, past_key, past_value, seqlens_k, total_seq, position_ids):  # type: ignore[no-untyped-def]
         return cached_attention(
             query,
@@ -47,6 +51,8 @@ class Cached(nn.Module):
             num_heads=HEADS,
             num_kv_heads=KV_HEADS,
             scale=SCALE,
+            softcap=self.softcap,
+            window=self.window,
         )
 
 
@@ -263,6 +269,23 @@ def test_rotary_cached_attention_is_the_eager_function(
     for row, length in enumerate(lengths):
         for cache, wanted in zip(outputs[1:], expected[1:], strict=True):
             np.testing.assert_allclose(cache[row, :, :length], wanted[row, :, :length], atol=2e-6)
+
+
+@pytest.mark.parametrize(("softcap", "window"), [(0.5, None), (None, 3), (0.5, 3)])
+def test_windows_and_bounds_of_scores_are_those_of_the_eager_function(
+    softcap: float | None, window: int | None, tmp_path: Path
+) -> None:
+    module = Cached(softcap, window)
+    graph = _export(module, cached_inputs([4, 5], 3))
+    for lengths, num_new in (([1], 1), ([12], 1), ([3, 12, 1], 1), ([5], 5), ([9], 4)):
+        inputs = cached_inputs(lengths, num_new)
+
+        output, *_ = run(graph, "cpu", inputs, tmp_path)
+
+        expected = module(**inputs)[0]
+        np.testing.assert_allclose(output, expected, atol=2e-6)
+        if lengths == [12]:
+            assert np.abs(output - Cached()(**inputs)[0].numpy()).max() > 0.01
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -18,6 +18,8 @@ from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
 class GPTNeoXConfig(RotaryDecoderConfig):
     """`config.json` of a GPT-NeoX."""
+
+    turns_parts: ClassVar[bool] = True
 
     vocab_size: PositiveInt = 50432
     hidden_size: PositiveInt = 6144

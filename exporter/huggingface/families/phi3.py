@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -32,6 +32,8 @@ class Phi3Rope(RopeParameters):
 
 class Phi3Config(RotaryDecoderConfig):
     """`config.json` of a Phi-3, 3.5 or 4."""
+
+    turns_parts: ClassVar[bool] = True
 
     vocab_size: PositiveInt = 32064
     hidden_size: PositiveInt = 3072

@@ -14,6 +14,7 @@ from engine.errors import CheckpointError
 from exporter.huggingface import import_checkpoint
 from exporter.huggingface.stored import INDEX_NAME
 from server.cli.app import run
+from tests.exporter.huggingface.decoders import save_decoder
 from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_llama, save_marian
 
 
@@ -65,12 +66,12 @@ def test_unsupported_options_of_gpt2_are_named(
     ("options", "message"),
     [
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-            "rope_parameters.rope_type is 'yarn'; supported: 'default' or 'llama3'",
+            {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
+            "rope_parameters.rope_type is 'ntk'; supported: 'default', 'linear', 'dynamic', ",
         ),
         (
-            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_scaling.rope_type is 'linear'; supported: 'default' or 'llama3'",
+            {"rope_parameters": None, "rope_scaling": {"type": "linear"}},
+            "rope_type linear needs factor",
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}},
@@ -78,7 +79,7 @@ def test_unsupported_options_of_gpt2_are_named(
         ),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "rope_parameters.partial_rotary_factor is 0.5; supported: 1",
+            "partial_rotary_factor is 0.5; supported: 1",
         ),
         ({"rope_interleaved": True}, "rope_interleaved is True; supported: False"),
         ({"num_key_value_heads": 3}, "num_heads (4) must be a multiple of num_kv_heads (3)"),
@@ -91,6 +92,46 @@ def test_unsupported_options_of_llama_are_named(
 ) -> None:
     source = tmp_path / "source"
     save_llama(source)
+    edit_json(source / "config.json", **options)
+
+    assert message in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        (
+            "opt",
+            {"word_embed_proj_dim": 16},
+            "word_embed_proj_dim is 16 and hidden_size 32; supported: equal",
+        ),
+        ("opt", {"layer_norm_elementwise_affine": False}, "affine is False; supported: True"),
+        ("gpt_neox", {"hidden_size": 66}, "hidden_size (66) is no multiple of num_attention_"),
+        (
+            "gpt_neox",
+            {"rope_parameters": {"partial_rotary_factor": 1.5}},
+            "partial_rotary_factor is 1.5; supported: above 0, up to 1",
+        ),
+        ("mistral", {"layer_types": ["full_attention"]}, "layer_types is not supported"),
+        ("qwen2", {"layer_types": ["chunked_attention"]}, "layer_types.0 is 'chunked_attention'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "attention is True; supported: False"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_type of sliding_attention is linear; supported: default",
+        ),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "su", "short_factor": [1.0]}},
+            "rope_type longrope needs long_factor",
+        ),
+    ],
+)
+def test_unsupported_options_of_decoders_are_named(
+    family: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_decoder(source, family)
     edit_json(source / "config.json", **options)
 
     assert message in refusal(source)

@@ -1,0 +1,228 @@
+"""Options that decoders of today have, each alone against torch, and all in a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.nn import functional as F
+
+from exporter.models import TransformerConfig, build_model
+from exporter.models.attention import MultiHeadAttention
+from exporter.models.cache import LayerCache
+from exporter.models.config import LinearScaling, LongScaling
+from exporter.models.layers import DecoderLayer
+from exporter.models.rotary import RotaryPositions, rotary_frequencies
+
+B, T, D, H = 2, 7, 16, 2
+OPTIONS = {
+    "family": "gpt",
+    "d_model": 24,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "key_dim": 16,
+    "value_dim": 16,
+    "d_ff": 40,
+    "num_decoder_layers": 3,
+    "norm": "rms",
+    "norm_position": "first",
+    "vocab_size": 29,
+    "max_target_len": 12,
+    "positions": "rotary",
+    "scale_embeddings": False,
+}
+MODERN = {
+    "norm_position": "both",
+    "qk_norm": True,
+    "window": 4,
+    "windowed_layers": (0, 2),
+    "local_rotary_base": 10.0,
+    "rotary_dim": 8,
+    "rotary_scaling": {"kind": "linear", "factor": 4.0},
+    "attention_softcap": 2.0,
+    "logit_softcap": 3.0,
+}
+
+
+def config_of(**options: object) -> TransformerConfig:
+    return TransformerConfig.model_validate({**OPTIONS, **options})
+
+
+def heads_of(attention: MultiHeadAttention, hidden: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        projection(hidden).unflatten(-1, (H, -1)).transpose(1, 2)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    ]
+
+
+@torch.no_grad()
+def test_a_query_sees_as_many_keys_as_its_window(randomize):
+    attention = randomize(MultiHeadAttention(D, H, window=3))
+    hidden = torch.randn(B, T, D)
+    places = torch.arange(T)
+    distance = places[:, None] - places
+
+    output = attention(hidden, hidden, hidden, is_causal=True)
+
+    seen = (distance >= 0) & (distance < 3)
+    heads = F.scaled_dot_product_attention(*heads_of(attention, hidden), attn_mask=seen)
+    torch.testing.assert_close(output, attention.out_proj(heads.transpose(1, 2).flatten(2)))
+
+
+@torch.no_grad()
+def test_scores_stay_within_their_bound(randomize):
+    attention = randomize(MultiHeadAttention(D, H, softcap=0.5))
+    hidden = torch.randn(B, T, D) * 3
+    q, k, v = heads_of(attention, hidden)
+    scores = q @ k.mT / (D // H) ** 0.5
+    assert scores.abs().max() > 2
+
+    output = attention(hidden, hidden, hidden)
+
+    heads = (0.5 * torch.tanh(scores / 0.5)).softmax(-1) @ v
+    torch.testing.assert_close(output, attention.out_proj(heads.transpose(1, 2).flatten(2)))
+
+
+@torch.no_grad()
+def test_queries_and_keys_have_norms_of_their_own(randomize):
+    attention = randomize(MultiHeadAttention(D, H, qk_norm_eps=1e-2))
+    hidden = torch.randn(B, T, D)
+    q, k, v = heads_of(attention, hidden)
+
+    output = attention(hidden, hidden, hidden, is_causal=True)
+
+    q = F.rms_norm(q, (D // H,), attention.q_norm.weight, 1e-2)
+    k = F.rms_norm(k, (D // H,), attention.k_norm.weight, 1e-2)
+    heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(output, attention.out_proj(heads.transpose(1, 2).flatten(2)))
+
+
+@torch.no_grad()
+def test_attention_and_feed_forward_read_the_same_input_side_by_side(randomize):
+    layer = randomize(DecoderLayer(config_of(parallel_residual=True, positions="learned")))
+    hidden = torch.randn(B, T, 24)
+
+    output = layer(hidden)
+
+    normed = layer.self_attention_residual.norm(hidden)
+    attended = layer.self_attention(normed, normed, normed, is_causal=True)
+    forwarded = layer.feed_forward(layer.feed_forward_residual.norm(hidden))
+    torch.testing.assert_close(output, hidden + attended + forwarded)
+
+
+@torch.no_grad()
+def test_norms_on_both_sides_leave_the_sum_alone(randomize):
+    layer = randomize(DecoderLayer(config_of(norm_position="both", positions="learned")))
+    hidden = torch.randn(B, T, 24)
+
+    output = layer(hidden)
+
+    residual = layer.self_attention_residual
+    normed = residual.norm(hidden)
+    attended = layer.self_attention(normed, normed, normed, is_causal=True)
+    hidden = hidden + residual.output_norm(attended)
+    residual = layer.feed_forward_residual
+    hidden = hidden + residual.output_norm(layer.feed_forward(residual.norm(hidden)))
+    torch.testing.assert_close(output, hidden)
+
+
+@torch.no_grad()
+def test_logits_stay_within_their_bound_and_their_bias_does_not(randomize):
+    decoder = randomize(build_model(config_of(logit_softcap=2.0, output_bias=True))).decoder
+    decoder.output.weight.mul_(9)
+    hidden = torch.randn(3, 24)
+    decoder.output.bias[5] = -1e30
+
+    logits = decoder.logits(hidden)
+
+    bounded = logits - decoder.output.bias
+    assert (logits[:, 5] == -1e30).all()
+    expected = 2 * torch.tanh(hidden @ decoder.output.weight.T / 2)
+    keep = torch.arange(29) != 5
+    torch.testing.assert_close(bounded[:, keep], expected[:, keep])
+
+
+def test_the_output_may_have_no_bias_where_queries_have_one():
+    attention = MultiHeadAttention(D, H, bias=True, output_bias=False)
+
+    assert attention.q_proj.bias is not None and attention.out_proj.bias is None
+
+
+def test_a_part_of_a_head_turns_and_the_rest_stays():
+    heads = torch.randn(1, 1, 9, 16)
+
+    turned = RotaryPositions(9, 16, base=100.0, turned=8)(heads)
+
+    moving = [0, 1, 2, 3, 8, 9, 10, 11]
+    still = [i for i in range(16) if i not in moving]
+    assert torch.equal(turned[..., still], heads[..., still])
+    alone = RotaryPositions(9, 8, base=100.0)(heads[..., moving])
+    torch.testing.assert_close(turned[..., moving], alone)
+
+
+def test_linear_scaling_slows_all_waves_and_longrope_each_by_its_own():
+    plain = rotary_frequencies(8, base=100.0)
+    factors = (1.0, 2.0, 3.0, 4.0)
+
+    linear = rotary_frequencies(8, base=100.0, scaling=LinearScaling(kind="linear", factor=4))
+    long = LongScaling(kind="long", factors=factors, attention_factor=1.5)
+    each = rotary_frequencies(8, base=100.0, scaling=long)
+
+    torch.testing.assert_close(linear, plain / 4)
+    torch.testing.assert_close(each, plain / torch.tensor(factors))
+    rotary = RotaryPositions(5, 8, base=100.0, scaling=long)
+    torch.testing.assert_close(rotary.cos**2 + rotary.sin**2, torch.full((5, 4), 2.25))
+
+
+@pytest.mark.parametrize(
+    "options", [MODERN, {"parallel_residual": True, "rotary_dim": 4}, {"window": 3}]
+)
+@torch.no_grad()
+def test_new_positions_behind_a_cache_are_those_of_the_whole_text(options, randomize):
+    decoder = randomize(build_model(config_of(**options))).decoder
+    ids = torch.randint(0, 29, (1, 12))
+    whole = decoder(ids)
+    empty = torch.zeros(1, 2, 12, decoder.cache_head_dim)
+    nothing = torch.tensor([0])
+    caches = [LayerCache(empty, empty, nothing, nothing, nothing[None]) for _ in range(3)]
+
+    parts = []
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        for cache in caches:
+            cache.seqlens_k = torch.tensor([end - 1], dtype=torch.int32)
+            cache.position_ids = torch.arange(start, end)[None]
+        parts.append(decoder(ids[:, start:end], caches=caches))
+
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_written_before_the_options_came_is_written_so_still():
+    names = config_of().model_dump(mode="json").keys()
+
+    assert not names & (MODERN.keys() - {"norm_position", "rotary_scaling"})
+    config = config_of(**MODERN)
+    assert TransformerConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"windowed_layers": (1,)}, "windowed_layers needs window"),
+        ({"local_rotary_base": 9.0}, "local_rotary_base needs window"),
+        ({"rotary_dim": 5}, r"rotary_dim \(5\) must be even and at most key_dim \(16\)"),
+        ({"positions": "learned", "rotary_dim": 4}, "rotary_dim needs rotary positions"),
+        ({"parallel_residual": True, "norm_position": "last"}, "parallel_residual is for gpt"),
+        (
+            {"rotary_scaling": {"kind": "long", "factors": [1, 2], "attention_factor": 1}},
+            "a factor for each of 8 waves, got 2",
+        ),
+        (
+            {"positions": "learned", "key_dim": 12, "value_dim": 12, "qk_norm": True},
+            "qk_norm needs a key_dim that is a multiple of 8, got 12",
+        ),
+        ({"attention_softcap": 0}, "attention_softcap"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, message):
+    with pytest.raises(ValidationError, match=message):
+        config_of(**options)
