@@ -82,6 +82,7 @@ def generation_contract(
         cross_cache = _cache_shape(config, config.max_source_len, form.precision)
     return GenerationContract(
         vocab_size=config.vocab_size,
+        source_vocab_size=config.source_vocab_size if has_source else None,
         num_heads=config.num_heads,
         cache=_cache_shape(config, config.max_target_len, form.kv_cache),
         cross_cache=cross_cache,

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from exporter.models.config import TransformerConfig
 
 INIT_STD = 0.02  # of embeddings that are not scaled, as in BERT and GPT
 
 
-def sinusoidal_table(length: int, width: int, *, halves: bool = False) -> Tensor:
-    """Return the positions of section 3.5 of Vaswani et al. 2017, float32 (length, width).
+Layout = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_tensor2tensor"]
 
-    Even columns are sines, odd columns cosines; an odd width ends with a sine. With `halves` the
-    columns are in another order: all sines, then all cosines.
+
+def sinusoidal_table(length: int, width: int, layout: Layout = "sinusoidal") -> Tensor:
+    """Return positions of section 3.5 of Vaswani et al. 2017, float32 (length, width).
+
+    Even columns are sines, odd columns cosines; an odd width ends with a sine. In "halves" all
+    sines come first, then all cosines; so in "tensor2tensor", where moreover the last wave is the
+    slowest that the paper names, angles are rounded to float32 and an odd width ends with zeros.
     """
+    if layout == "sinusoidal_tensor2tensor":
+        return _tensor2tensor_table(length, width)
     positions = torch.arange(length, dtype=torch.float64)[:, None]
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = positions * 10000.0**-exponents  # (length, ceil(width / 2))
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width].float()
-    return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1) if halves else table
+    if layout == "sinusoidal":
+        return table
+    return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
+
+
+def _tensor2tensor_table(length: int, width: int) -> Tensor:
+    num_waves = width // 2
+    step = math.log(10000) / max(num_waves - 1, 1)
+    frequencies = torch.exp(torch.arange(num_waves).float() * -step)
+    angles = torch.arange(length).float()[:, None] * frequencies
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed positions, for any length: the table grows when a longer sequence comes."""
+    """Fixed positions, for any length: the table grows when a longer sequence comes.
 
-    def __init__(self, max_len: int, width: int, *, halves: bool = False) -> None:
+    The first place has the number `offset`.
+    """
+
+    def __init__(
+        self, max_len: int, width: int, *, layout: Layout = "sinusoidal", offset: int = 0
+    ) -> None:
         super().__init__()
-        self.halves = halves
+        self.layout: Layout = layout
+        self.offset = offset
         self.table: Tensor  # (max_len, width)
-        table = sinusoidal_table(max_len, width, halves=halves)
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("table", self._make(max_len, width), persistent=False)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return the positions (..., width) of int64 `position_ids` (...)."""
@@ -48,8 +73,10 @@ class SinusoidalPositions(nn.Module):
 
     def _grow(self, length: int) -> None:
         if length > self.table.shape[0]:
-            table = sinusoidal_table(length, self.table.shape[1], halves=self.halves)
-            self.table = table.to(self.table)
+            self.table = self._make(length, self.table.shape[1]).to(self.table)
+
+    def _make(self, length: int, width: int) -> Tensor:
+        return sinusoidal_table(self.offset + length, width, self.layout)[self.offset :]
 
 
 class LearnedPositions(nn.Module):
@@ -86,17 +113,17 @@ Positions = SinusoidalPositions | LearnedPositions
 
 def make_positions(config: TransformerConfig, max_len: int) -> Positions | None:
     """Return the positions that are added to embeddings; None if attention knows them instead."""
-    if config.positions in ("rotary", "relative"):
+    if config.positions == "rotary" or config.positions == "relative":
         return None
     if config.positions == "learned":
         return LearnedPositions(max_len, config.d_model)
-    halves = config.positions == "sinusoidal_halves"
-    return SinusoidalPositions(max_len, config.d_model, halves=halves)
+    layout, offset = config.positions, config.position_offset
+    return SinusoidalPositions(max_len, config.d_model, layout=layout, offset=offset)
 
 
-def make_token_embedding(config: TransformerConfig) -> nn.Embedding:
+def make_token_embedding(config: TransformerConfig, vocab_size: int) -> nn.Embedding:
     """Return token vectors [vocab_size, d_model], drawn so that they have unit size when scaled."""
-    embedding = nn.Embedding(config.vocab_size, config.d_model)
+    embedding = nn.Embedding(vocab_size, config.d_model)
     std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
     nn.init.normal_(embedding.weight, std=std)
     return embedding
@@ -115,7 +142,9 @@ class Embeddings(nn.Module):
         self, config: TransformerConfig, max_len: int, token: nn.Embedding | None = None
     ) -> None:
         super().__init__()
-        self.token = token if token is not None else make_token_embedding(config)
+        if token is None:
+            token = make_token_embedding(config, config.vocab_size)
+        self.token = token
         self.positions = make_positions(config, max_len)
         self.token_type: nn.Embedding | None = None
         if config.num_token_types:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from exporter.models.config import TransformerConfig
-from exporter.models.embeddings import Embeddings
+from exporter.models.embeddings import Embeddings, make_token_embedding
 from exporter.models.layers import Decoder, Encoder
 
 
@@ -18,7 +18,8 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.source_embeddings = Embeddings(config, config.max_source_len)
+        source = make_token_embedding(config, config.source_vocab_size or config.vocab_size)
+        self.source_embeddings = Embeddings(config, config.max_source_len, source)
         self.encoder = Encoder(config)
         shared = self.source_embeddings.token if config.share_embeddings else None
         self.decoder = Decoder(config, shared)

@@ -91,4 +91,9 @@ class TransformerConfig(
                     f"{name} {token} is not in the vocabulary, whose ids are 0 to "
                     f"{self.vocab_size - 1}"
                 )
+        if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
+            found.append(
+                f"share_embeddings needs source_vocab_size ({self.source_vocab_size}) to be "
+                f"vocab_size ({self.vocab_size})"
+            )
         return found

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from exporter.models.config.attention import AttentionOptions
 from exporter.models.config.rotary_scaling import AnyScaling, LongScaling
-from exporter.models.config.sizes import PositiveFloat, PositiveInt, unless
+from exporter.models.config.sizes import Length, PositiveFloat, PositiveInt, unless
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
@@ -19,11 +19,18 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     """How a model tells places apart."""
 
     # sinusoidal: sines and cosines in turn, as in the paper; sinusoidal_halves: all sines, then
-    # all cosines (Marian); rotary: queries and keys are turned, nothing is added (gpt); relative:
+    # all cosines (Marian); sinusoidal_tensor2tensor: likewise, and the last wave is the slowest of
+    # the paper (M2M); rotary: queries and keys are turned, nothing is added (gpt); relative:
     # scores are biased by buckets of distances, nothing is added (T5)
-    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative"] = (
-        "sinusoidal"
-    )
+    positions: Literal[
+        "sinusoidal",
+        "sinusoidal_halves",
+        "sinusoidal_tensor2tensor",
+        "learned",
+        "rotary",
+        "relative",
+    ] = "sinusoidal"
+    position_offset: Annotated[Length, unless(0)] = 0  # the number of the first sinusoidal place
     relative_buckets: Annotated[PositiveInt, unless(32)] = 32
     relative_max_distance: Annotated[PositiveInt, unless(128)] = 128  # one bucket from here on
     rotary_base: Annotated[float, Field(gt=0)] = 10000.0
@@ -35,6 +42,8 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     @property
     def position_problems(self) -> list[str]:
         """Say what of the positions does not go together."""
+        if self.position_offset and not self.positions.startswith("sinusoidal"):
+            return [f"position_offset needs sinusoidal positions, got {self.positions}"]
         if self.positions == "rotary":
             return self._rotary_problems()
         if self.positions == "relative":
@@ -97,7 +106,7 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
             return []
         widths = {"rotary": self.head_key_dim, "relative": self.num_heads}
         width = widths.get(self.positions, self.d_model)
-        length = max(self.max_source_len, self.max_target_len, num_patches)
+        length = self.position_offset + max(self.max_source_len, self.max_target_len, num_patches)
         if length * width <= _MAX_TABLE:
             return []
         return [

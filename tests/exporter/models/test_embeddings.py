@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from exporter.models import TransformerConfig
@@ -29,15 +30,29 @@ def test_sinusoidal_positions_are_the_formula_of_the_paper(width):
 def test_positions_in_halves_are_those_of_marian():
     expected = MarianSinusoidalPositionalEmbedding(300, 16).create_weight()
 
-    torch.testing.assert_close(sinusoidal_table(300, 16, halves=True), expected, rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        sinusoidal_table(300, 16, "sinusoidal_halves"), expected, rtol=0, atol=1e-7
+    )
 
 
 def test_positions_in_halves_reach_beyond_the_table():
-    positions = SinusoidalPositions(4, 6, halves=True)
+    positions = SinusoidalPositions(4, 6, layout="sinusoidal_halves")
 
     found = positions(torch.tensor([[0, 9]]))
 
-    assert torch.equal(found[0], sinusoidal_table(10, 6, halves=True)[[0, 9]])
+    assert torch.equal(found[0], sinusoidal_table(10, 6, "sinusoidal_halves")[[0, 9]])
+
+
+@pytest.mark.parametrize("width", [16, 7])
+def test_positions_of_tensor2tensor_are_those_of_m2m(width):
+    twin = M2M100SinusoidalPositionalEmbedding(300, width, padding_idx=1)
+    positions = SinusoidalPositions(4, width, layout="sinusoidal_tensor2tensor", offset=2)
+    ids = torch.full((1, 290), 5)  # none of them padding
+
+    found = positions.first(290)
+
+    assert torch.equal(found, twin(ids)[0])
+    assert torch.equal(positions(torch.tensor([3, 289])), twin(ids)[0, [3, 289]])
 
 
 def test_sinusoidal_positions_reach_beyond_the_table():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from exporter.models import EncoderDecoder, TransformerConfig, build_model
@@ -170,6 +171,24 @@ def test_a_token_sees_no_later_token(translation_config, randomize):
 
     torch.testing.assert_close(before[:, :3], after[:, :3])
     assert not torch.allclose(before[:, 3:], after[:, 3:])
+
+
+@torch.no_grad()
+def test_sources_may_have_a_vocabulary_of_their_own(translation_config):
+    options = {"source_vocab_size": 41, "share_embeddings": False}
+    model = build_model(translation_config.model_copy(update=options)).eval()
+
+    logits = model(torch.tensor([[40, 3]]), torch.tensor([[28]]))
+
+    assert logits.shape == (1, 1, 29)
+    assert model.source_embeddings.token.weight.shape == (41, 16)
+
+
+def test_shared_embeddings_are_of_one_vocabulary(translation_config):
+    options = {**translation_config.model_dump(), "source_vocab_size": 41}
+
+    with pytest.raises(ValidationError, match=r"needs source_vocab_size \(41\) to be vocab_size"):
+        TransformerConfig.model_validate(options)
 
 
 @torch.no_grad()
