@@ -68,6 +68,8 @@ class Family(Generic[Source]):
     targets: tuple[Target, ...] = ("cpu", "cuda")
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
+    # A stored output that is not the embedding counts, though the options tie the two.
+    own_output: bool = False
     files: tuple[str, ...] = ()  # more JSON files: fields of the source, named for their stems
 
     def read_config(

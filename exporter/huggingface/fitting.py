@@ -17,6 +17,7 @@ from exporter.huggingface.family import Family
 from exporter.huggingface.stored import StoredWeights
 from exporter.models import TransformerConfig
 
+_TIED = ("decoder.output", "source_embeddings.token", "decoder.embeddings.token")
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -51,6 +52,21 @@ def find_weights(
             "give the weights that were saved with this configuration"
         )
     return found
+
+
+def untie_stored_output(
+    stored: StoredWeights, family: Family[Any], config: TransformerConfig
+) -> TransformerConfig:
+    """Return the options with an output of its own where a family may store one that differs."""
+    if not (family.own_output and config.tie_output):
+        return config
+    table = family.weights(config)
+    names = [table[f"{name}.weight"].names for name in _TIED]
+    output, *tokens = [[name for name in of_one if name in stored] for of_one in names]
+    token = [name for of_one in tokens for name in of_one]
+    if not output or not token or torch.equal(stored.read(output[0]), stored.read(token[0])):
+        return config
+    return config.model_copy(update={"tie_output": False})
 
 
 def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:

@@ -28,7 +28,7 @@ from exporter.checkpoint import (
 )
 from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
-from exporter.huggingface.fitting import FoundWeight, find_weights
+from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored_output
 from exporter.huggingface.generation import GenerationOptions, merge_options
 from exporter.huggingface.sentences import read_modules
 from exporter.huggingface.stored import StoredWeights, open_weights
@@ -86,10 +86,11 @@ def import_checkpoint(
     if config.vocab_size:
         text = read_tokenizer(source, config, str(raw["model_type"]), languages)
     tokenizer, notes = (text.tokenizer, text.notes) if text else (None, ())
-    wanted = _with_output_bias(config, options)
     beside = [source / modules.dense_path] if modules and modules.dense_path else []
     with open_weights(source, *beside) as stored:
         check_layers(len(stored), config, source)
+        config = untie_stored_output(stored, family, config)
+        wanted = _with_output_bias(config, options)
         found = find_weights(stored, family, config, source)
         weights = _written(model_weights(wanted), found, stored, options, progress)
         task = out.resolve().name

@@ -240,6 +240,7 @@ class Decoder(nn.Module):
         if config.tie_output:
             self.output.weight = self.embeddings.token.weight
         self.logit_softcap = config.logit_softcap
+        self.output_scale = config.output_scale
         self.cache_head_dim = cache_head_dim(config)
 
     def forward(
@@ -290,7 +291,7 @@ class Decoder(nn.Module):
         for i, layer in enumerate(self.layers):
             hidden = layer(hidden, memory, attention_mask, caches[i] if caches else None)
         hidden = self.final_norm(hidden)
-        return hidden
+        return hidden if self.output_scale == 1 else hidden * self.output_scale
 
     def cross_key_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's cross-attention keys and values of `memory` (B, S, d_model).

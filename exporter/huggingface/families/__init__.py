@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from exporter.huggingface.families.bart import BART
 from exporter.huggingface.families.bert import BERT
 from exporter.huggingface.families.distilbert import DISTILBERT
 from exporter.huggingface.families.gemma import GEMMA2, GEMMA3
 from exporter.huggingface.families.gpt2 import GPT2
 from exporter.huggingface.families.gpt_neox import GPT_NEOX
 from exporter.huggingface.families.llama import LLAMA
+from exporter.huggingface.families.m2m_100 import M2M_100
 from exporter.huggingface.families.marian import MARIAN
+from exporter.huggingface.families.mbart import MBART
 from exporter.huggingface.families.mistral import MISTRAL
 from exporter.huggingface.families.opt import OPT
+from exporter.huggingface.families.pegasus import PEGASUS
 from exporter.huggingface.families.phi3 import PHI3
 from exporter.huggingface.families.qwen import QWEN2, QWEN3
 from exporter.huggingface.families.roberta import ROBERTA
+from exporter.huggingface.families.t5 import MT5, T5
 from exporter.huggingface.families.vit import DEIT, VIT
 from exporter.huggingface.family import Family
 
 FAMILIES: tuple[Family[Any], ...] = (
     MARIAN,
+    BART,
+    MBART,
+    M2M_100,
+    PEGASUS,
+    T5,
+    MT5,
     GPT2,
     GPT_NEOX,
     OPT,

@@ -11,7 +11,7 @@ from exporter.models.config.rotary_scaling import (
     RotaryScaling,
     YarnScaling,
 )
-from exporter.models.config.sizes import Family, PositiveInt, Probability
+from exporter.models.config.sizes import Family, PositiveFloat, PositiveInt, Probability
 
 __all__ = [
     "AnyScaling",
@@ -19,6 +19,7 @@ __all__ = [
     "ImageConfig",
     "LinearScaling",
     "LongScaling",
+    "PositiveFloat",
     "PositiveInt",
     "Probability",
     "RotaryScaling",

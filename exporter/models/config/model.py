@@ -38,6 +38,7 @@ class TransformerConfig(
     output_bias: bool = False
     logit_softcap: Annotated[PositiveFloat | None, unless(None)] = None  # c * tanh(logit / c)
     parallel_residual: Annotated[bool, unless(False)] = False  # x + attention(x) + feed_forward(x)
+    output_scale: Annotated[PositiveFloat, unless(1.0)] = 1.0  # of what the output reads (T5)
     embedding_norm: bool = False  # BERT
     num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
     pad_token_id: TokenId = 0

@@ -184,6 +184,16 @@ def test_sources_may_have_a_vocabulary_of_their_own(translation_config):
     assert model.source_embeddings.token.weight.shape == (41, 16)
 
 
+@torch.no_grad()
+def test_what_the_output_reads_is_scaled(translation_config, randomize):
+    plain = randomize(build_model(translation_config))
+    scaled = build_model(translation_config.model_copy(update={"output_scale": 0.25})).eval()
+    scaled.load_state_dict(plain.state_dict())
+    source, target = torch.randint(0, 29, (2, B, 9))
+
+    torch.testing.assert_close(scaled(source, target), plain(source, target) * 0.25)
+
+
 def test_shared_embeddings_are_of_one_vocabulary(translation_config):
     options = {**translation_config.model_dump(), "source_vocab_size": 41}
 

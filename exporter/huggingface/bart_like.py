@@ -1,0 +1,126 @@
+"""What Marian, BART and those that came of them have in common: fields, and names of weights."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from exporter.huggingface.conversion import (
+    NameTable,
+    SkipRows,
+    Squeezed,
+    StoredWeight,
+    modules,
+)
+from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig, SpecialTokens
+from exporter.models.config import PositiveInt, Probability, TransformerConfig
+
+COMPUTED_POSITIONS = r".*\.embed_positions\.weights?"  # names of tables that nobody has learned
+
+
+class BartLikeConfig(SourceConfig):
+    """`config.json`, with the defaults that these families share."""
+
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt = 1024
+    d_model: PositiveInt = 1024
+    encoder_layers: PositiveInt = 12
+    decoder_layers: PositiveInt = 12
+    encoder_attention_heads: PositiveInt = 16
+    decoder_attention_heads: PositiveInt = 16
+    encoder_ffn_dim: PositiveInt = 4096
+    decoder_ffn_dim: PositiveInt = 4096
+    activation_function: Activation = "gelu"
+    scale_embedding: bool = False
+    dropout: Probability = 0.1
+    attention_dropout: Probability = 0.0
+    activation_dropout: Probability = 0.0
+    tie_word_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("attention_heads", "ffn_dim"):
+            given, other = getattr(self, f"encoder_{name}"), getattr(self, f"decoder_{name}")
+            if given != other:
+                raise ValueError(
+                    f"encoder_{name} is {given} and decoder_{name} {other}; supported: equal"
+                )
+        return self
+
+
+def bart_like(
+    source: BartLikeConfig, tokens: SpecialTokens, **differences: object
+) -> TransformerConfig:
+    """Return the options that all have, and those in which a family differs."""
+    start = tokens.decoder_start
+    if start is None:
+        raise ValueError(
+            "decoder_start_token_id is missing: the token that an answer begins behind; for a "
+            "model that is told its language by it, set it to the token of that language"
+        )
+    options: dict[str, object] = {
+        "d_model": source.d_model,
+        "num_heads": source.encoder_attention_heads,
+        "d_ff": source.encoder_ffn_dim,
+        "num_encoder_layers": source.encoder_layers,
+        "num_decoder_layers": source.decoder_layers,
+        "activation": ACTIVATIONS[source.activation_function],
+        "dropout": source.dropout,
+        "attention_dropout": source.attention_dropout,
+        "feed_forward_dropout": source.activation_dropout,
+        "vocab_size": source.vocab_size,
+        "max_source_len": source.max_position_embeddings,
+        "max_target_len": source.max_position_embeddings,
+        "scale_embeddings": source.scale_embedding,
+        "tie_output": source.tie_word_embeddings,
+        "pad_token_id": tokens.pad or 0,
+        "bos_token_id": start,
+        "eos_token_id": tokens.eos,
+    }
+    return TransformerConfig.model_validate({"family": "encoder-decoder", **options, **differences})
+
+
+def bart_like_weights(config: TransformerConfig, position_offset: int = 0) -> NameTable:
+    """Return where the weights are; learned positions stand behind so many other rows."""
+    embeddings: dict[str, str | tuple[str, ...]] = {
+        "source_embeddings.token": ("model.shared", "model.encoder.embed_tokens"),
+        "decoder.embeddings.token": "model.decoder.embed_tokens",
+        "decoder.output": "lm_head",
+        "source_embeddings.norm": "model.encoder.layernorm_embedding",
+        "decoder.embeddings.norm": "model.decoder.layernorm_embedding",
+        "encoder.final_norm": "model.encoder.layer_norm",
+        "decoder.final_norm": "model.decoder.layer_norm",
+    }
+    positions = {
+        "source_embeddings.positions": "model.encoder.embed_positions",
+        "decoder.embeddings.positions": "model.decoder.embed_positions",
+    }
+    return {
+        **modules(embeddings),
+        **modules(positions, SkipRows(position_offset)),
+        "decoder.output.bias": StoredWeight(("final_logits_bias",), (Squeezed(),), optional=True),
+        **_layer("encoder.layers.{i}", "model.encoder.layers.{i}"),
+        **_layer("decoder.layers.{i}", "model.decoder.layers.{i}"),
+        **_attention("decoder.layers.{i}.cross_attention", "model.decoder.layers.{i}.encoder_attn"),
+    }
+
+
+def _layer(ours: str, theirs: str) -> NameTable:
+    """Return self-attention and feed-forward, which both stacks have."""
+    return {
+        **_attention(f"{ours}.self_attention", f"{theirs}.self_attn"),
+        **modules(
+            {
+                f"{ours}.feed_forward.up_proj": f"{theirs}.fc1",
+                f"{ours}.feed_forward.down_proj": f"{theirs}.fc2",
+                f"{ours}.feed_forward_residual.norm": f"{theirs}.final_layer_norm",
+            }
+        ),
+    }
+
+
+def _attention(ours: str, theirs: str) -> NameTable:
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    projections = {f"{ours}.{name}": f"{theirs}.{name}" for name in names}
+    return modules({f"{ours}_residual.norm": f"{theirs}_layer_norm", **projections})

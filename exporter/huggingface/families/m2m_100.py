@@ -1,0 +1,43 @@
+"""M2M-100 and NLLB: norm first, positions as in tensor2tensor, languages told by tokens."""
+
+from __future__ import annotations
+
+from exporter.huggingface.bart_like import (
+    COMPUTED_POSITIONS,
+    BartLikeConfig,
+    bart_like,
+    bart_like_weights,
+)
+from exporter.huggingface.family import Activation, Family, SpecialTokens
+from exporter.models.config import PositiveInt, Probability, TransformerConfig
+
+
+class M2M100Config(BartLikeConfig):
+    """`config.json` of an M2M-100 or NLLB."""
+
+    vocab_size: PositiveInt = 128112
+    activation_function: Activation = "relu"
+    scale_embedding: bool = True
+    attention_dropout: Probability = 0.1
+
+
+def _config(source: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
+    padding = 1 if tokens.pad is None else tokens.pad
+    return bart_like(
+        source,
+        tokens,
+        norm_position="first",
+        positions="sinusoidal_tensor2tensor",
+        position_offset=padding + 1,  # fairseq counts from there
+    )
+
+
+M2M_100 = Family(
+    title="M2M-100, NLLB",
+    model_types=("m2m_100",),
+    source=M2M100Config,
+    to_config=_config,
+    weights=bart_like_weights,
+    abilities=("generate", "beam", "score"),
+    ignored=COMPUTED_POSITIONS,
+)

@@ -1,0 +1,159 @@
+"""T5, its later forms and mT5: relative positions, no biases, scores that are not scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, cast
+
+from exporter.huggingface.conversion import NameTable, StoredWeight, modules
+from exporter.huggingface.family import ACTIVATIONS, Activation, Family, SourceConfig, SpecialTokens
+from exporter.models.config import PositiveFloat, PositiveInt, Probability, TransformerConfig
+
+_LENGTH = 512  # of sources and answers where config.json has no n_positions
+_LENGTH_OF_BYTES = 1024
+FeedForward = Literal["relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-silu"]
+
+
+class T5Config(SourceConfig):
+    """`config.json` of a T5, v1.1, FLAN-T5, MADLAD or ByT5."""
+
+    vocab_size: PositiveInt = 32128
+    d_model: PositiveInt = 512
+    d_kv: PositiveInt = 64
+    d_ff: PositiveInt = 2048
+    num_layers: PositiveInt = 6
+    num_decoder_layers: PositiveInt | None = None
+    num_heads: PositiveInt = 8
+    relative_attention_num_buckets: PositiveInt = 32
+    relative_attention_max_distance: PositiveInt = 128
+    dropout_rate: Probability = 0.1
+    layer_norm_epsilon: PositiveFloat = 1e-6
+    feed_forward_proj: FeedForward = "relu"
+    n_positions: PositiveInt | None = None
+    tokenizer_class: str | None = None
+    # Where it is not said to be untied, the output reads what is scaled by 1 / sqrt(d_model).
+    tie_word_embeddings: bool = True
+    scale_decoder_outputs: bool | None = None
+
+    @property
+    def max_len(self) -> int:
+        """How long sources and answers may be; the model itself knows no limit."""
+        is_bytes = self.tokenizer_class == "ByT5Tokenizer"
+        return self.n_positions or (_LENGTH_OF_BYTES if is_bytes else _LENGTH)
+
+    @property
+    def output_scale(self) -> float:
+        """What the input of the output is multiplied with."""
+        scaled = self.scale_decoder_outputs
+        scaled = self.tie_word_embeddings if scaled is None else scaled
+        return self.d_model**-0.5 if scaled else 1.0
+
+    @property
+    def activation(self) -> Activation:
+        """The function of the feed-forward layers: a gated "gelu" is its tanh form."""
+        name = self.feed_forward_proj.removeprefix("gated-")
+        return cast(Activation, "gelu_new" if self.feed_forward_proj == "gated-gelu" else name)
+
+
+class MT5Config(T5Config):
+    """`config.json` of an mT5."""
+
+    vocab_size: PositiveInt = 250112
+    d_ff: PositiveInt = 1024
+    num_layers: PositiveInt = 8
+    num_heads: PositiveInt = 6
+    feed_forward_proj: FeedForward = "gated-gelu"
+
+    @property
+    def output_scale(self) -> float:
+        """Nothing is scaled, whatever is said to be tied."""
+        return 1.0
+
+
+def _config(source: T5Config, tokens: SpecialTokens) -> TransformerConfig:
+    return TransformerConfig(
+        family="encoder-decoder",
+        d_model=source.d_model,
+        num_heads=source.num_heads,
+        key_dim=source.d_kv,
+        value_dim=source.d_kv,
+        d_ff=source.d_ff,
+        num_encoder_layers=source.num_layers,
+        num_decoder_layers=source.num_decoder_layers or source.num_layers,
+        attention_bias=False,
+        attention_scale=1.0,
+        activation=ACTIVATIONS[source.activation],
+        gated_feed_forward=source.feed_forward_proj.startswith("gated-"),
+        feed_forward_bias=False,
+        norm="rms",
+        norm_position="first",
+        norm_eps=source.layer_norm_epsilon,
+        dropout=source.dropout_rate,
+        vocab_size=source.vocab_size,
+        max_source_len=source.max_len,
+        max_target_len=source.max_len,
+        positions="relative",
+        relative_buckets=source.relative_attention_num_buckets,
+        relative_max_distance=source.relative_attention_max_distance,
+        scale_embeddings=False,
+        output_scale=source.output_scale,
+        pad_token_id=tokens.pad or 0,
+        bos_token_id=(tokens.pad or 0) if tokens.decoder_start is None else tokens.decoder_start,
+        eos_token_id=tokens.eos,
+    )
+
+
+def _weights(config: TransformerConfig) -> NameTable:
+    tokens: dict[str, str | tuple[str, ...]] = {
+        "source_embeddings.token": ("shared", "encoder.embed_tokens"),
+        "decoder.embeddings.token": "decoder.embed_tokens",
+        "decoder.output": "lm_head",
+    }
+    cross = "decoder.layers.{i}.cross_attention"
+    return {
+        **modules(tokens),
+        **_stack("encoder", feed_forward=1),
+        **_stack("decoder", feed_forward=2),
+        **_attention(cross, "decoder.block.{i}.layer.1", "EncDecAttention"),
+    }
+
+
+def _stack(name: str, *, feed_forward: int) -> NameTable:
+    """Return what both stacks have; in a layer of theirs the feed-forward has this number."""
+    ours, theirs = f"{name}.layers.{{i}}", f"{name}.block.{{i}}.layer"
+    inner = f"{theirs}.{feed_forward}.DenseReluDense"
+    projections = (f"{inner}.wi", f"{inner}.wi_1")  # the latter where there is a gate
+    bias = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return {
+        **_attention(f"{ours}.self_attention", f"{theirs}.0", "SelfAttention"),
+        **modules(
+            {
+                f"{ours}.feed_forward.up_proj": projections,
+                f"{ours}.feed_forward.gate_proj": f"{inner}.wi_0",
+                f"{ours}.feed_forward.down_proj": f"{inner}.wo",
+                f"{ours}.feed_forward_residual.norm": f"{theirs}.{feed_forward}.layer_norm",
+                f"{name}.final_norm": f"{name}.final_layer_norm",
+            }
+        ),
+        f"{name}.relative.weight": StoredWeight((bias,)),
+    }
+
+
+def _attention(ours: str, theirs: str, kind: str) -> NameTable:
+    names = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
+    projections = {f"{ours}.{name}": f"{theirs}.{kind}.{other}" for name, other in names.items()}
+    return modules({f"{ours}_residual.norm": f"{theirs}.layer_norm", **projections})
+
+
+T5 = Family(
+    title="T5, FLAN-T5, MADLAD, ByT5",
+    model_types=("t5",),
+    source=T5Config,
+    to_config=_config,
+    weights=_weights,
+    abilities=("generate", "beam", "score"),
+    targets=("cpu",),
+    ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    own_output=True,
+)
+MT5 = replace(T5, title="mT5", model_types=("mt5",), source=MT5Config)
