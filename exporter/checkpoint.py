@@ -26,11 +26,13 @@ from torch import nn
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.text.tokenizer_file import read_tokenizer_file
 from engine.wording import listed, problems_of, shortened
 from exporter.files import Content, write_directory, writing_to
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
+from exporter.models.config.sizes import unless
 
 FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
@@ -50,6 +52,8 @@ class CheckpointConfig(BaseModel):
     format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)] = FORMAT_VERSION
     task: str  # what the model was trained for; a name of `exporter.tasks`, or the user's own
     model: TransformerConfig
+    # What an imported model gives to requests that leave options away.
+    generation: Annotated[GenerationDefaults, unless(GenerationDefaults())] = GenerationDefaults()
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ def _describe(
         image=contract.image,
         labels=contract.labels,
         label_scores=contract.label_scores,
+        defaults=checkpoint.config.generation,
         files={file: hash_file(directory / file) for file in files},
         toolchain=read_toolchain(),
         certificate=certificate,

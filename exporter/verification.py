@@ -108,7 +108,8 @@ def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
                 "give the checkpoint that the package was exported from, or export it again"
             )
     contract = contract_of(checkpoint.config.model, package.manifest.format)
-    for field, wanted in vars(contract).items():
+    expected = {**vars(contract), "defaults": checkpoint.config.generation}
+    for field, wanted in expected.items():
         found = getattr(package.manifest, field)
         if found != wanted:
             raise CertificateError(

@@ -38,6 +38,8 @@ def _wrong_contracts(manifest: Manifest) -> Iterator[str]:
             yield f"{name}: must {'' if is_needed else 'not '}be there for {architecture}"
     if (manifest.task == "generate") != generates:
         yield f"task: {manifest.task} does not go with {architecture}"
+    if manifest.defaults.given and not generates:
+        yield f"defaults: must not be there for {architecture}"
     if (manifest.layout is not None) != generates:
         yield f"layout: {manifest.layout} does not go with {architecture}"
     if not generates and manifest.task != "embed" and not manifest.labels:
@@ -103,6 +105,7 @@ def _impossible_ids(manifest: Manifest) -> Iterator[str]:
         given["generation.decoder_start_token_id"] = manifest.generation.decoder_start_token_id
         for i, token_id in enumerate(manifest.generation.eos_token_ids):
             given[f"generation.eos_token_ids.{i}"] = token_id
+        given |= {f"defaults.{name}": most for name, most in manifest.defaults.largest_ids.items()}
     elif manifest.encoding is not None:
         size = manifest.encoding.vocab_size
         given["encoding.pad_token_id"] = manifest.encoding.pad_token_id

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.package.files import FileEntry
+from engine.requests.generation_defaults import GenerationDefaults
 
 FORMAT_VERSION = 3
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
@@ -285,6 +286,7 @@ class Manifest(_Model):
     labels: tuple[str, ...] = ()
     # Probabilities of one label of many, or of each by itself; none: logits are what is told
     label_scores: LabelScores = "softmax"
+    defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave options away
     files: dict[str, FileEntry]
     toolchain: dict[str, str]
     certificate: Certificate

@@ -69,7 +69,7 @@ _OPTIONS = (
     click.option(
         "--strategy",
         type=click.Choice(["greedy", "sampling", "beam"]),
-        help="Of decoding.  [default: what other options imply, or greedy]",
+        help="Of decoding.  [default: what other options imply, or the model's]",
     ),
     click.option("--temperature", type=float, help="Above 0; asks for sampling."),
     click.option("--top-k", type=int, help="Sample among so many tokens; 0: all."),
@@ -175,6 +175,13 @@ _OPTIONS = (
     ),
     click.option(
         "--alignment", is_flag=True, help="Print which source token each token looks at most."
+    ),
+    click.option(
+        "--without-default",
+        "without_defaults",
+        multiple=True,
+        metavar="NAME",
+        help="Not the model's default of this option, such as banned_tokens; * for all.",
     ),
     click.option("--tokens-per-message", type=int, help="Of the stream.  [default: 1]"),
     click.option(

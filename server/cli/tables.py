@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, DecodeStep
 
 _PIPE_WIDTH = 120
+_MOST_IDS = 8  # of a default
 _LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # of a table of measurements, with borders
 
 
@@ -196,10 +197,21 @@ def model_table(model: ModelInfo) -> Table:
     if model.parity is not None and model.parity.toolchain:
         table.add_row("made with", _toolchain(model.parity.toolchain))
     table.add_row("capabilities", ", ".join(model.capabilities))
+    if model.defaults:
+        defaults = (f"{name} {_default(value)}" for name, value in model.defaults.items())
+        table.add_row("defaults", escape(", ".join(defaults)))
     if model.labels:
         table.add_row("labels", ", ".join(model.labels))
     table.add_row("manifest", model.manifest_sha256)
     return table
+
+
+def _default(value: object) -> str:
+    """Return a default as a person reads it, the first of many ids."""
+    if not isinstance(value, tuple):
+        return str(value)
+    shown = " ".join(_default(one) for one in value[:_MOST_IDS])
+    return f"[{shown}, {len(value)} in all]" if len(value) > _MOST_IDS else f"[{shown}]"
 
 
 def _limits(model: ModelInfo) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from google.protobuf.struct_pb2 import Struct
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.config import RequestLimits
 from engine.package.manifest import Certificate
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot
 from server.worker.answers import ServedModel
 
@@ -35,7 +37,14 @@ def model_info(
         labels=manifest.labels,
         device=model.device,
         precision=manifest.precision,
+        defaults=_defaults(manifest.defaults),
     )
+
+
+def _defaults(defaults: GenerationDefaults) -> Struct:
+    message = Struct()
+    message.update(defaults.model_dump(mode="json", include={*defaults.given}))
+    return message
 
 
 def replica_load(

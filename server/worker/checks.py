@@ -10,10 +10,13 @@ from engine.config import RequestLimits
 from engine.errors import FieldViolation
 from engine.package.manifest import GenerationContract
 from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
+from engine.requests.defaults import ALL
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import SamplingParams
 from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 
 MAX_TENANT_CHARS = 128
+MAX_NAME_CHARS = 32  # of a wrong name that is repeated
 
 
 def check_count(path: str, count: int, limits: RequestLimits) -> None:
@@ -95,6 +98,7 @@ def wrong_fields(
         *_empty_inputs(request.inputs),
         *_empty_constraint(request.decoding),
         *_excluding_beam(request.decoding.beam),
+        *_unknown_defaults(request.without_defaults),
         *_wrong_tenant(request.scheduling.tenant),
     ]
 
@@ -153,6 +157,18 @@ def _excluding_beam(beam: generation_service_pb2.BeamSearch) -> list[FieldViolat
         what = "early_stop says it, too; set one of the two"
         found.append(FieldViolation("decoding.beam.end", what))
     return found
+
+
+def _unknown_defaults(names: Sequence[str]) -> list[FieldViolation]:
+    return [
+        FieldViolation(
+            f"without_defaults[{i}]",
+            f"{name[:MAX_NAME_CHARS]!a} is no option that a package can have a default of; those "
+            f'are {", ".join(GenerationDefaults.model_fields)}, and "{ALL}" is all',
+        )
+        for i, name in enumerate(names)
+        if name != ALL and name not in GenerationDefaults.model_fields
+    ][:1]
 
 
 def _wrong_tenant(tenant: str) -> list[FieldViolation]:

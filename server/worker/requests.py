@@ -13,7 +13,7 @@ from engine.errors import FieldViolation
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import Manifest
 from engine.requests.checks import raise_if_any
-from engine.requests.request import GenerationRequest, ScoreRequest
+from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
 from server.worker.capabilities import check_generation, check_scoring, raise_if_unsupported
 from server.worker.checks import (
     check_count,
@@ -46,8 +46,8 @@ def generation_requests(
     # Counted before any of them is looked at: a mebibyte has room for half a million.
     check_sizes(request, manifest.generation, limits)
     check_generation(request, capabilities)
-    params = sampling_params(request)
-    raise_if_any(wrong_fields(request, params, manifest.generation, limits))
+    params = sampling_params(request, manifest.defaults)
+    raise_if_any(_wrong_fields(request, params, manifest, limits))
     if params.strategy == "sampling" and params.seed is None:
         params = replace(params, seed=secrets.randbits(64))  # one for all inputs, see Provenance
     return [
@@ -90,6 +90,7 @@ def score_requests(
             tenant=request.scheduling.tenant,
             deadline=deadline,
             input_path=f"inputs[{i}]",
+            forced_begin=manifest.defaults.forced_begin,
         )
         for i, one in enumerate(request.inputs)
     ]
@@ -132,6 +133,22 @@ def prediction_items(
     ]
     raise_if_any(violations)
     return [_prediction_item(item) for item in items]
+
+
+def _wrong_fields(
+    request: generation_service_pb2.GenerateRequest,
+    params: SamplingParams,
+    manifest: Manifest,
+    limits: RequestLimits,
+) -> list[FieldViolation]:
+    """Return what is wrong with a generation, saying where the package's defaults have made it."""
+    assert manifest.generation is not None
+    found = wrong_fields(request, params, manifest.generation, limits)
+    if not found or not manifest.defaults.given:
+        return found
+    own = wrong_fields(request, sampling_params(request), manifest.generation, limits)
+    hint = "; defaults of the package hold here: name the option, or its default to leave away"
+    return [v if v in own else FieldViolation(v.field, f"{v.description}{hint}") for v in found]
 
 
 def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:

@@ -530,6 +530,30 @@ def test_sources_have_the_vocabulary_of_targets_unless_they_have_their_own(tmp_p
     assert (own.vocab_size, own.prompt_vocab_size) == (20, 30)
 
 
+def test_defaults_are_read_and_an_older_package_has_none(tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["defaults"] = {"beam": 4, "length_power": -1.0, "forced_begin": [3]}
+
+    plain = load_package(_write(tmp_path / "p")).manifest.defaults
+    own = load_package(_write(tmp_path / "q", change)).manifest.defaults
+
+    assert plain.given == {}
+    assert own.given == {"beam": 4, "length_power": -1.0, "forced_begin": (3,)}
+
+
+def test_defaults_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    def outside(manifest: dict[str, Any]) -> None:
+        manifest["defaults"] = {"banned_sequences": [[1, 2], [3, 20]], "forced_end": 19}
+
+    def unknown(manifest: dict[str, Any]) -> None:
+        manifest["defaults"] = {"beams": 4}
+
+    found = _refusal(_write(tmp_path / "p", outside))
+    assert "defaults.banned_sequences: 20 is outside the vocabulary, 0 to 19" in found
+    assert "forced_end" not in found
+    assert "defaults.beams" in _refusal(_write(tmp_path / "q", unknown))
+
+
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["generation"].update(decoder_start_token_id=20, eos_token_ids=[2, 99])

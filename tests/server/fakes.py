@@ -43,6 +43,7 @@ from engine.requests.events import (
     TokenLogprob,
     Usage,
 )
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import GenerationRequest, ScoreRequest
 from server.config import WorkerConfig
@@ -86,7 +87,9 @@ def certificate(*, batch_invariant: bool = True) -> Certificate:
     )
 
 
-def generation_package(name: str = "dates", *, batch_invariant: bool = True) -> Package:
+def generation_package(
+    name: str = "dates", *, batch_invariant: bool = True, **defaults: object
+) -> Package:
     cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=64, head_dim=8)
     manifest = Manifest(
         format_version=1,
@@ -105,6 +108,7 @@ def generation_package(name: str = "dates", *, batch_invariant: bool = True) -> 
             decoder_start_token_id=0,
             eos_token_ids=(1,),
         ),
+        defaults=GenerationDefaults.model_validate(defaults),
         files={},
         toolchain={"torch": "2.13.0", "threads": "2", "instruction_sets": "avx2 avx512f"},
         certificate=certificate(batch_invariant=batch_invariant),

@@ -443,6 +443,15 @@ async def test_models_says_on_which_gpu_and_in_which_precision_a_model_runs(
     assert "NVIDIA H200, in fp16" in capsys.readouterr().out
 
 
+async def test_models_shows_the_defaults_of_a_package(capsys: pytest.CaptureFixture[str]) -> None:
+    package = generation_package(beam=4, length_power=1.0, banned_tokens=range(10))
+    async with running_worker(FakeGenerator(package)) as (_, address):
+        assert await _tokenweir(address, "models") == 0
+
+    out = capsys.readouterr().out
+    assert "banned_tokens [0 1 2 3 4 5 6 7, 10 in all], beam 4, length_power 1" in out
+
+
 async def test_health_says_serving_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     async with running_worker(FakeGenerator()) as (_, address):
         assert await _tokenweir(address, "health") == 0

@@ -129,10 +129,10 @@ def test_options_arrive_in_their_fields(server, client):
     assert request.output.token_ids
 
 
-def test_without_a_sampling_field_decoding_is_greedy_and_none_is_left_out():
+def test_without_a_sampling_field_decoding_is_left_to_the_model():
     request = generate_request("m", "p", {"seed": None, "max_new_tokens": None})
 
-    assert request.decoding.WhichOneof("strategy") == "greedy"
+    assert request.decoding.WhichOneof("strategy") is None
     assert not request.stopping.HasField("max_new_tokens")
 
 

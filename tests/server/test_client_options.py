@@ -61,6 +61,26 @@ def test_of_two_options_that_say_the_same_one_is_to_be_given() -> None:
         _request(beam=2, beam_end="soon")
 
 
+def test_beams_without_a_width_have_the_models() -> None:
+    assert _request(strategy="beam").decoding == pb.Decoding(beam=pb.BeamSearch())
+    assert _request(length_power=0.5).decoding.beam == pb.BeamSearch(length_power=0.5)
+
+
+def test_what_is_left_out_is_left_to_the_model() -> None:
+    request = _request(banned_tokens=None, forced_begin=())
+
+    assert request.decoding == pb.Decoding()
+    assert request.without_defaults == ["forced_begin"]
+
+
+def test_empty_lists_and_names_rule_defaults_out() -> None:
+    request = _request(
+        banned_tokens=[], banned_sequences=[], begin_banned_tokens=[1], without_defaults=["beam"]
+    )
+
+    assert request.without_defaults == ["beam", "banned_tokens", "banned_sequences"]
+
+
 def test_without_controls_or_constraint_none_are_sent() -> None:
     decoding = _request(repetition_penalty=None, regex=None).decoding
 
@@ -135,8 +155,7 @@ def test_a_score_is_scheduled_as_asked() -> None:
     ("options", "message"),
     [
         ({"beam": 4, "temperature": 0.5}, "temperature, beam: give options of sampling or of beam"),
-        ({"length_penalty": 1.0}, "beam search needs beam=WIDTH"),
-        ({"strategy": "beam"}, "beam search needs beam=WIDTH"),
+        ({"without_defaults": "beam"}, "without_defaults='beam' is one name; give a list"),
         ({"strategy": "greedy", "beam": 2}, "beam mean nothing with strategy='greedy'"),
         ({"beam": "wide"}, "beam='wide'"),
         ({"regex": "a", "choice": ["a"]}, "regex, choice: give one of them only"),

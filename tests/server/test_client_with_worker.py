@@ -24,6 +24,7 @@ from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
     FakePredictor,
+    generation_package,
     prediction_package,
     running_worker,
 )
@@ -160,6 +161,24 @@ async def test_one_pass_models():
     assert [label.label for label in best.labels] == ["DET"]
     assert len(every.labels) == 3
     assert vector.values == pytest.approx((0.6, 0.8))
+
+
+async def test_models_say_what_requests_get_that_leave_options_away():
+    defaults = {"beam": 4, "length_power": 0.5, "banned_tokens": [3], "banned_sequences": [[5, 6]]}
+    engine = FakeGenerator(generation_package(**defaults))
+    async with (
+        running_worker(engine, FakePredictor()) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        models = {model.model: model for model in await client.models()}
+
+    assert models["dates"].defaults == {
+        "beam": 4,
+        "length_power": 0.5,
+        "banned_tokens": (3,),
+        "banned_sequences": ((5, 6),),
+    }
+    assert models["tags"].defaults == {}
 
 
 async def test_models_say_what_they_can():

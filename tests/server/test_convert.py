@@ -393,6 +393,76 @@ def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int) -> 
     )
 
 
+def test_what_a_request_leaves_away_has_the_defaults_of_the_package() -> None:
+    package = generation_package(
+        strategy="beam", beam=4, length_power=1.0, banned_tokens=[3], forced_begin=[5]
+    )
+    wide = pb.Decoding(beam=pb.BeamSearch())
+
+    (bare,) = _convert(generate("a"), package=package)
+    (same,) = _convert(generate("a", decoding=wide), package=package)
+    (own,) = _convert(generate("a", decoding=SAMPLING), package=package)
+    (none,) = _convert(generate("a", without_defaults=["*"]), package=package)
+
+    controls = LogitControls(banned_tokens=(3,))
+    assert bare.params == SamplingParams(
+        "beam", beam_width=4, length_power=1.0, controls=controls, forced_begin=(5,)
+    )
+    assert same.params == bare.params
+    assert (own.params.strategy, own.params.controls) == ("sampling", controls)
+    assert none.params == SamplingParams()
+
+
+def test_beams_without_a_width_are_refused_where_the_package_has_none() -> None:
+    beams = generate("a", decoding=pb.Decoding(beam=pb.BeamSearch()))
+    package = generation_package(beam=4)
+    beams_of_nobody = generate("a", decoding=beams.decoding, without_defaults=["beam"])
+
+    for request, which in ((beams, None), (beams_of_nobody, package)):
+        with pytest.raises(InvalidRequest, match="0 is outside 1 to 16 hypotheses"):
+            _convert(request, package=which)
+
+
+def test_a_refusal_tells_that_a_default_of_the_package_has_to_do_with_it() -> None:
+    package = generation_package(strategy="beam", beam=2)
+
+    with pytest.raises(InvalidRequest) as caught:
+        _convert(
+            generate(
+                "a",
+                decoding=pb.Decoding(num_outputs=3, controls=pb.LogitControls(no_repeat_ngram=-1)),
+            ),
+            package=package,
+        )
+
+    by_field = {v.field: v.description for v in caught.value.violations}
+    assert "defaults of the package hold here" in by_field["decoding.num_outputs"]
+    assert "defaults" not in by_field["decoding.controls.no_repeat_ngram"]
+
+
+def test_a_default_that_no_package_can_have_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        _convert(generate("a", without_defaults=["beam", "colour", "shape"]))
+
+    (violation,) = caught.value.violations
+    assert violation.field == "without_defaults[1]"
+    assert "'colour' is no option that a package can have a default of" in violation.description
+
+
+def test_a_scored_text_stands_behind_the_forced_beginning_of_the_package() -> None:
+    request = pb.ScoreRequest(inputs=[pb.Input(text="a", prefix_text="b")])
+
+    (score,) = convert.score_requests(
+        request,
+        manifest=generation_package(forced_begin=[5]).manifest,
+        limits=RequestLimits(),
+        request_ids=iter(["id"]),
+        deadline=None,
+    )
+
+    assert score.forced_begin == (5,)
+
+
 def test_of_two_fields_that_say_the_same_one_is_to_be_set() -> None:
     beam = pb.BeamSearch(
         width=2, length_penalty=1, length_power=1, early_stop=True, end=pb.BEAM_END_BOUND

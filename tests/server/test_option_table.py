@@ -15,6 +15,8 @@ from tokenweir import CallOptions, StreamOptions
 from tokenweir._requests import stream_request
 from tokenweir.v1 import common_pb2
 
+from engine.requests.defaults import sampling_params as filled
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import (
     Constraint,
     ConstraintKind,
@@ -85,6 +87,12 @@ OPTIONS = (
     Option("stop_token_ids", (3,), "--stop-token 3", "stop_token_ids"),
     Option("include_stop", True, "--include-stop", "include_stop"),
     Option("ignore_eos", True, "--ignore-eos", "ignore_eos"),
+    Option(
+        "without_defaults",
+        ("beam", "top_k"),
+        "--without-default beam --without-default top_k",
+        "call.without_defaults",
+    ),
     Option("logprobs", 0, "--logprobs 0", "logprobs"),
     Option("prompt_logprobs", 2, "--prompt-logprobs 2", "prompt_logprobs"),
     Option("alignment", True, "--alignment", "alignment"),
@@ -94,6 +102,8 @@ OPTIONS = (
     Option("batch_invariant", True, "--batch-invariant", "call.determinism"),
     Option("tokens_per_message", 4, "--tokens-per-message 4", "call.tokens_per_message"),
 )
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+BEAM = ("beam", "length_penalty", "length_power", "beam_end")
 SECOND_NAMES = {"stop_strings"}  # of `stop`, in Python
 by_name = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 
@@ -117,6 +127,22 @@ def test_the_table_has_every_field_of_the_engine() -> None:
 
     assert {field.name for field in fields(GenerationRequest)} == request | of_the_call
     assert {o.path for o in OPTIONS if not o.path.startswith("call.")} == expected
+
+
+def test_the_table_has_every_default_of_a_package_and_it_reaches_the_same_field() -> None:
+    table = {option.name: option for option in OPTIONS}
+
+    for name in GenerationDefaults.model_fields:
+        option = table[name]
+        default = GenerationDefaults.model_validate({name: option.value})
+        asked = {"strategy": "sampling"} if name in SAMPLING else {}
+        asked = {"strategy": "beam"} if name in BEAM else asked
+        params = filled({**asked}, default)
+        room, _, field = option.path.rpartition(".")
+        found = getattr(params.controls if room else params, field)
+        assert found == option.value, name
+        assert filled({**asked}, default, {name}) == filled({**asked}, default, {"*"}), name
+        assert filled({**asked}, default, {"*"}) == filled({**asked}, GenerationDefaults()), name
 
 
 @by_name
@@ -161,6 +187,7 @@ def test_what_the_client_takes_reaches_its_field(option: Option) -> None:
         case "call":
             invariant = common_pb2.DETERMINISM_BATCH_INVARIANT
             found = {
+                "without_defaults": tuple(request.without_defaults),
                 "determinism": request.scheduling.determinism == invariant,
                 "tokens_per_message": message.tokens_per_message,
             }[name]

@@ -7,6 +7,7 @@ from datetime import UTC
 from typing import TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
@@ -149,7 +150,17 @@ def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
         labels=tuple(model.labels),
         device=model.device,
         precision=model.precision,
+        defaults={
+            name: _plain(value) for name, value in sorted(MessageToDict(model.defaults).items())
+        },
     )
+
+
+def _plain(value: object) -> object:
+    """Return a value of a JSON message, numbers that are whole as int."""
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def server_info(response: admin_service_pb2.GetServerInfoResponse) -> ServerInfo:

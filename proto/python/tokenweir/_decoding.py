@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tokenweir._fields import extend_field, set_field, set_fields, token_ids, update_field
 from tokenweir.v1 import common_pb2
@@ -27,6 +27,7 @@ _PENALTIES = (
     "no_repeat_ngram",
     "encoder_no_repeat_ngram",
 )
+_LISTS = ("banned_tokens", "banned_sequences", "begin_banned_tokens", "forced_begin")
 _CONTROLS = (*_PENALTIES, "logit_bias", "banned_tokens", "banned_sequences", "begin_banned_tokens")
 
 
@@ -38,8 +39,9 @@ def decoding(options: Mapping[str, object]) -> pb.Decoding:
             message.sampling.SetInParent()
             set_fields(message.sampling, options, *_SAMPLING)
         case "beam":
+            message.beam.SetInParent()
             _fill_beam(message.beam, options)
-        case _:
+        case "greedy":
             message.greedy.SetInParent()
     set_fields(message, options, "num_outputs", "forced_end")
     extend_field(message.forced_begin, options.get("forced_begin"), "forced_begin")
@@ -79,20 +81,34 @@ def scheduling(options: Mapping[str, object]) -> pb.Scheduling:
     return message
 
 
-def _strategy(options: Mapping[str, object]) -> str:
-    """Return the strategy that is named, or else the one that the other options imply."""
+def without_defaults(options: Mapping[str, object]) -> list[str]:
+    """Return the names of defaults that do not hold: those given, and those of empty lists."""
+    given = options.get("without_defaults")
+    if isinstance(given, str):
+        raise ValueError(f"without_defaults={given!r} is one name; give a list of them")
+    names: list[str] = []
+    extend_field(names, given, "without_defaults")
+    return names + [name for name in _LISTS if _is_empty(options.get(name))]
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, Sequence) and not value
+
+
+def _strategy(options: Mapping[str, object]) -> str | None:
+    """Return the strategy that is named, or else the one that the other options imply, if any."""
     given = [name for name in _BELONG_TO if options.get(name) is not None]
     implied = {_BELONG_TO[name] for name in given}
     if len(implied) > 1:
         raise ValueError(f"{', '.join(given)}: give options of sampling or of beam search only")
-    strategy = options.get("strategy") or (implied.pop() if implied else "greedy")
+    strategy = options.get("strategy") or (implied.pop() if implied else None)
+    if strategy is None:
+        return None
     if strategy not in _STRATEGIES:
         raise ValueError(f"strategy={strategy!r} must be one of {', '.join(_STRATEGIES)}")
     wrong = [name for name in given if _BELONG_TO[name] != strategy]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} mean nothing with strategy={strategy!r}")
-    if strategy == "beam" and options.get("beam") is None:
-        raise ValueError("beam search needs beam=WIDTH, the number of hypotheses kept")
     return str(strategy)
 
 

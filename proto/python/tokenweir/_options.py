@@ -29,10 +29,11 @@ class SchedulingOptions(TypedDict, total=False):
 class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     """Options of a generation: the fields of SamplingParams under names that read well in a call.
 
-    None is the same as leaving an option out, but for `timeout`.
+    None is the same as leaving an option out, but for `timeout`. What is left out has the model's
+    default, if its package has one (ModelInfo.defaults), which an empty list rules out.
     """
 
-    # Left out: what the other options imply. "greedy", "sampling" or "beam".
+    # "greedy", "sampling" or "beam". Left out: what other options imply, or the model's default.
     strategy: str | None
     temperature: float | None
     top_k: int | None
@@ -76,6 +77,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     logprobs: int | None  # alternatives of every token; 0: the token's own only
     prompt_logprobs: int | None  # the same of the prompt or the target prefix
     alignment: bool | None  # attention from every output token to the source
+    without_defaults: Sequence[str] | None  # names of defaults that do not hold; "*": none does
     allow_partial: bool | None  # at the deadline or a drain, return what there is
 
 

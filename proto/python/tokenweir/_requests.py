@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenweir._decoding import decoding, output, scheduling, stopping
-from tokenweir._fields import set_field, set_fields, token_ids
+from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
+from tokenweir._fields import extend_field, set_field, set_fields, token_ids
 from tokenweir._options import (
     GenerateOptions,
     Item,
@@ -132,6 +132,7 @@ def _generate_request(
         output=output(options),
         scheduling=scheduling(options),
     )
+    extend_field(request.without_defaults, without_defaults(options), "without_defaults")
     for one in request.inputs:
         _set_prefix(one, options.get("target_prefix"), "target_prefix")
     _fill_identity(request, model, options)

@@ -240,6 +240,8 @@ class ModelInfo:
     labels: tuple[str, ...]  # of the classes, in the order of the model's head
     device: str  # where it runs: "cpu", or the name of the GPU; "" of an older server
     precision: str  # in which it computes: "fp32", "fp16", "bf16"; "" of an older server
+    # What a generation gets for options that it leaves away, by their names.
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

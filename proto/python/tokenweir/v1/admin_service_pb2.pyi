@@ -6,6 +6,7 @@ Discovery and operation.  A server may keep it on a port of its own."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -187,6 +188,7 @@ class ModelInfo(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    DEFAULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name."""
     model_version: _builtins.str
@@ -219,6 +221,12 @@ class ModelInfo(_message.Message):
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the classes or labels, in the order of the model's head."""
 
+    @_builtins.property
+    def defaults(self) -> _struct_pb2.Struct:
+        """What a generation gets for an option that it leaves away, by the names of the Python client:
+        "beam", "length_power", "banned_tokens", ...  An absent one is as the request's field says.
+        """
+
     def __init__(
         self,
         *,
@@ -234,10 +242,11 @@ class ModelInfo(_message.Message):
         labels: _abc.Iterable[_builtins.str] | None = ...,
         device: _builtins.str = ...,
         precision: _builtins.str = ...,
+        defaults: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parity", b"parity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "parity", b"parity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "device", b"device", "labels", b"labels", "limits", b"limits", "manifest_sha256", b"manifest_sha256", "message", b"message", "model", b"model", "model_version", b"model_version", "parity", b"parity", "precision", b"precision", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "defaults", b"defaults", "device", b"device", "labels", b"labels", "limits", b"limits", "manifest_sha256", b"manifest_sha256", "message", b"message", "model", b"model", "model_version", b"model_version", "parity", b"parity", "precision", b"precision", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

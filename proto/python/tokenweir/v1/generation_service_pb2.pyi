@@ -283,7 +283,7 @@ class BeamSearch(_message.Message):
     LENGTH_POWER_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Hypotheses kept; 1 to the server's limit, and 0 is refused."""
+    """Hypotheses kept; 1 to the server's limit.  0 is the package's default, refused if it has none."""
     length_penalty: _builtins.float
     """Alpha of the length penalty ((5 + n) / 6) ^ alpha; absent: 0.6, 0: no penalty."""
     early_stop: _builtins.bool
@@ -641,6 +641,7 @@ class GenerateRequest(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
+    WITHOUT_DEFAULTS_FIELD_NUMBER: _builtins.int
     EXTENSIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
@@ -671,6 +672,12 @@ class GenerateRequest(_message.Message):
         """Scheduling."""
 
     @_builtins.property
+    def without_defaults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Defaults of the package (ModelInfo.defaults) that do not hold for this request, by name; "*":
+        none holds.  An option that the request names has its own value without this.
+        """
+
+    @_builtins.property
     def extensions(self) -> _struct_pb2.Struct:
         """Experimental options, by name; unknown ones are refused."""
 
@@ -685,11 +692,12 @@ class GenerateRequest(_message.Message):
         stopping: Global___Stopping | None = ...,
         output: Global___Output | None = ...,
         scheduling: Global___Scheduling | None = ...,
+        without_defaults: _abc.Iterable[_builtins.str] | None = ...,
         extensions: _struct_pb2.Struct | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decoding", b"decoding", "extensions", b"extensions", "output", b"output", "scheduling", b"scheduling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoding", b"decoding", "extensions", b"extensions", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "output", b"output", "request_id", b"request_id", "scheduling", b"scheduling", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoding", b"decoding", "extensions", b"extensions", "inputs", b"inputs", "model", b"model", "model_version", b"model_version", "output", b"output", "request_id", b"request_id", "scheduling", b"scheduling", "stopping", b"stopping", "without_defaults", b"without_defaults"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

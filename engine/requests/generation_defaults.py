@@ -1,0 +1,68 @@
+"""What a package gives to requests that leave an option of generation away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=1024)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=0, lt=2**31)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Exponent = Annotated[float, Field(ge=-10, le=10)]
+
+
+class GenerationDefaults(BaseModel):
+    """Options by the names that clients know them by; None or empty says nothing.
+
+    A request that names an option has its own value. What it asks for besides may leave a default
+    without meaning: the width of beams, when it samples.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    strategy: Literal["greedy", "sampling", "beam"] | None = None
+    temperature: AboveZero | None = None
+    top_k: Size | None = None
+    top_p: Share | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    typical_p: Share | None = None
+    beam: Annotated[int, Field(gt=0, le=1024)] | None = None
+    length_penalty: Annotated[float, Field(ge=0, le=10)] | None = None
+    length_power: Exponent | None = None
+    beam_end: Literal["bound", "estimate", "enough", "limit"] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    no_repeat_ngram: Size | None = None
+    encoder_no_repeat_ngram: Size | None = None
+    banned_tokens: TokenIds = ()
+    banned_sequences: Annotated[
+        tuple[Annotated[TokenIds, Field(min_length=1)], ...], Field(max_length=1024)
+    ] = ()
+    begin_banned_tokens: TokenIds = ()
+    forced_begin: Annotated[TokenIds, Field(max_length=64)] = ()
+    forced_end: TokenId | None = None
+    max_new_tokens: Annotated[int, Field(gt=0, lt=2**31)] | None = None
+    min_new_tokens: Size | None = None
+
+    @cached_property
+    def given(self) -> Mapping[str, Any]:
+        """What it says, by name."""
+        return {name: value for name, value in self if value is not None and value != ()}
+
+    @property
+    def largest_ids(self) -> dict[str, int]:
+        """The largest id that an option names, by its name."""
+        runs = [token_id for run in self.banned_sequences for token_id in run]
+        named = {
+            "banned_tokens": self.banned_tokens,
+            "banned_sequences": runs,
+            "begin_banned_tokens": self.begin_banned_tokens,
+            "forced_begin": self.forced_begin,
+            "forced_end": () if self.forced_end is None else (self.forced_end,),
+        }
+        return {name: max(ids) for name, ids in named.items() if ids}
