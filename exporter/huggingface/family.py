@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.package.manifest import Target
+from engine.package.manifest import Precision, Target
 from exporter.huggingface.conversion import NameTable
 from exporter.models.config import TransformerConfig
 
@@ -66,6 +66,7 @@ class Family(Generic[Source]):
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
     targets: tuple[Target, ...] = ("cpu", "cuda")
+    cuda_types: tuple[Precision, ...] = ("fp32", "fp16", "bf16")  # with all that published ones have
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     # A stored output that is not the embedding counts, though the options tie the two.

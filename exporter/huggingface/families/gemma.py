@@ -142,6 +142,7 @@ GEMMA2 = Family(
     to_config=_config_of_2,
     weights=_weights,
     abilities=("generate", "beam", "score"),
+    cuda_types=("fp16", "bf16"),
     body="model.",
 )
 GEMMA3 = Family(
@@ -151,5 +152,6 @@ GEMMA3 = Family(
     to_config=_config_of_3,
     weights=_weights,
     abilities=("generate", "beam", "score"),
+    cuda_types=("fp16", "bf16"),
     body="model.",
 )

@@ -1,0 +1,32 @@
+"""The table of families in exporter/README.md: python -m exporter.huggingface.table prints it."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from exporter.huggingface.families import FAMILIES
+from exporter.huggingface.family import Ability, Family
+
+
+def family_table() -> str:
+    """Return what every family can do and where, a line each, as Markdown."""
+    abilities = get_args(Ability)
+    heads = ("family", "`model_type`", *abilities, "targets")
+    rows = [heads, tuple("---" for _ in heads), *map(_row, FAMILIES)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(family: Family[Any]) -> tuple[str, ...]:
+    types = ", ".join(f"`{name}`" for name in family.model_types)
+    abilities = ("yes" if ability in family.abilities else "" for ability in get_args(Ability))
+    return family.title, types, *abilities, _targets(family)
+
+
+def _targets(family: Family[Any]) -> str:
+    precisions = "" if len(family.cuda_types) == 3 else f" in {', '.join(family.cuda_types)}"
+    suffix = {"cuda": precisions}
+    return ", ".join(target + suffix.get(target, "") for target in family.targets)
+
+
+if __name__ == "__main__":
+    print(family_table())
