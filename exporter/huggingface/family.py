@@ -66,7 +66,11 @@ class Family(Generic[Source]):
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
     targets: tuple[Target, ...] = ("cpu", "cuda")
-    cuda_types: tuple[Precision, ...] = ("fp32", "fp16", "bf16")  # with all that published ones have
+    cuda_types: tuple[Precision, ...] = (
+        "fp32",
+        "fp16",
+        "bf16",
+    )  # of cuda, if it has all
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     # A stored output that is not the embedding counts, though the options tie the two.

@@ -62,13 +62,15 @@ def import_checkpoint(
     progress: Progress = lambda done, total: None,
     *,
     languages: Languages = Languages(),  # noqa: B008
+    max_len: int | None = None,
 ) -> Imported:
     """Write the model in the directory `source` to `out` as a checkpoint.
 
     The checkpoint is named for `out`. Weights are read and written one by one. No code of the
-    source is run. `languages` are those of a translation model, else what the source says. Raises
-    CheckpointError, and then writes nothing, if the directory is incomplete, or the model has
-    options that the shared blocks do not have.
+    source is run. `languages` are those of a translation model, else what the source says. Texts
+    have up to `max_len` tokens, or as many as the source allows. Raises CheckpointError, and then
+    writes nothing, if the directory is incomplete, or the model has options that the shared blocks
+    do not have.
     """
     source, out = Path(source), Path(out)
     _check_replaceable(out)
@@ -81,6 +83,7 @@ def import_checkpoint(
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
     with _naming(source / CONFIG_NAME):
         config, said = family.read_config(raw, options.special_tokens())
+    config = config if max_len is None else _shortened(config, max_len)
     _check_suppressed(config, options, source)
     text = None  # of a model that sees pictures
     if config.vocab_size:
@@ -98,6 +101,19 @@ def import_checkpoint(
     num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
     said = [*options.notes(), *said, *notes]
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
+
+
+def _shortened(config: TransformerConfig, max_len: int) -> TransformerConfig:
+    """Return a model of shorter texts, whose positions are computed, so that none is left over."""
+    if config.positions == "learned":
+        raise CheckpointError(
+            f"max_len is {max_len}, and this model has learned its {config.max_target_len} "
+            "positions; import it with all of them"
+        )
+    lengths = {
+        name: min(getattr(config, name), max_len) for name in ("max_source_len", "max_target_len")
+    }
+    return config.model_copy(update=lengths)
 
 
 def _written(

@@ -77,12 +77,18 @@ def print_report(report: TrainingReport) -> None:
 @click.command(
     "import",
     short_help="Turn a Hugging Face model into a checkpoint.",
-    epilog=examples("tokenweir import downloads/gpt2 --out checkpoints/gpt2"),
+    epilog=examples(
+        "tokenweir import downloads/gpt2 --out checkpoints/gpt2",
+        "tokenweir import downloads/llama --out checkpoints/llama --max-len 4096",
+    ),
 )
 @click.argument("source", type=existing_directory)
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
+@click.option(
+    "--max-len", type=click.IntRange(1), help="Tokens of the longest text.  [default: the model's]"
+)
 @needs("export")
-def import_(source: Path, out: Path) -> None:
+def import_(source: Path, out: Path, max_len: int | None) -> None:
     """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
 
     SOURCE holds config.json, the files of the tokenizer and the weights, as `save_pretrained` of
@@ -93,7 +99,7 @@ def import_(source: Path, out: Path) -> None:
     from server.cli.progress import show_progress
 
     with cleaned_up(), show_progress("Weights") as progress:
-        imported = import_checkpoint(source, out, progress)
+        imported = import_checkpoint(source, out, progress, max_len=max_len)
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
     for note in imported.notes:
         click.echo(f"note: {note}")

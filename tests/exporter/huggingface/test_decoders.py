@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
-from tests.exporter.huggingface.decoders import DECODERS, VARIANTS, save_decoder
+from tests.exporter.huggingface.decoders import DECODERS, VARIANTS, YARN, save_decoder
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import VOCAB_SIZE
 
@@ -29,6 +30,25 @@ def test_logits_are_those_of_hugging_face(
     expected = twin(ids).logits
     assert expected.std() > 0.3
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=5e-5)
+
+
+@torch.no_grad()
+def test_a_shorter_model_is_the_beginning_of_the_longer_one(tmp_path: Path) -> None:
+    twin = save_decoder(tmp_path / "source", "llama", rope_parameters=YARN)
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=9)
+
+    model = load_checkpoint(tmp_path / "checkpoint").model
+    assert model.config.max_target_len == 9
+    ids = torch.randint(0, VOCAB_SIZE, (3, 9))
+    torch.testing.assert_close(model(ids), twin(ids).logits, rtol=0, atol=5e-5)
+
+
+def test_learned_positions_are_not_cut(tmp_path: Path) -> None:
+    save_decoder(tmp_path / "source", "opt")
+
+    with pytest.raises(CheckpointError, match="max_len is 9, and this model has learned its 24"):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=9)
 
 
 SHORT = ("gemma3_text", "gpt_neox")  # they have most of what decoders differ in
