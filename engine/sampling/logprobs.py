@@ -25,6 +25,10 @@ class ModelLogprobs:
         is_finite = np.isfinite(logits.top_logits[:, 0]) & np.isfinite(logits.top_logprobs[:, 0])
         self.is_finite: list[bool] = is_finite.tolist()  # NaN anywhere in a row reaches both
 
+    def likeliest(self, row: int) -> Sampled:
+        """Return the likeliest token, of which no more is to be told."""
+        return Sampled(self._best_ids[row], self._best_logprobs[row])
+
     def logprob(self, row: int, token_id: int) -> float:
         """Return the log-probability of any token."""
         difference = self.logits.logits[row][token_id] - self.logits.top_logits[row, 0]

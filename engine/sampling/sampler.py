@@ -65,6 +65,14 @@ def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     return width
 
 
+def _takes_likeliest(draw: Draw) -> bool:
+    """Say whether a draw is sure to take the likeliest token, and nothing else is asked of it."""
+    params = draw.params
+    is_greedy = params.strategy == "greedy" and params.logprobs is None
+    is_free = not draw.banned and draw.forced is None and draw.matcher is None
+    return is_greedy and is_free and not is_controlled(params)
+
+
 def _needs_row_sum(params: SamplingParams) -> bool:
     """Say whether the weights of all tokens have to be added up: the model has only its own sum."""
     return params.top_k == 0 and params.top_p < 1 and params.temperature != 1
@@ -96,7 +104,11 @@ class Sampler:
             if isinstance(draw, BeamDraw):
                 if all(model.is_finite[beam.logits_row] for beam in draw.beams):
                     searches.append((i, draw))
-            elif model.is_finite[draw.logits_row]:
+            elif not model.is_finite[draw.logits_row]:
+                continue
+            elif _takes_likeliest(draw):
+                choices[i] = model.likeliest(draw.logits_row)
+            else:
                 width = _usable_columns(model, draw)
                 if width is None:
                     from_rows.append((i, draw))
@@ -110,9 +122,10 @@ class Sampler:
             from_rows += self._choose_from_columns(model, from_columns, choices)
         if from_rows:
             self._choose_from_rows(model, from_rows, choices)
-        candidates = best_candidates(model, [draw for _, draw in searches])
-        for (i, _), found in zip(searches, candidates, strict=True):
-            choices[i] = found or None
+        if searches:
+            candidates = best_candidates(model, [draw for _, draw in searches])
+            for (i, _), found in zip(searches, candidates, strict=True):
+                choices[i] = found or None
         return choices
 
     def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
