@@ -27,7 +27,7 @@ HALF = HalfPrecision(
     max_position_ratio=0,
 )
 LOSS = Loss(
-    mean_abs_logit_diff=0,
+    mean_abs_logit_diff=1,
     logit_std=1,
     max_token_loss=1,
     max_logit_loss=1,

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.package.manifest import CacheShape, DeviceCertificate, HalfPrecision, Manifest
+from engine.package.manifest import (
+    FULL_SIZE,
+    LOGIT_TOLERANCE,
+    CacheShape,
+    Certificate,
+    DeviceCertificate,
+    HalfPrecision,
+    Manifest,
+)
 from engine.wording import listed
 
 _MAX_ROW_BYTES = 2**40  # of a cache: one sequence
+# A device may choose other tokens where the eager model has not decided, and so see other logits.
+_OF_DEVICE = 1.5
+_ROUNDING = 1 + 1e-5
 
 
 def find_contradictions(manifest: Manifest) -> list[str]:
@@ -168,6 +179,8 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
             f"certificate: logits differ by {found.max_abs_logit_diff:g} from the eager model, "
             f"more than {found.tolerance:g}"
         )
+    if (limit := _tolerance(found)) is not None and found.tolerance > limit * _ROUNDING:
+        yield f"certificate.tolerance: {found.tolerance:g} is more than {limit:g}, what is allowed"
     diff, allowed_diff = found.max_abs_alignment_diff, found.alignment_tolerance
     if allowed_diff is not None and not (diff is not None and diff <= allowed_diff):
         yield (
@@ -203,6 +216,21 @@ def _failed_on_device(manifest: Manifest) -> Iterator[str]:
             f"certificate.device: logits differ by {found.max_abs_logit_diff:g} from the eager "
             f"model, more than {found.tolerance:g}"
         )
+    limit = _tolerance(certificate) or certificate.tolerance
+    if found.tolerance is not None and found.tolerance > limit * _OF_DEVICE:
+        yield (
+            f"certificate.device.tolerance: {found.tolerance:g} is more than {_OF_DEVICE:g} times "
+            f"{limit:g}, what is allowed to the graphs"
+        )
+
+
+def _tolerance(found: Certificate) -> float | None:
+    """Return the largest tolerance that may have been used; None: nothing says it."""
+    if found.loss is not None:
+        return found.loss.max_logit_loss * (found.loss.logit_std or 1)
+    if found.max_abs_logit is None:
+        return None
+    return LOGIT_TOLERANCE * max(1.0, found.max_abs_logit / FULL_SIZE)
 
 
 def _turned_in_half(name: str, half: HalfPrecision | None) -> Iterator[str]:

@@ -43,6 +43,9 @@ NumRows = Annotated[int, Field(gt=0, le=2**16)]
 PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_BUCKETS = 64
+# Of a logit in float32, for every FULL_SIZE of the largest one of its position.
+LOGIT_TOLERANCE = 1e-4
+FULL_SIZE = 16.0
 # In half precision, of root mean squares of differences to those of the eager model in that type.
 MAX_CASE_RATIO = 1.5
 MAX_POSITION_RATIO = 3.0

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import CertificateError, DeviceError
+from engine.package.manifest import FULL_SIZE, LOGIT_TOLERANCE
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
 
 Floats = NDArray[np.float32]
 
-TOLERANCE = 1e-4  # of a logit, or of a value of an embedding, in float32
-FULL_SIZE = 16.0  # of the largest value of a position: the tolerance grows with what is above
+TOLERANCE = LOGIT_TOLERANCE  # of a value of an embedding too; it grows above FULL_SIZE
 NEVER = -1e20  # logits below are of tokens that an import keeps from being written, by a bias
 
 # Where the eager model's two best tokens are nearer than this, it has not decided: the order in

@@ -22,7 +22,7 @@ from exporter.certificate.device_digest import find
 from exporter.certificate.execution import Execution
 from exporter.certificate.half import half_of
 from exporter.certificate.half_comparison import Half, HalfComparison
-from exporter.certificate.loss import check_loss, limits_of
+from exporter.certificate.loss import check_loss, check_no_more, limits_of
 from exporter.certificate.subject import subject_of
 from exporter.checkpoint import Checkpoint
 
@@ -58,6 +58,7 @@ class _Held:
 
     def __init__(self, package: Package, model: nn.Module) -> None:
         form, self._loss = package.manifest.format, package.manifest.certificate.loss
+        self._precision = form.precision
         self.comparison = Comparison(needs_equal_bits=False)
         self.half: Half | None = None
         if form.precision != "fp32" or self._loss:
@@ -66,9 +67,10 @@ class _Held:
             self.half = Half(half_of(model, form.precision), HalfComparison(form.precision))
 
     def check_loss(self) -> None:
-        """Raise CertificateError if more was lost than the package may lose."""
+        """Raise CertificateError if more was lost than may be, or much more than by the graphs."""
         if self._loss and isinstance(self.comparison, LossyComparison):
             check_loss(self.comparison, None, limits_of(self._loss))
+            check_no_more(self.comparison, self._loss, self._precision)
 
     def certificate(self, use: DeviceUse, cases: int, digest: str) -> DeviceCertificate:
         """Return what was found."""

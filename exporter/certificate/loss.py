@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from engine.errors import CertificateError, ConfigError
-from engine.package.manifest import Loss, Weights
+from engine.package.manifest import MAX_CASE_RATIO, Loss, Precision, Weights
 from exporter.certificate.comparison import LossyComparison
+from exporter.certificate.half_comparison import MAX_DIFF
 from exporter.certificate.perplexity import Perplexity
 
 
@@ -61,6 +62,22 @@ def check_loss(
         max_logit_loss=limits.max_logit_loss,
         max_perplexity_loss=limits.max_perplexity_loss,
     )
+
+
+def check_no_more(comparison: LossyComparison, loss: Loss, precision: Precision) -> None:
+    """Raise CertificateError if kernels elsewhere lose much more than the graphs' own stage did.
+
+    The same weights are rounded, so the mean difference is about the same, however much a person
+    has allowed: half as much again, and what the type of activations may add.
+    """
+    of_type = MAX_DIFF.get(precision, MAX_DIFF["fp16"]) * loss.logit_std
+    allowed = MAX_CASE_RATIO * loss.mean_abs_logit_diff + of_type
+    if not comparison.mean_abs_logit_diff <= allowed:
+        raise CertificateError(
+            f"logits are {comparison.mean_abs_logit_diff:.3g} from the eager model's in the mean, "
+            f"and were {loss.mean_abs_logit_diff:.3g} where the package was exported; allowed are "
+            f"{allowed:.3g}: a kernel computes something else here"
+        )
 
 
 def limits_of(loss: Loss) -> LossLimits:

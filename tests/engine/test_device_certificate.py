@@ -142,6 +142,7 @@ def test_a_device_certificate_that_does_not_go_with_its_package_is_refused(
         ({"buckets": [8, 32]}, "batch_invariant: cannot be with 2 buckets"),
         ({"tokens_equal": 95}, "certificate.device: only 95 of 96 tokens were equal"),
         ({"max_abs_logit_diff": 2e-4}, "0.0002 from the eager model, more than 0.0001"),
+        ({"tolerance": 2e-4}, "device.tolerance: 0.0002 is more than 1.5 times 0.0001"),
         ({"tolerance": None}, "certificate.device: must have a tolerance for precision fp32"),
         ({"buckets": [0]}, "certificate.device.buckets.0"),
         ({"buckets": list(range(1, 66))}, "certificate.device.buckets"),

@@ -387,6 +387,10 @@ def test_huge_manifest_is_refused_unread(package: Path) -> None:
         ({"tokens_equal": 0, "tokens_compared": 0}, "no token was compared"),
         ({"cases": 0}, "certificate.cases"),
         ({"tolerance": float("inf")}, "certificate.tolerance"),
+        (
+            {"tolerance": 1.0, "max_abs_logit": 20.0},
+            "certificate.tolerance: 1 is more than 0.000125, what is allowed",
+        ),
     ],
 )
 def test_certificate_that_was_not_passed_is_refused(
@@ -428,6 +432,7 @@ LOSS = {
         ("int8", {}, "certificate.loss: must be there for weights int8"),
         ("fp32", {"loss": LOSS}, "certificate.loss: must not be there for weights fp32"),
         ("int8", {"loss": LOSS, "tokens_equal": 80}, "80 of 96 tokens were equal"),
+        ("int8", {"loss": LOSS, "tolerance": 1.1}, "certificate.tolerance: 1.1 is more than 1,"),
     ],
 )
 def test_certificate_of_a_format_with_loss_is_held_to_its_limits(

@@ -21,6 +21,7 @@ from engine.package.manifest import DeviceCertificate, PackageFormat, Precision,
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
+from engine.session import Session
 from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.certificate import execution
@@ -28,7 +29,9 @@ from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.device import certify_device
 from exporter.certificate.device_digest import find, find_elsewhere
 from exporter.certificate.execution import OnCpu, OnDevice
+from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import Checkpoint, load_checkpoint
+from exporter.export import export_package
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
 from tests.stand_in_certificate import export_with_stand_in
@@ -114,6 +117,25 @@ def test_it_says_what_was_compared(
         assert found.tokens_equal == found.tokens_compared
     if found.half is not None:
         assert 0 < found.half.max_case_ratio <= 1.5
+
+
+def test_much_more_loss_than_the_graphs_had_is_refused_whatever_is_allowed(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, out = make_checkpoint("vit"), tmp_path / "package"
+    limits = LossLimits(1.0, 100.0, 100.0)
+    export_package(checkpoint, out, target="cuda", precision="fp16", weights="int4", limits=limits)
+    made = load_package(out), load_checkpoint(checkpoint)
+    assert shown(made).cases > 10
+    run = Session.run
+
+    def give_nothing(session: Session, inputs: Any) -> Any:
+        return {name: np.zeros_like(array) for name, array in run(session, inputs).items()}
+
+    monkeypatch.setattr(Session, "run", give_nothing)
+
+    with pytest.raises(CertificateError, match="a kernel computes something else here"):
+        shown(made)
 
 
 def test_another_process_finds_the_same_outputs(llama: tuple[Package, Checkpoint]) -> None:
