@@ -93,8 +93,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises CheckpointError naming every missing, unexpected and misshapen weight at once.
     """
     directory = Path(path)
-    config = read_config(directory)
-    _check_header(directory, config.model)
+    config = check_checkpoint(directory)
     tokenizer = _read_tokenizer(directory, config.model)
     model = build_model(config.model)
     load_weights(model, _read_weights(directory), source=directory / WEIGHTS_NAME)
@@ -133,7 +132,9 @@ def stream_checkpoint(
     `weights` are those of `model_weights(config.model)`, float32, in that order; each is written
     before the next one is asked for.
     """
-    _write(Path(path), config, tokenizer, (), _streamed(model_weights(config.model), weights))
+    _write(
+        Path(path), config, tokenizer, (), streamed_weights(model_weights(config.model), weights)
+    )
 
 
 def _write(
@@ -155,7 +156,7 @@ def _write(
             (directory / SAMPLES_NAME).unlink(missing_ok=True)
 
 
-def _streamed(
+def streamed_weights(
     described: Sequence[ModelWeight], weights: Iterable[torch.Tensor]
 ) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file: the size of its header, the header, the tensors."""
@@ -170,6 +171,16 @@ def _streamed(
     for weight, tensor in zip(described, weights, strict=True):
         assert tensor.shape == weight.shape and tensor.dtype == torch.float32, weight.name
         yield tensor.contiguous().numpy().data
+
+
+def check_checkpoint(directory: Path) -> CheckpointConfig:
+    """Return the configuration of a checkpoint whose weights, by name and shape, are what it asks.
+
+    Nothing is loaded. Raises CheckpointError naming all that does not fit.
+    """
+    config = read_config(directory)
+    _check_header(directory, config.model)
+    return config
 
 
 def read_config(directory: Path) -> CheckpointConfig:
@@ -195,6 +206,19 @@ def read_config(directory: Path) -> CheckpointConfig:
         raise CheckpointError(f"{path} is not valid: {problems}; train it again") from error
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; train it again") from error
+
+
+def check_replaceable(out: Path) -> None:
+    """Keep what is not a checkpoint from being written over: the source itself, for one."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        read_config(out)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{out} exists and is no checkpoint, so it is not written to; "
+            "give another directory, or remove it"
+        ) from error
 
 
 def model_weights(config: TransformerConfig) -> list[ModelWeight]:
@@ -305,7 +329,7 @@ def _check_header(directory: Path, config: TransformerConfig) -> None:
     path = directory / WEIGHTS_NAME
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {WEIGHTS_NAME}; copy or train it again")
-    with _reading_weights(path), safe_open(path, framework="pt") as file:
+    with reading_weights(path), safe_open(path, framework="pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     check_layers(len(shapes), config, path)
     with torch.device("meta"):
@@ -315,12 +339,12 @@ def _check_header(directory: Path, config: TransformerConfig) -> None:
 
 def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
     path = directory / WEIGHTS_NAME
-    with _reading_weights(path):
+    with reading_weights(path):
         return safetensors.torch.load_file(path)
 
 
 @contextmanager
-def _reading_weights(path: Path) -> Iterator[None]:
+def reading_weights(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -22,8 +22,8 @@ from exporter.checkpoint import (
     CheckpointConfig,
     ModelWeight,
     check_layers,
+    check_replaceable,
     model_weights,
-    read_config,
     stream_checkpoint,
 )
 from exporter.huggingface.families import FAMILIES
@@ -73,7 +73,7 @@ def import_checkpoint(
     do not have.
     """
     source, out = Path(source), Path(out)
-    _check_replaceable(out)
+    check_replaceable(out)
     raw = _read_json(source / CONFIG_NAME)
     family = _family_of(raw, source)
     for name in family.files:
@@ -133,19 +133,6 @@ def _written(
             tensor[list(options.suppressed)] = _NEVER
         yield tensor
         progress(i + 1, len(wanted))
-
-
-def _check_replaceable(out: Path) -> None:
-    """Keep what is not a checkpoint from being written over: the source itself, for one."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    try:
-        read_config(out)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{out} exists and is no checkpoint, so it is not written to; "
-            "give another directory, or remove it"
-        ) from error
 
 
 def _family_of(raw: dict[str, Any], source: Path) -> Family[Any]:

@@ -9,14 +9,23 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from exporter.tasks.own.data import OwnData
     from exporter.training.task import Task
 
+# Those that a demonstration trains; all but `text` make their own data.
 TASKS = {
     "dates": "dates as people write them, into ISO 8601 (encoder-decoder)",
     "tagging": "part-of-speech tags for every word (sequence labeller)",
     "digits": "handwritten digits (ViT)",
     "sentiment": "is it praise or blame (BERT classifier)",
     "text": "continue text like the files given (GPT)",
+}
+# Those that learn from a person's own examples.
+OWN_TASKS = {
+    "translation": "lines into other lines, from pairs (encoder-decoder)",
+    "classification": "a label for every text (BERT classifier)",
+    "labelling": "a tag for every word (sequence labeller)",
+    "images": "a class for every picture (ViT)",
 }
 
 
@@ -50,3 +59,28 @@ def build_task(name: str, *, seed: int = 0, files: Sequence[Path] = ()) -> Task:
             from exporter.tasks.text import text_task
 
             return text_task(seed, files)
+
+
+def build_own_task(name: str, data: OwnData, *, seed: int = 0) -> Task:
+    """Return the task of that name, one of OWN_TASKS, for a person's data.
+
+    Raises ConfigError for an unknown name, and for data that are missing or wrong.
+    """
+    match name:
+        case "translation":
+            from exporter.tasks.own.translation import translation_task
+
+            return translation_task(seed, data)
+        case "classification":
+            from exporter.tasks.own.classification import classification_task
+
+            return classification_task(seed, data)
+        case "labelling":
+            from exporter.tasks.own.labelling import labelling_task
+
+            return labelling_task(seed, data)
+        case "images":
+            from exporter.tasks.own.images import images_task
+
+            return images_task(seed, data)
+    raise ConfigError(f"there is no task {name!r}; the tasks are: {', '.join(OWN_TASKS)}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exporter.tasks import build_task
 from exporter.training.state import read_state
+from exporter.training.task import Task
 from exporter.training.trainer import TrainingReport, check_numbers, seed_to_resume, train_task
 
 
@@ -20,18 +21,41 @@ def train(
     files: Sequence[str | Path] = (),
     progress: bool = True,
 ) -> TrainingReport:
-    """Train the task of that name into the directory `out`.
+    """Train the task of that name into the directory `out`; `files` are for the task `text`.
+
+    Else as `train_built`. Raises ConfigError for a wrong task or file, too.
+    """
+    return train_built(
+        lambda seed: build_task(task_name, seed=seed, files=[Path(file) for file in files]),
+        out,
+        resume=resume,
+        seed=seed,
+        steps=steps,
+        progress=progress,
+    )
+
+
+def train_built(
+    build: Callable[[int], Task],
+    out: str | Path,
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    steps: int | None = None,
+    progress: bool = True,
+) -> TrainingReport:
+    """Train the task that `build` returns for a seed into the directory `out`.
 
     seed: None is 0, or the seed of the run that is resumed. steps: None is the task's own number;
-    a resumed run may be given a larger one to go on. files: for the task `text`.
+    a resumed run may be given a larger one to go on.
     Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
-    Raises ConfigError for a wrong task, file or setting, CheckpointError for `out`.
+    Raises ConfigError for a wrong setting, CheckpointError for `out`.
     """
     check_numbers(seed, steps)
     directory = Path(out)
     if resume:
         seed = seed_to_resume(read_state(directory), seed)
-    task = build_task(task_name, seed=seed or 0, files=[Path(file) for file in files])
+    task = build(seed or 0)
     return train_task(
         task, directory, resume=resume, seed=seed or 0, steps=steps, progress=progress
     )

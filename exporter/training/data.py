@@ -30,6 +30,7 @@ class Example:
 
     source: NDArray[np.int64] | NDArray[np.float32]
     target: NDArray[np.int64]
+    text: str | None = None  # what is to be written, where that is judged as a text
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,24 @@ def collate(examples: Sequence[Example], config: TransformerConfig) -> Batch:
     if config.family == "vit":
         pixels = torch.from_numpy(np.stack([e.source for e in examples]))
         return Batch(pixels, None, None, labels, num_tokens=len(examples) * _num_patches(config))
-    source, num_sources = _pad([e.source for e in examples], config.pad_token_id)
+    num_sources = sum(len(e.source) for e in examples)
+    source, mask = padded_rows([e.source for e in examples], config.pad_token_id)
     if config.family == "gpt":  # causal: what follows on the right is never seen
         return Batch(source, None, None, labels, num_tokens=num_sources)
-    mask = _padding_mask([len(e.source) for e in examples])
     if config.family != "encoder-decoder":
         return Batch(source, mask, None, labels, num_tokens=num_sources)
     decoder_input = _shift_right(labels, config)
     return Batch(source, mask, decoder_input, labels, num_tokens=num_sources + num_labels)
+
+
+def padded_rows(
+    rows: Sequence[NDArray[np.generic]], filler: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return rows of ids, int64 [B, S], and bool [B, S], True at those that are none of `filler`.
+
+    None in the place of the mask: all rows have the same length.
+    """
+    return _pad(rows, filler)[0], _padding_mask([len(row) for row in rows])
 
 
 def _one_label(family: Family) -> bool:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import nn
 
+from exporter.models import EncoderDecoder
 from exporter.models.config import TransformerConfig
 from exporter.training.data import IGNORED, Example, collate, pack
 from exporter.training.losses import batch_logits, cross_entropy
@@ -24,6 +29,8 @@ class Evaluation:
     negative_log_likelihood: float  # in nats, summed over the labels, without smoothing
     labels_right: int
     examples_right: int  # all labels of the example are right
+    chrf: float = 0.0  # of what the model writes, where examples have texts; 0 to 100
+    bleu: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -47,9 +54,15 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, config: TransformerConfig, examples: Sequence[Example]
+    model: nn.Module,
+    config: TransformerConfig,
+    examples: Sequence[Example],
+    tokenizer: Tokenizer | None = None,
 ) -> Evaluation:
-    """Run the model over `examples` in eval mode; it is left in the mode that it came in."""
+    """Run the model over `examples` in eval mode; it is left in the mode that it came in.
+
+    Where examples have texts, what the model writes is compared with them, by `tokenizer`.
+    """
     was_training = model.training
     model.eval()
     nats, num_labels, labels_right, examples_right = 0.0, 0, 0, 0
@@ -63,5 +76,25 @@ def evaluate(
         num_labels += int(counted.sum())
         labels_right += int(right.sum())
         examples_right += int((~wrong.view(len(group), -1).any(1)).sum())
+    chrf, bleu = _likeness(model, config, examples, tokenizer)
     model.train(was_training)
-    return Evaluation(len(examples), num_labels, nats, labels_right, examples_right)
+    return Evaluation(
+        len(examples), num_labels, nats, labels_right, examples_right, chrf=chrf, bleu=bleu
+    )
+
+
+def _likeness(
+    model: nn.Module,
+    config: TransformerConfig,
+    examples: Sequence[Example],
+    tokenizer: Tokenizer | None,
+) -> tuple[float, float]:
+    """Return chrF and BLEU of what the model writes for the examples that have texts."""
+    with_text = [(example, example.text) for example in examples if example.text is not None]
+    if tokenizer is None or not with_text:
+        return 0.0, 0.0
+    from exporter.training.writing import likeness, write_greedily  # loads sacrebleu
+
+    sources = [cast(NDArray[np.int64], example.source) for example, _ in with_text]
+    written = write_greedily(cast(EncoderDecoder, model), config, sources)
+    return likeness(tokenizer.decode_batch(written), [text for _, text in with_text])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from exporter.models.config import TransformerConfig
 from exporter.training.data import ChunkSource, Example
 from exporter.training.evaluation import Evaluation
 
-Selection = Literal["exact_match", "label_accuracy", "loss"]
+Selection = Literal["exact_match", "label_accuracy", "chrf", "loss"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Task:
     selection: Selection  # what makes a checkpoint the best
     judge: Callable[[Evaluation], Outcome]
     samples: tuple[tuple[str, str], ...] = ()  # input and expected output, to try the model on
-    data_fingerprint: str = field(default="")  # of given files: a resumed run must have the same
+    data_fingerprint: str = ""  # of given files: a resumed run must have the same
+    data_summary: str = ""  # of given files: how much of what is in them
+    # The model starts from these, by the names of its weights; others are freshly drawn.
+    initial_weights: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def accuracy_judge(

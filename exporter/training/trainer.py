@@ -108,7 +108,7 @@ class Run:
         self._schedule = InverseSquareRootSchedule(
             recipe.peak_learning_rate, recipe.warmup_steps, recipe.learning_rate_floor
         )
-        self._model = build_model(task.config)
+        self._model = _start(task)
         self._optimizer = torch.optim.AdamW(
             _parameter_groups(self._model, recipe.weight_decay),
             lr=recipe.peak_learning_rate,
@@ -162,7 +162,8 @@ class Run:
     def report(self) -> TrainingReport:
         """Judge the best checkpoint by the held-out examples."""
         best = load_checkpoint(self._out).model
-        outcome = self._task.judge(evaluate(best, self._task.config, self._task.held_out))
+        task = self._task
+        outcome = task.judge(evaluate(best, task.config, task.held_out, task.tokenizer))
         return TrainingReport(
             task=self._task.name,
             out=self._out,
@@ -205,7 +206,7 @@ class Run:
     def _validate(self, display: TrainingProgress) -> None:
         """Save the checkpoint as the last, and as the best if it is better than all before."""
         task, step = self._task, self._state.step
-        result = evaluate(self._model, task.config, task.validation)
+        result = evaluate(self._model, task.config, task.validation, task.tokenizer)
         score = _score(task, result)
         is_best = self._state.best is None or score > self._state.best
         self._save_checkpoint(self._out / LAST_NAME)
@@ -215,6 +216,7 @@ class Run:
         display.say(
             f"Validation after step {step}: loss {result.loss:.4f}, "
             f"labels right {result.label_accuracy:.2%}, examples right {result.exact_match:.2%}"
+            + (f", chrF {result.chrf:.1f}" if task.selection == "chrf" else "")
             + (" (best so far)" if is_best else "")
         )
 
@@ -224,6 +226,17 @@ class Run:
 
     def _save(self) -> None:
         save_state(self._out, self._state, self._model, self._average, self._optimizer)
+
+
+def _start(task: Task) -> nn.Module:
+    """Return the model of a task with the weights that it starts from."""
+    model = build_model(task.config)
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, weight in task.initial_weights.items():
+            if name in state and state[name].shape == weight.shape:  # not the head of other labels
+                state[name].copy_(weight)
+    return model
 
 
 def _score(task: Task, result: Evaluation) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from server.cli.benchmark import bench
-from server.cli.checkpoints import explain, import_, train
+from server.cli.checkpoints import average, explain, import_, train
 from server.cli.demo import demo
 from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.extras import how_to_install
@@ -52,6 +52,7 @@ for command in (
     demo,
     train,
     import_,
+    average,
     explain,
     export,
     verify,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporter.tasks import TASKS
+from exporter.tasks import OWN_TASKS, TASKS, build_own_task, build_task
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
-from server.cli.options import any_path, examples, existing_directory, existing_file
+from server.cli.options import (
+    any_path,
+    examples,
+    existing_directory,
+    existing_file,
+    existing_path,
+)
 
 if TYPE_CHECKING:
+    from exporter.training.task import Task
     from exporter.training.trainer import TrainingReport
 
 
@@ -22,46 +30,109 @@ if TYPE_CHECKING:
         "tokenweir train dates --out checkpoints/dates",
         "tokenweir train dates --out checkpoints/dates --resume",
         "tokenweir train text --file a.txt --file b.txt --out checkpoints/text",
+        "tokenweir train translation --pairs lines.tsv --out checkpoints/lines",
+        "tokenweir train classification --file rows.tsv --check",
+        "tokenweir train images --dir photos --init checkpoints/vit --out photos-vit",
     ),
 )
-@click.argument("task", type=click.Choice(list(TASKS)))
-@click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
+@click.argument("task", type=click.Choice([*TASKS, *OWN_TASKS]), metavar="TASK")
+@click.option("--out", type=any_path, help="Directory of the checkpoint.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
 @click.option("--seed", type=int, help="The same seed, the same run.  [default: 0]")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps.  [default: the task's]")
-@click.option(
-    "--file", "files", type=existing_file, multiple=True, help="UTF-8 text, for `text` only."
-)
+@click.option("--file", "files", type=existing_file, multiple=True, help="What to learn from.")
+@click.option("--pairs", type=existing_file, help="What `translation` learns from.")
+@click.option("--dir", "folder", type=existing_directory, help="What `images` learns from.")
+@click.option("--valid", type=existing_path, help="Examples to judge by.  [default: a part]")
+@click.option("--size", type=click.Choice(["tiny", "base"]), help="Of a fresh model.  [tiny]")
+@click.option("--init", type=existing_directory, help="Checkpoint to start from.")
+@click.option("--check", is_flag=True, help="Read the data, say what is in them, and stop.")
 @needs("export")
 def train(
-    task: str, out: Path, resume: bool, seed: int | None, steps: int | None, files: tuple[Path, ...]
+    task: str,
+    out: Path | None,
+    resume: bool,
+    seed: int | None,
+    steps: int | None,
+    check: bool,
+    **given: Any,
 ) -> None:
     """Train a model for TASK and write its checkpoint to --out.
 
     \b
-    dates      dates as people write them -> ISO 8601      encoder-decoder
-    tagging    words -> parts of speech                    sequence labeller
-    digits     images of digits -> the digit               ViT
-    sentiment  sentences -> positive or negative           BERT
-    text       continues a text; needs --file              GPT
+    dates           dates as people write them -> ISO 8601   encoder-decoder
+    tagging         words -> parts of speech                 sequence labeller
+    digits          images of digits -> the digit            ViT
+    sentiment       sentences -> positive or negative        BERT
+    text            continues a text; --file TEXT            GPT
+    translation     source<TAB>target; --pairs TSV           encoder-decoder
+    classification  text<TAB>label; --file TSV               BERT
+    labelling       word ... tag; --file CONLL               sequence labeller
+    images          a folder a class; --dir DIR              ViT
 
-    All but `text` make their own data. The last line says how the best checkpoint does on held-out
-    data, against the task's target.
+    The first four make their own data. Of yours, a tenth is held out and a twentieth chooses the
+    best checkpoint. The last line says how it does on held-out data, against the task's target.
     """
-    if (task == "text") != bool(files):
-        raise click.UsageError(
-            "`text` learns from your files: give --file FILE"
-            if task == "text"
-            else f"--file is for `text`; `{task}` makes its own data"
-        )
+    _check_data(task, given)
+    if out is None and not check:
+        raise click.UsageError("Missing option '--out'.")
     from exporter.openmp import let_waiting_threads_sleep
 
     let_waiting_threads_sleep()  # before torch is loaded
-    from exporter.tasks.train import train as train_model
-
     with cleaned_up():
-        report = train_model(task, out, resume=resume, seed=seed, steps=steps, files=files)
+        build = _builder(task, given)
+        if check or out is None:
+            built = build(seed or 0)
+            click.echo(built.data_summary or f"{len(built.held_out):,} examples are held out")
+            return
+        from exporter.tasks.train import train_built
+
+        report = train_built(build, out, resume=resume, seed=seed, steps=steps)
     print_report(report)
+
+
+# The option by which a task gets its data; the others make their own.
+_DATA_OPTION = {
+    "text": "files",
+    "translation": "pairs",
+    "classification": "files",
+    "labelling": "files",
+    "images": "folder",
+}
+_OPTION_NAMES = {"files": "--file FILE", "pairs": "--pairs FILE", "folder": "--dir DIR"}
+
+
+def _check_data(task: str, given: dict[str, Any]) -> None:
+    """Refuse options of data that are missing, or for another task."""
+    wanted = _DATA_OPTION.get(task)
+    if wanted and not given[wanted]:
+        raise click.UsageError(f"`{task}` learns from your data: give {_OPTION_NAMES[wanted]}")
+    for name, option in _OPTION_NAMES.items():
+        if given[name] and name != wanted:
+            what = f"takes {_OPTION_NAMES[wanted]}" if wanted else "makes its own data"
+            raise click.UsageError(f"{option.split()[0]} is not for `{task}`, which {what}")
+    if task in OWN_TASKS:
+        if len(given["files"]) > 1:
+            raise click.UsageError(f"`{task}` learns from one file, got {len(given['files'])}")
+        if given["init"] and given["size"]:
+            raise click.UsageError("--size is for a fresh model; the one of --init has its size")
+        return
+    for name in ("valid", "size", "init"):
+        if given[name]:
+            raise click.UsageError(f"--{name} is for {', '.join(OWN_TASKS)}; got `{task}`")
+
+
+def _builder(task: str, given: dict[str, Any]) -> Callable[[int], Task]:
+    """Return what makes the task, for a seed."""
+    if task in TASKS:
+        return lambda seed: build_task(task, seed=seed, files=given["files"])
+    from exporter.checkpoint import load_checkpoint
+    from exporter.tasks.own.data import OwnData
+
+    (path,) = given["files"] or (given["pairs"] or given["folder"],)
+    start = None if given["init"] is None else load_checkpoint(given["init"])
+    data = OwnData(path, given["valid"], given["size"] or "tiny", start)
+    return lambda seed: build_own_task(task, data, seed=seed)
 
 
 def print_report(report: TrainingReport) -> None:
@@ -72,6 +143,25 @@ def print_report(report: TrainingReport) -> None:
     )
     click.echo(report.summary)
     click.echo(f"checkpoint: {report.out}")
+
+
+@click.command(
+    short_help="Average the weights of checkpoints of one run.",
+    epilog=examples("tokenweir average run/step-8 run/step-9 run/step-10 --out checkpoints/mean"),
+)
+@click.argument("checkpoints", nargs=-1, required=True, type=existing_directory)
+@click.option("--out", required=True, type=any_path, help="Directory of the new checkpoint.")
+@needs("export")
+def average(checkpoints: tuple[Path, ...], out: Path) -> None:
+    """Write the mean of the weights of two or more CHECKPOINTS of the same model to --out.
+
+    The last checkpoints of a run, together, often do better than each of them.
+    """
+    from exporter.averaging import average_checkpoints
+
+    with cleaned_up():
+        average_checkpoints(checkpoints, out)
+    click.echo(f"mean of {len(checkpoints)} checkpoints: {out}")
 
 
 @click.command(

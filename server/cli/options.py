@@ -31,6 +31,7 @@ class Number(click.FloatRange):
 
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 
 server_option: Decorator = click.option(

@@ -110,7 +110,16 @@ def test_help_of_every_command_is_no_wider_than_a_terminal(
         (["nonsense"], "No such command 'nonsense'"),
         (["train", "poems", "--out", "x"], "'poems' is not one of"),
         (["train", "text", "--out", "x"], "give --file FILE"),
-        (["train", "dates", "--out", "x", "--file", __file__], "`dates` makes its own data"),
+        (["train", "dates", "--out", "x", "--file", __file__], "`dates`, which makes its own data"),
+        (["train", "dates"], "Missing option '--out'"),
+        (["train", "dates", "--out", "x", "--size", "tiny"], "--size is for translation, classif"),
+        (["train", "translation", "--check"], "give --pairs FILE"),
+        (["train", "images", "--file", __file__, "--dir", "."], "`images`, which takes --dir DIR"),
+        (["train", "labelling", "--file", __file__, "--file", __file__], "from one file, got 2"),
+        (
+            ["train", "labelling", "--file", __file__, "--init", ".", "--size", "base"],
+            "the one of --init has its size",
+        ),
         (["serve"], "give at least one PACKAGE"),
         (["serve", "--model", "dates"], "--model 'dates' is not NAME=PATH"),
         (["serve", "--model", "a=x", "--model", "a=y"], "would be model 'a'"),
@@ -591,6 +600,20 @@ def _unfinished_run(task: str, directory: Path) -> None:
         directory / STATE_NAME,
         metadata={"training_state": state.model_dump_json()},
     )
+
+
+def test_data_are_checked_without_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"text number {i}\t{'even' if i % 2 == 0 else 'odd'}\n" for i in range(400))
+    (tmp_path / "rows.tsv").write_text(rows)
+
+    given = ["--file", str(tmp_path / "rows.tsv")]
+    assert run(["train", "classification", *given, "--check"]) == 0
+
+    out = capsys.readouterr().out
+    assert "examples to learn from" in out and "2 labels: even, odd" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.tsv"]
 
 
 def test_demo_leaves_an_unfinished_run_of_another_task(

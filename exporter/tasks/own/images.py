@@ -1,0 +1,138 @@
+"""A folder of pictures for every class: a ViT on a person's own images."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigError, InvalidRequest
+from engine.one_pass.image import load_image
+from engine.wording import listed
+from exporter.graphs.contracts import image_contract
+from exporter.models.config import ImageConfig, TransformerConfig
+from exporter.tasks.own.baseline import commonest_label
+from exporter.tasks.own.data import OwnData
+from exporter.tasks.own.labels import better_than, known_labels
+from exporter.training.data import Example
+from exporter.training.task import Task
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+_PIXELS = {"tiny": (32, 4), "base": (224, 16)}  # of an image, of a patch: height and width
+_CHUNK_IMAGES = 1024
+
+
+class LabelledImage(NamedTuple):
+    """A file, and the folder in which it lies."""
+
+    path: Path
+    label: str
+
+
+def images_task(seed: int, data: OwnData) -> Task:
+    """Return the task of telling in which folder of a directory a picture lies.
+
+    Pictures become numbers as the server makes them. Raises ConfigError for a directory without
+    folders, and for files that are no pictures, naming them.
+    """
+    parts = data.divided(find_images, lambda image: f"{image.label}/{image.path.name}")
+    labels = known_labels(*([image.label for image in part] for part in parts))
+    config = _start(data, labels)
+    training, validation, held_out = (load_images(config, part) for part in parts)
+
+    def chunk(number: int) -> list[Example]:
+        rng = np.random.default_rng([seed, number])
+        some = random.Random(f"images/{seed}/{number}").sample(
+            training, min(_CHUNK_IMAGES, len(training))
+        )
+        return [_moved(example, rng) for example in some]
+
+    return Task(
+        name="images",
+        config=config,
+        tokenizer=None,
+        recipe=data.recipe(config),
+        chunks=chunk,
+        validation=validation,
+        held_out=held_out,
+        selection="exact_match",
+        judge=better_than(
+            commonest_label(
+                [image.label for image in parts.training], [image.label for image in parts.held_out]
+            ),
+            "images",
+            "the most frequent class alone",
+        ),
+        data_fingerprint=data.fingerprint,
+        data_summary=f"{parts}; {len(labels)} classes: {', '.join(labels)}",
+        initial_weights=data.initial_weights,
+    )
+
+
+def find_images(directory: Path) -> list[LabelledImage]:
+    """Return the pictures of a directory that has a folder for every class."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory; give one with a folder for every class")
+    found = [
+        LabelledImage(path, folder.name)
+        for folder in sorted(directory.iterdir())
+        if folder.is_dir()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not found:
+        raise ConfigError(
+            f"{directory} has no folders with {', '.join(SUFFIXES)} files; put the pictures of a "
+            "class into a folder of its name"
+        )
+    return found
+
+
+def load_images(config: TransformerConfig, images: Sequence[LabelledImage]) -> list[Example]:
+    """Return the pictures as the model sees them; ConfigError names those that cannot be read."""
+    numbers = {label: number for number, label in enumerate(config.labels)}
+    contract = image_contract(config)
+    assert contract is not None, "a model of images has their size"
+    examples, problems = [], []
+    for image in images:
+        try:
+            pixels = load_image(image.path.read_bytes(), contract, path=str(image.path))
+            examples.append(Example(pixels, np.array([numbers[image.label]])))
+        except (InvalidRequest, OSError) as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(f"{len(problems)} pictures cannot be read: {listed(problems, '; ')}")
+    return examples
+
+
+def _start(data: OwnData, labels: tuple[str, ...]) -> TransformerConfig:
+    """Return the configuration of the model that learns."""
+    start = data.started("vit")
+    if start is not None:
+        return start.config.model.model_copy(update={"labels": labels})
+    size, patch_size = _PIXELS[data.size]
+    return TransformerConfig(
+        family="vit",
+        **data.shape.options,
+        num_encoder_layers=data.shape.num_layers,
+        activation="gelu",
+        norm_position="first",
+        dropout=0.1,
+        positions="learned",
+        labels=labels,
+        image=ImageConfig(size=size, patch_size=patch_size),
+    )
+
+
+def _moved(example: Example, rng: np.random.Generator) -> Example:
+    """Return a picture moved by up to a sixteenth of its size, its edges repeated."""
+    pixels: NDArray[np.float32] = example.source.astype(np.float32, copy=False)
+    size = pixels.shape[-1]
+    most = size // 16
+    down, right = rng.integers(0, 2 * most + 1, size=2)
+    padded = np.pad(pixels, ((0, 0), (most, most), (most, most)), mode="edge")
+    return Example(padded[:, down : down + size, right : right + size], example.target)

@@ -1,0 +1,87 @@
+"""Reads files of lines, and names the lines that are wrong with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.json_file import read_bounded
+
+MAX_BYTES = 2**30  # of a file; models of these sizes do not learn more from more
+_MOST_NAMED = 8  # lines of a file that are named; the others are counted
+
+
+class BadLines:
+    """What is wrong with the lines of a file, to be told at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._named: list[str] = []
+        self._count = 0
+
+    def add(self, number: int, problem: str) -> None:
+        """Note that line `number`, counted from 1, has a problem."""
+        self._count += 1
+        if len(self._named) < _MOST_NAMED:
+            self._named.append(f"line {number}: {problem}")
+
+    def check(self, total: int) -> None:
+        """Raise ConfigError if there were any among `total` lines."""
+        if not self._count:
+            return
+        more = self._count - len(self._named)
+        others = f"; and {more:,} more" if more else ""
+        raise ConfigError(
+            f"{self._path}: {self._count:,} of {total:,} lines are wrong: "
+            f"{'; '.join(self._named)}{others}; correct or remove them"
+        )
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, without their ends.
+
+    Raises ConfigError, naming the line, for bytes that are not UTF-8, and for a file that is
+    missing or above MAX_BYTES.
+    """
+    try:
+        raw = read_bounded(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; give a UTF-8 file") from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8; convert the file"
+        ) from error
+    # Only line feeds end a line: other separators of Unicode stand inside of texts.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def read_columns(path: Path, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the rows of a file whose columns, apart by tabs, are `names`.
+
+    A first line that says these names is no row; empty lines are skipped. Raises ConfigError that
+    names the lines with another number of columns, or an empty one.
+    """
+    lines = read_lines(path)
+    bad, rows = BadLines(path), []
+    for number, fields in _fields(lines, names):
+        if len(fields) != len(names):
+            bad.add(number, f"{len(fields)} columns, wanted {len(names)} ({', '.join(names)})")
+        elif not all(fields):
+            bad.add(number, f"{names[fields.index('')]} is empty")
+        else:
+            rows.append(fields)
+    bad.check(len(lines))
+    return rows
+
+
+def _fields(lines: list[str], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for number, line in enumerate(lines, start=1):
+        fields = tuple(field.strip() for field in line.split("\t"))
+        is_header = number == 1 and tuple(field.lower() for field in fields) == names
+        if line.strip() and not is_header:
+            yield number, fields

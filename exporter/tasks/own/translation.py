@@ -1,0 +1,162 @@
+"""Any parallel text: an encoder-decoder that learns from pairs of lines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from exporter.models.config import TransformerConfig
+from exporter.tasks.own.baseline import WordByWord
+from exporter.tasks.own.data import OwnData
+from exporter.tasks.own.parts import Parts
+from exporter.tasks.own.rows import read_columns
+from exporter.tasks.own.size import Size
+from exporter.tasks.own.subwords import PAD, frame, train_subwords
+from exporter.training.data import Example
+from exporter.training.evaluation import Evaluation
+from exporter.training.task import Outcome, Task
+
+COLUMNS = ("source", "target")
+BOS, EOS = "[BOS]", "[EOS]"
+MAX_LEN = 256  # tokens of a sentence that a fresh model takes, its end included
+_MAX_CHARACTERS = 16 * MAX_LEN  # what has more has more tokens too; counted before it is cut
+_CHUNK_PAIRS = 4096
+_TOKENIZER_PAIRS = 500_000  # that the tokenizer is trained on
+_WRITTEN = 200  # sentences that are translated to choose the best checkpoint
+_NUM_SAMPLES = 6
+
+
+class Pair(NamedTuple):
+    """A text and its translation."""
+
+    source: str
+    target: str
+
+
+def translation_task(seed: int, data: OwnData) -> Task:
+    """Return the task of translating the first column of a file of pairs into the second.
+
+    Both sides have one tokenizer. The best checkpoint has the highest chrF on validation pairs.
+    Raises ConfigError for a file that is missing or wrong, naming its lines.
+    """
+    parts = data.divided(read_pairs, "\t".join)
+    tokenizer, config = _start(data, parts.training)
+    kept = Parts(*([pair for pair in part if _fits(pair, tokenizer, config)] for part in parts))
+    training, validation, held_out = (encode_pairs(tokenizer, config, part) for part in kept)
+    silent = [replace(example, text=None) for example in validation[_WRITTEN:]]
+
+    def chunk(number: int) -> list[Example]:
+        rng = random.Random(f"translation/{seed}/{number}")
+        return rng.sample(training, min(_CHUNK_PAIRS, len(training)))
+
+    return Task(
+        name="translation",
+        config=config,
+        tokenizer=tokenizer,
+        recipe=data.recipe(config),
+        chunks=chunk,
+        validation=[*validation[:_WRITTEN], *silent],
+        held_out=held_out,
+        selection="chrf",
+        judge=_judge(kept),
+        samples=tuple(kept.held_out[:_NUM_SAMPLES]),
+        data_fingerprint=data.fingerprint,
+        data_summary=_summary(parts, kept),
+        initial_weights=data.initial_weights,
+    )
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Return the pairs of a file, each once."""
+    return list(dict.fromkeys(Pair(*row) for row in read_columns(path, COLUMNS)))
+
+
+def make_tokenizer(pairs: Sequence[Pair], size: Size) -> Tokenizer:
+    """Return a tokenizer of both sides that ends every text with EOS."""
+    some = (pair for pair in pairs[:_TOKENIZER_PAIRS] if max(map(len, pair)) <= _MAX_CHARACTERS)
+    texts = (text for pair in some for text in pair)
+    tokenizer = train_subwords(texts, size.vocab_size, (BOS, EOS))
+    frame(tokenizer, f"$A {EOS}", (EOS,))
+    return tokenizer
+
+
+def encode_pairs(
+    tokenizer: Tokenizer, config: TransformerConfig, pairs: Sequence[Pair]
+) -> list[Example]:
+    """Return pairs as token ids, the targets as texts too."""
+    sources = tokenizer.encode_batch_fast([pair.source for pair in pairs])
+    targets = tokenizer.encode_batch_fast([pair.target for pair in pairs])
+    end = [] if config.eos_token_id is None else [config.eos_token_id]
+    return [
+        Example(
+            np.array(source.ids),
+            np.array(target.ids if target.ids[-1:] == end else [*target.ids, *end]),
+            pair.target,
+        )
+        for pair, source, target in zip(pairs, sources, targets, strict=True)
+    ]
+
+
+def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, TransformerConfig]:
+    """Return tokenizer and configuration of the model that learns."""
+    start = data.started("encoder-decoder")
+    if start is not None:
+        assert start.tokenizer is not None, "an encoder-decoder has a tokenizer"
+        return start.tokenizer, start.config.model
+    tokenizer = make_tokenizer(pairs, data.shape)
+    return tokenizer, TransformerConfig(
+        family="encoder-decoder",
+        **data.shape.options,
+        num_encoder_layers=data.shape.num_layers,
+        num_decoder_layers=data.shape.num_layers,
+        norm_position="first",
+        dropout=0.1,
+        vocab_size=tokenizer.get_vocab_size(),
+        max_source_len=MAX_LEN,
+        max_target_len=MAX_LEN,
+        pad_token_id=tokenizer.token_to_id(PAD),
+        bos_token_id=tokenizer.token_to_id(BOS),
+        eos_token_id=tokenizer.token_to_id(EOS),
+    )
+
+
+def _fits(pair: Pair, tokenizer: Tokenizer, config: TransformerConfig) -> bool:
+    """Whether the model has room for a pair."""
+    longest = config.max_source_len, config.max_target_len - 1
+    return all(
+        len(text) <= _MAX_CHARACTERS and len(tokenizer.encode(text).ids) <= limit
+        for text, limit in zip(pair, longest, strict=True)
+    )
+
+
+def _summary(parts: Parts[Pair], kept: Parts[Pair]) -> str:
+    too_long = sum(map(len, parts)) - sum(map(len, kept))
+    return f"{kept}; {too_long:,} longer than the model takes are left out"
+
+
+def _judge(parts: Parts[Pair]) -> Callable[[Evaluation], Outcome]:
+    """Return a judge that compares the model with copying, and with a dictionary."""
+
+    def judge(evaluation: Evaluation) -> Outcome:
+        from exporter.training.writing import likeness
+
+        references = [pair.target for pair in parts.held_out]
+        dictionary = WordByWord(parts.training)
+        copied = likeness([pair.source for pair in parts.held_out], references)
+        by_word = likeness([dictionary.translate(p.source) for p in parts.held_out], references)
+        target = max(copied.chrf, by_word.chrf)
+        summary = (
+            f"chrF {evaluation.chrf:.1f}, BLEU {evaluation.bleu:.1f} on {len(references):,} "
+            f"held-out lines; chrF of copying {copied.chrf:.1f}, word by word {by_word.chrf:.1f} "
+            "(target: above both)"
+        )
+        metrics = {"chrf": evaluation.chrf, "bleu": evaluation.bleu, "loss": evaluation.loss}
+        return Outcome(metrics, summary, evaluation.chrf > target)
+
+    return judge

@@ -1,0 +1,75 @@
+"""What an encoder-decoder writes, word for word the likeliest, and how near it is to references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from exporter.models.config import TransformerConfig
+from exporter.models.transformer import EncoderDecoder
+from exporter.training.data import padded_rows
+
+_BATCH = 64  # sources that are translated side by side
+
+
+class Likeness(NamedTuple):
+    """How near texts are to references, 0 to 100."""
+
+    chrf: float  # of characters, Popović 2015
+    bleu: float  # of words, Papineni et al. 2002
+
+
+def likeness(texts: Sequence[str], references: Sequence[str]) -> Likeness:
+    """Compare texts with one reference each, by the usual definitions of sacrebleu (Post 2018)."""
+    chrf = CHRF().corpus_score(list(texts), [list(references)]).score
+    bleu = BLEU().corpus_score(list(texts), [list(references)]).score
+    return Likeness(chrf, bleu)
+
+
+@torch.no_grad()
+def write_greedily(
+    model: EncoderDecoder, config: TransformerConfig, sources: Sequence[NDArray[np.int64]]
+) -> list[list[int]]:
+    """Return the ids that the model writes for each source [S], without the end token.
+
+    At most twice as many as the source has, and ten.
+    """
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    written: dict[int, list[int]] = {}
+    for first in range(0, len(order), _BATCH):
+        group = order[first : first + _BATCH]
+        outputs = _write_batch(model, config, [sources[i] for i in group])
+        written.update(zip(group, outputs, strict=True))
+    return [written[i] for i in range(len(sources))]
+
+
+def _write_batch(
+    model: EncoderDecoder, config: TransformerConfig, sources: Sequence[NDArray[np.int64]]
+) -> list[list[int]]:
+    source, mask = padded_rows(sources, config.pad_token_id)
+    memory = model.encode(source, mask)
+    limits = torch.tensor([_limit(len(row), config) for row in sources])
+    target = torch.full((len(sources), 1), config.bos_token_id or 0)  # [B, T]
+    ended = torch.zeros(len(sources), dtype=torch.bool)
+    while not ended.all():
+        logits = model.decode(target, memory, mask)[:, -1]  # [B, V]
+        target = torch.cat((target, logits.argmax(-1, keepdim=True)), dim=1)
+        ended |= (target[:, -1] == config.eos_token_id) | (limits < target.shape[1])
+    return [
+        _until_end(row[1 : limit + 1], config.eos_token_id)
+        for row, limit in zip(target.tolist(), limits.tolist(), strict=True)
+    ]
+
+
+def _limit(source_len: int, config: TransformerConfig) -> int:
+    return min(config.max_target_len - 1, 2 * source_len + 10)
+
+
+def _until_end(ids: list[int], end: int | None) -> list[int]:
+    return ids[: ids.index(end)] if end in ids else ids

@@ -1,0 +1,179 @@
+"""From a person's file to a checkpoint that does better than counting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from exporter.checkpoint import load_checkpoint
+from exporter.tasks import build_own_task
+from exporter.tasks.own.baseline import CommonestTag, WordByWord, commonest_label
+from exporter.tasks.own.data import OwnData
+from exporter.tasks.own.images import find_images
+from exporter.tasks.own.labelling import read_sentences
+from exporter.tasks.train import train_built
+from exporter.training.data import IGNORED
+
+FIXTURES = {
+    "translation": "pairs",
+    "classification": "texts",
+    "labelling": "sentences",
+    "images": "pictures",
+}
+SLOW = pytest.mark.long
+STEPS = {"translation": 200, "classification": 60, "labelling": 80, "images": 20}
+
+
+@pytest.mark.parametrize(
+    "name", ["classification", "labelling", "images", pytest.param("translation", marks=SLOW)]
+)
+def test_a_model_learns_more_than_counts_say_and_a_second_one_starts_from_it(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    data = OwnData(request.getfixturevalue(FIXTURES[name]))
+
+    def run(data: OwnData, out: Path, steps: int) -> float:
+        report = train_built(
+            lambda seed: build_own_task(name, data, seed=seed), out, steps=steps, progress=False
+        )
+        assert report.target_reached, report.summary
+        return report.metrics["loss"]
+
+    first = run(data, tmp_path / "first", STEPS[name])
+    started = replace(data, start=load_checkpoint(tmp_path / "first"))
+    second = run(started, tmp_path / "second", 2)
+
+    assert second < first * 1.5  # far from what fresh weights have after two steps
+    tokenizers = [load_checkpoint(tmp_path / run).tokenizer for run in ("first", "second")]
+    one, other = (None if t is None else t.to_str() for t in tokenizers)
+    assert one == other
+
+
+def test_translations_are_compared_with_references_as_texts(pairs: Path, tmp_path: Path) -> None:
+    data = OwnData(pairs)
+
+    report = train_built(
+        lambda seed: build_own_task("translation", data, seed=seed),
+        tmp_path / "run",
+        steps=20,
+        progress=False,
+    )
+
+    assert 0 < report.metrics["chrf"] < 100
+    assert "chrF of copying" in report.summary and "word by word" in report.summary
+    source, target = report.samples[0]
+    row = f"{source}\t{target}"
+    assert row in pairs.read_text().splitlines()
+
+
+def test_a_head_for_other_labels_is_drawn_afresh(texts: Path, tmp_path: Path) -> None:
+    def build(data: OwnData, out: Path) -> None:
+        train_built(
+            lambda seed: build_own_task("classification", data, seed=seed),
+            out,
+            steps=1,
+            progress=False,
+        )
+
+    build(OwnData(texts), tmp_path / "first")
+    renamed = tmp_path / "three.tsv"
+    rows = texts.read_text().splitlines()
+    renamed.write_text("\n".join(rows[:400] + [row + str(i % 3) for i, row in enumerate(rows)]))
+    start = load_checkpoint(tmp_path / "first")
+    task = build_own_task("classification", OwnData(renamed, start=start))
+
+    assert len(task.config.labels) == 8
+    assert task.initial_weights["classifier.weight"].shape[0] == 2
+    build(OwnData(renamed, start=start), tmp_path / "second")
+    second = load_checkpoint(tmp_path / "second").model
+    assert second.get_parameter("classifier.weight").shape[0] == 8
+    token = "embeddings.token.weight"
+    near = torch.allclose(second.get_parameter(token), start.model.get_parameter(token), atol=0.01)
+    assert near
+
+
+def test_a_start_of_another_family_is_refused(texts: Path, sentences: Path, tmp_path: Path) -> None:
+    train_built(
+        lambda seed: build_own_task("classification", OwnData(texts), seed=seed),
+        tmp_path / "bert",
+        steps=1,
+        progress=False,
+    )
+
+    with pytest.raises(ConfigError, match="holds a model of the family bert, this task trains lab"):
+        build_own_task("labelling", OwnData(sentences, start=load_checkpoint(tmp_path / "bert")))
+
+
+def test_every_token_of_a_word_has_the_words_tag(sentences: Path) -> None:
+    task = build_own_task("labelling", OwnData(sentences))
+    assert task.tokenizer is not None
+    words, tags = task.samples[0]
+
+    example = task.held_out[0]
+
+    assert task.tokenizer.encode(words).ids == example.source.tolist()  # as a server encodes it
+    encoding = task.tokenizer.encode(words.split(), is_pretokenized=True)
+    wanted = [tags.split()[i] for i in encoding.word_ids if i is not None]
+    assert [task.config.labels[i] for i in example.target] == wanted
+    assert IGNORED not in example.target
+
+
+def test_sentences_are_read_with_the_last_column_and_wrong_lines_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text("-DOCSTART- O\n\n# a remark\nEU NNP B-ORG\n# NN O\n\n\nso ADV O\n")
+    assert read_sentences(path) == [(("EU", "B-ORG"), ("#", "O")), (("so", "O"),)]
+
+    path.write_text("EU B-ORG\nrejects\n")
+    with pytest.raises(ConfigError, match=r"1 of 2 lines are wrong: line 2: 'rejects' has no tag"):
+        read_sentences(path)
+
+
+def test_files_that_are_no_pictures_are_named(pictures: Path) -> None:
+    broken = pictures / "dark" / "broken.png"
+    broken.write_bytes(b"no picture")
+
+    with pytest.raises(ConfigError, match=r"1 pictures cannot be read: .*broken\.png"):
+        build_own_task("images", OwnData(pictures))
+
+
+def test_a_directory_without_folders_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no folders with .png"):
+        find_images(tmp_path)
+
+
+def test_a_label_that_is_only_judged_by_is_refused(texts: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(f"one {i}\tBIRD\n" for i in range(100)))
+
+    with pytest.raises(ConfigError, match="no example to learn from has the label 'BIRD'"):
+        build_own_task("classification", OwnData(texts, validation=other))
+
+
+def test_a_pair_longer_than_the_model_is_left_out_and_counted(pairs: Path) -> None:
+    with pairs.open("a") as file:
+        file.write(f"{'x' * 100_000}\tlong\n")
+        file.write(f"short\t{'cat ' * 300}\n")
+
+    task = build_own_task("translation", OwnData(pairs))
+
+    assert "; 2 longer than the model takes are left out" in task.data_summary
+    assert max(len(example.target) for example in task.chunks(0)) <= task.config.max_target_len
+
+
+def test_baselines_count() -> None:
+    assert commonest_label(["a", "a", "b"], ["a", "b", "b", "b"]) == 0.25
+    tags = CommonestTag([[("x", "A"), ("x", "A"), ("x", "B"), ("y", "B")]])
+    assert tags.accuracy([[("x", "A"), ("y", "A"), ("new", "A"), ("y", "B")]]) == 0.75
+    dictionary = WordByWord([("red cat", "rote Katze"), ("red dog", "rot Hund"), ("cat", "Katze")])
+    assert dictionary.translate("cat bird") == "Katze bird"
+
+
+def test_data_that_changed_are_not_gone_on_with(texts: Path) -> None:
+    before = OwnData(texts).fingerprint
+    texts.write_text(texts.read_text() + "cat\tCAT\n")
+
+    assert OwnData(texts).fingerprint != before

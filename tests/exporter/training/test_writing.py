@@ -1,0 +1,59 @@
+"""What an encoder-decoder writes while it is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from exporter.models import EncoderDecoder
+from exporter.models.config import TransformerConfig
+from exporter.training.writing import likeness, write_greedily
+
+CONFIG = TransformerConfig(
+    family="encoder-decoder",
+    d_model=16,
+    num_heads=2,
+    d_ff=32,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    vocab_size=12,
+    max_source_len=20,
+    max_target_len=16,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def test_it_writes_for_each_source_beside_others_what_it_writes_alone() -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder(CONFIG).eval()
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(3, 12, length) for length in (5, 1, 9, 2, 5)]
+
+    together = write_greedily(model, CONFIG, sources)
+
+    assert together == [write_greedily(model, CONFIG, [source])[0] for source in sources]
+    assert len({tuple(ids) for ids in together}) > 1
+
+
+def test_it_ends_where_the_model_ends_and_at_the_limit() -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
+    bias = model.decoder.output.bias
+    with torch.no_grad():
+        bias[2] = -100
+        (endless,) = write_greedily(model, CONFIG, [np.array([4, 5, 6])])
+        bias[2] = 100
+        (nothing,) = write_greedily(model, CONFIG, [np.array([4, 5, 6])])
+
+    assert len(endless) == CONFIG.max_target_len - 1
+    assert nothing == []
+
+
+def test_equal_texts_are_wholly_alike_and_others_less() -> None:
+    texts = ["the cat sat on the mat", "a dog ran away from home"]
+
+    assert likeness(texts, texts) == pytest.approx((100.0, 100.0))
+    chrf, bleu = likeness(texts, ["the cat sat on a mat", "a dog came home"])
+    assert 30 < chrf < 90 and 0 < bleu < 60
