@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
 from tokenweir.client import Client
+
+_WORKERS = "tokenweir.workers"  # entry points of what is installed: they run a package
 
 
 class _Worker(Protocol):
@@ -45,10 +47,14 @@ def load(
     device="cuda". It needs the extra cpu or gpu, and raises ImportError without; other errors are
     those of engine.errors, as PackageError.
     """
+    found = next(iter(entry_points(group=_WORKERS)), None)
+    if found is None:
+        raise ImportError(
+            "this installation of tokenweir names nothing that runs a model in this process; "
+            "install it again"
+        )
     try:
-        # By its name: the client knows nothing of the engine, which a light install has not.
-        load_worker = importlib.import_module("server.worker.in_process").load
-        worker = cast(_Worker, load_worker(os.fspath(package), name, settings))
+        worker = cast(_Worker, found.load()(os.fspath(package), name, settings))
     except ModuleNotFoundError as error:
         raise ImportError(
             f"tokenweir.load runs the model in this process and needs {error.name}; install it "
