@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import pytest
 
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
@@ -13,6 +18,12 @@ from tests.server.calls import stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
 
 CONFIG = GatewayConfig(worker_wait=5, client_silence=0.5)
+_CLIENT = """
+import sys
+from tokenweir import Client
+for piece in Client(sys.argv[1], timeout=None).stream("dates", "HOLD"):
+    pass
+"""
 
 
 class Wire:
@@ -49,10 +60,12 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire_to(engine: FakeGenerator) -> AsyncIterator[tuple[Worker, Wire, str]]:
+async def wire_to(
+    engine: FakeGenerator, config: GatewayConfig = CONFIG
+) -> AsyncIterator[tuple[Worker, Wire, str]]:
     """Serve behind a gateway; yield the worker, the wire, and the address of its near end."""
     async with running_worker(engine) as (worker, worker_address):
-        gateway = Gateway(CONFIG)
+        gateway = Gateway(config)
         wire = Wire(await gateway.start())
         await gateway.sync([worker_address])
         near_end = await asyncio.start_server(wire.join, "127.0.0.1", 0)
@@ -88,3 +101,25 @@ async def test_a_client_that_only_waits_keeps_its_slot() -> None:
         engine.release.set()
 
         assert len([message async for message in call]) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+async def test_a_client_that_is_frozen_frees_its_slot_within_a_minute() -> None:
+    engine = FakeGenerator()
+    async with wire_to(engine, GatewayConfig()) as (worker, _, address):
+        client = await asyncio.create_subprocess_exec(sys.executable, "-c", _CLIENT, address)
+        try:
+            await asyncio.wait_for(engine.seen.wait(), 20)
+            assert worker.load() == 1
+
+            client.send_signal(signal.SIGSTOP)
+            frozen = time.monotonic()
+            while worker.load() and time.monotonic() - frozen < 60:
+                await asyncio.sleep(0.5)
+
+            assert worker.load() == 0
+            assert len(engine.aborted) == 1
+        finally:
+            client.kill()
+            await client.wait()
