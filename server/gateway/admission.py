@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from engine.errors import CannotMeet, ExpiredInQueue, TokenweirError
-from engine.metrics import DrainMeter
+from server.gateway.drain import Drain
 from server.gateway.fair_queue import FairQueue, Waiting
 from server.gateway.share import Share
 
 _LEAST_RETRY = 0.1  # seconds
-_LEAST_DRAINED = 16  # calls, below which the drain of the queue is not known
 _NUM_OWN_TIMES = 64  # calls of late, of which half were as fast as one is given credit for
 _REMEMBERED = 10.0  # seconds after its last call that a tenant is still there
 # The wait that is foretold is about right, and who is late costs others their time: so it is taken
 # for longer, more so after every call that had its turn and was late, less after one in time. With
-# these steps one of forty is late, where what a call takes cannot be told better.
+# these steps one of 160 is late, where what a call takes cannot be told better. A shorter queue
+# serves as many as long as it does not run empty: when it does, half of the caution was too much.
 _CAUTION, _MOST_CAUTION = 1.15, 2.5
-_CAUTION_IF_LATE, _TRUST_IF_IN_TIME = 0.08, 0.002
+_CAUTION_IF_LATE, _TRUST_IF_IN_TIME, _KEPT_IF_EMPTY = 0.08, 0.0005, 0.5
 _LATE = 0.05  # seconds before its deadline, from where on who fails has not had the time
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
@@ -42,7 +42,7 @@ class Admission:
         self._satisfied: OrderedDict[str, float] = OrderedDict()  # tenants without, when last seen
         self._num_under_way = 0
         self._queue = FairQueue()
-        self._drain = DrainMeter(_LEAST_DRAINED)
+        self._drain = Drain()
         self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
         self._own_time = 0.0  # seconds that a call may be hoped to take from its turn
         self._caution = _CAUTION
@@ -135,10 +135,11 @@ class Admission:
             self._judge(share, self._clock() + time_left)
 
     def _judge(self, share: Share, deadline: float | None) -> None:
-        rate = self._drain.rate
-        if deadline is None or rate is None:
+        if deadline is None:
             return
-        wait = (self._queue.num_before(share.tenant, share.priority) + 1) / rate
+        wait = self._drain.seconds(self._queue.num_before(share.tenant, share.priority) + 1)
+        if wait is None:
+            return
         time_left = deadline - self._clock()
         if self._caution * wait + self._own_time > time_left:
             raise self._cannot_meet(wait, time_left)
@@ -192,13 +193,15 @@ class Admission:
         return False
 
     def _hand_out(self) -> None:
-        num_given = 0
+        num_given, was_waiting = 0, bool(self._queue)
         while self._has_room and (waiting := self._queue.take()) is not None:
             self._num_under_way += 1
             num_given += 1
             self._note(waiting.tenant)
             waiting.turn.set()
         self._drain.advance(self._clock(), num_given, bool(self._queue))
+        if was_waiting and not self._queue:
+            self._caution = _CAUTION + _KEPT_IF_EMPTY * (self._caution - _CAUTION)
 
     def _leave(self, tenant: str) -> None:
         self._num_under_way -= 1

@@ -29,6 +29,7 @@ Event = Any  # cygrpc has no types
 _T = TypeVar("_T")
 
 _NO_FLAGS = 0
+_REST = 0.005  # seconds
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
 _ARRIVAL, _STOPPED = object(), object()  # tags of what is no answer to a call
 
@@ -45,7 +46,7 @@ class CallServer:
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
-        self._is_stopping = False
+        self._is_stopping = self._rests = False
         self._stopped = asyncio.Event()
 
     def add_insecure_port(self, address: str) -> int:
@@ -60,6 +61,14 @@ class CallServer:
         self._server.start()
         self._ask_for_next()
         threading.Thread(target=self._follow, name="gRPC calls", daemon=True).start()
+
+    def rest(self) -> None:
+        """Let calls come for a moment, once those that are there were passed on; from any thread.
+
+        Who refuses most of them does so with several at a time: it costs less, and does not stop
+        the workers for every one.
+        """
+        self._rests = True
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and end those that go on after `grace` seconds."""
@@ -81,8 +90,17 @@ class CallServer:
     def _follow(self) -> None:
         """Pass on what happens; the body of the thread."""
         with suppress(RuntimeError):  # the event loop is closed
-            while self._pass_on(self._queue.poll()):
+            while self._pass_on(self._next_event()):
                 pass
+
+    def _next_event(self) -> Event:
+        if self._rests:
+            event = self._queue.poll(0)
+            if event.tag is not None:
+                return event
+            self._rests = False
+            time.sleep(_REST)
+        return self._queue.poll()
 
     def _pass_on(self, event: Event) -> bool:
         if event.tag is _STOPPED:

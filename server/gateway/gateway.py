@@ -134,6 +134,7 @@ class Gateway:
             self._wall.enter()
         except QueueFull as error:
             call.refuse(call_status(error, made_request_id()))
+            self._server.rest()
             return
         self._reader.read(call, lambda request: self._has_come(call, request))
 
@@ -143,7 +144,7 @@ class Gateway:
     def _has_come(self, call: ServerCall, request: bytes | TokenweirError) -> None:
         """In any thread: let a call be answered, or refuse it at once.
 
-        Under overload nothing may cost less, and to wake the event loop is a quarter of it.
+        Under overload nothing may cost less: it does not wake the event loop, and then rests.
         """
         share = None
         try:
@@ -155,6 +156,7 @@ class Gateway:
         except TokenweirError as error:
             self._wall.leave()
             call.refuse(call_status(error, _request_id(call.method, request, share)))
+            self._server.rest()
         else:
             self._loop.call_soon_threadsafe(self._begin, call, request, share)
 

@@ -199,14 +199,14 @@ async def test_a_turn_that_comes_while_the_call_is_cancelled_goes_to_the_next() 
     assert calls.running == ["c"]
 
 
-async def _measured(clock: Clock) -> tuple[Admission, Calls]:
+async def _measured(clock: Clock, num_calls: int = 100) -> tuple[Admission, Calls]:
     """Return an admission that has seen ten calls a second, of 0.1 s each, one at a time."""
     admission = Admission(clock=clock)
     admission.set_places(1)
     calls = Calls(admission)
-    for i in range(101):
+    for i in range(num_calls + 1):
         await calls.ask(f"a{i}")
-    for i in range(100):
+    for i in range(num_calls):
         clock.now += 0.1
         await calls.end(f"a{i}")
     return admission, calls
@@ -235,6 +235,42 @@ async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> No
     await calls.ask("w", time_left=0.65)  # of which 0.6 would do
 
     assert isinstance(calls.failed["w"], CannotMeet)
+
+
+async def test_a_stall_does_not_keep_out_who_has_the_time_to_wait_for_its_end() -> None:
+    clock = Clock()
+    _, calls = await _measured(clock, num_calls=1000)
+    for i in range(620):
+        await calls.ask(f"w{i}")
+    for ended in ("a1000", *(f"w{i}" for i in range(19))):
+        clock.now += 5.0
+        await calls.end(ended)
+
+    await calls.ask("w in time", time_left=400.0)  # 600 calls are before it
+    await calls.ask("w late", time_left=30.0)
+
+    assert "w in time" not in calls.failed
+    assert isinstance(calls.failed["w late"], CannotMeet)
+
+
+async def test_a_queue_that_has_run_empty_was_kept_too_short() -> None:
+    clock = Clock()
+    _, calls = await _measured(clock)
+    await calls.end("a100")
+    for i in range(20):
+        await calls.ask(f"lost {i}", time_left=1.0)
+        clock.now += 1.0
+        calls.tasks[f"lost {i}"].cancel()
+        await _settle()
+    assert not await _is_let_in(calls, "w cautious")
+
+    for i in range(8):
+        await calls.ask(f"a{i}")
+        await calls.ask(f"b{i}")
+        await calls.end(f"a{i}")
+        await calls.end(f"b{i}")
+
+    assert await _is_let_in(calls, "w again")
 
 
 async def _is_let_in(calls: Calls, name: str) -> bool:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -174,6 +176,38 @@ async def test_stopping_ends_calls_that_go_on() -> None:
         await begun.wait()
 
     assert await call.code() is not grpc.StatusCode.OK
+
+
+async def test_a_server_that_rests_passes_several_calls_on_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_rested, rests = threading.Event(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        assert has_rested.wait(10)
+
+    def refuse(call: ServerCall) -> None:
+        call.refuse(call_status(QueueFull("no room", 0.3), "r"))
+        server.rest()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    server = CallServer(refuse, ())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.unary_unary(METHOD)
+        await failure_of(ask(b"", timeout=10))
+        await until(lambda: len(rests) == 1)
+        others = [asyncio.ensure_future(failure_of(ask(b"", timeout=10))) for _ in range(20)]
+        _, pending = await asyncio.wait(others, timeout=0.1)
+        assert len(pending) == 20
+
+        has_rested.set()
+        await asyncio.wait(others)
+
+        assert len(rests) < 5
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("mine", [None, "event_engine_fork"])
