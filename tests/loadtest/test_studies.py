@@ -17,6 +17,7 @@ from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
+from loadtest.errors import LoadTestError
 from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import (
@@ -36,6 +37,7 @@ from loadtest.studies.loading import (
 )
 from loadtest.studies.machine import Machine
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
 from loadtest.workload import LoadConfig
 
 WORK = TraceWork(
@@ -327,3 +329,38 @@ async def test_a_study_that_fails_stops_its_engine() -> None:
         await _measure(cast(AsyncEngine, engine), [1.0], work, 1, lambda points: None)
 
     assert not engine.is_running
+
+
+def test_trees_do_the_same_work_in_turns_and_each_is_first_as_often() -> None:
+    asked: list[tuple[str, int]] = []
+
+    class FakeWorker:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def do(self, num_streams: int, number: int, work: BenchmarkWork) -> Turn:
+            asked.append((self.name, number))
+            return Turn(float(number), 0.0)
+
+    workers = cast(list[Worker], [FakeWorker("new"), FakeWorker("old")])
+    new, old = take_turns(workers, 8, BenchmarkWork(), seconds=0.0)
+
+    assert asked == [("new", 0), ("old", 0), ("old", 1), ("new", 1)]
+    assert new == old == [Turn(1.0, 0.0)], "the first one warms up"
+
+
+def test_trees_are_compared_within_a_turn() -> None:
+    own, other = [Turn(1.0, 3.0), Turn(9.0, 9.0)], [Turn(2.0, 2.0), Turn(6.0, 3.0)]
+
+    assert ratios_of(own, other) == {"processor": 1.0, "processor_least": 0.5, "wall": 2.25}
+
+
+def test_a_tree_that_cannot_read_its_package_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(LoadTestError, match=f"give a package that this tree can .*{tmp_path}"),
+        started(Tree(Path(__file__).parents[2], tmp_path), max_num_seqs=1),
+    ):
+        pass
+    assert "PackageError" in capfd.readouterr().err
