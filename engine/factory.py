@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+TARGET_TOKENIZER_NAME = "target_tokenizer.json"  # where what is written has one of its own
+
 
 def load_engine(
     package: Package, config: EngineConfig, *, tell: Callable[[str], None] | None = None
@@ -92,8 +94,9 @@ def _load_generating(
     from engine.slots.largest_step import largest_step_seconds
     from engine.slots.warm_up import warm_up
     from engine.text.constraint import ConstraintCompiler
+    from engine.text.source_and_target import SourceAndTarget
 
-    tokenizer = _load_tokenizer(package, contract.vocab_size)
+    tokenizer, target = _load_tokenizers(package, contract)
     runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
     widest = config.limits.most_sequences
@@ -108,8 +111,9 @@ def _load_generating(
         return Trial(is_equal, seconds)
 
     eos_ids = contract.eos_token_ids
-    constraints = ConstraintCompiler(tokenizer, contract.vocab_size, eos_ids)
-    return AsyncEngine(package, core, tokenizer, config, constraints=constraints, warm_up=warm)
+    constraints = ConstraintCompiler(target, contract.vocab_size, eos_ids)
+    texts = SourceAndTarget(tokenizer, target)
+    return AsyncEngine(package, core, texts, config, constraints=constraints, warm_up=warm)
 
 
 def load_runner(
@@ -206,6 +210,16 @@ def _shown(package: Package, device: CudaDevice | None, are_bit_equal: Callable[
         package.path,
     )
     return False
+
+
+def _load_tokenizers(package: Package, contract: GenerationContract) -> tuple[Tokenizer, Tokenizer]:
+    """Return the tokenizer of what is read, and that of what is written, mostly the same."""
+    from engine.text.tokenizer import Tokenizer
+
+    source = _load_tokenizer(package, contract.prompt_vocab_size)
+    if TARGET_TOKENIZER_NAME not in package.manifest.files:
+        return source, source
+    return source, Tokenizer(package.file(TARGET_TOKENIZER_NAME), contract.vocab_size)
 
 
 def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:

@@ -1,7 +1,8 @@
 """A trained model on disk: configuration, weights and tokenizer in one directory.
 
 `config.json`, `model.safetensors`, `tokenizer.json` (absent for an image model), `samples.json`
-(absent where there are no sentences to try the model with).
+(absent where there are no sentences to try the model with), `target_tokenizer.json` (where what is
+written has a tokenizer of its own), `chat.json` (where the model was trained with conversations).
 Nothing is unpickled: weights are safetensors, the rest is JSON. Weights that the model shares
 (a tied output projection) are stored once, under the first of their names.
 """
@@ -27,6 +28,7 @@ from torch import nn
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.requests.generation_defaults import GenerationDefaults
+from engine.text.chat_format import ChatFormat, read_chat_format
 from engine.text.tokenizer_file import read_tokenizer_file
 from engine.wording import listed, problems_of, shortened
 from exporter.files import Content, write_directory, writing_to
@@ -39,6 +41,8 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 SAMPLES_NAME = "samples.json"
+TARGET_TOKENIZER_NAME = "target_tokenizer.json"
+CHAT_NAME = "chat.json"
 _MAX_CONFIG_BYTES = 2**20
 _MAX_SAMPLES_BYTES = 2**20
 _FEW_LAYERS = 128  # built in a second
@@ -57,6 +61,23 @@ class CheckpointConfig(BaseModel):
 
 
 @dataclass(frozen=True)
+class TextFiles:
+    """What texts need beside the tokenizer."""
+
+    target_tokenizer: Tokenizer | None = None  # of what is written; None: as of what is read
+    chat: ChatFormat | None = None  # how a conversation becomes a text; None: not at all
+
+    def content(self) -> dict[str, bytes]:
+        """Return the files by name."""
+        found = {}
+        if self.target_tokenizer is not None:
+            found[TARGET_TOKENIZER_NAME] = self.target_tokenizer.to_str(pretty=True).encode()
+        if self.chat is not None:
+            found[CHAT_NAME] = self.chat.model_dump_json(indent=2).encode()
+        return found
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint; the model is in eval mode."""
 
@@ -65,6 +86,12 @@ class Checkpoint:
     model: nn.Module
     tokenizer: Tokenizer | None  # None: vit
     samples: tuple[str, ...] = ()  # sentences to try it with; an older checkpoint has none
+    text: TextFiles = TextFiles()
+
+    @property
+    def target_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of what is written."""
+        return self.text.target_tokenizer or self.tokenizer
 
 
 class ModelWeight(NamedTuple):
@@ -98,7 +125,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     model = build_model(config.model)
     load_weights(model, _read_weights(directory), source=directory / WEIGHTS_NAME)
     model.eval()
-    return Checkpoint(directory, config, model, tokenizer, _read_samples(directory))
+    text = _read_text(directory, config.model)
+    return Checkpoint(directory, config, model, tokenizer, _read_samples(directory), text)
 
 
 def save_checkpoint(
@@ -126,15 +154,15 @@ def stream_checkpoint(
     config: CheckpointConfig,
     tokenizer: Tokenizer | None,
     weights: Iterable[torch.Tensor],
+    text: TextFiles = TextFiles(),  # noqa: B008
 ) -> None:
     """Do as `save_checkpoint` for a model that is nowhere whole.
 
     `weights` are those of `model_weights(config.model)`, float32, in that order; each is written
     before the next one is asked for.
     """
-    _write(
-        Path(path), config, tokenizer, (), streamed_weights(model_weights(config.model), weights)
-    )
+    streamed = streamed_weights(model_weights(config.model), weights)
+    _write(Path(path), config, tokenizer, (), streamed, text)
 
 
 def _write(
@@ -143,17 +171,20 @@ def _write(
     tokenizer: Tokenizer | None,
     samples: Sequence[str],
     weights: Content,
+    text: TextFiles = TextFiles(),  # noqa: B008
 ) -> None:
     files: dict[str, Content] = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
     if samples:
         files[SAMPLES_NAME] = _Samples(texts=tuple(samples)).model_dump_json(indent=2).encode()
     if tokenizer is not None:
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
+    files |= text.content()
     files[WEIGHTS_NAME] = weights
     with writing_to(directory):
         write_directory(directory, files)
-        if not samples:
-            (directory / SAMPLES_NAME).unlink(missing_ok=True)
+        for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME):
+            if name not in files:
+                (directory / name).unlink(missing_ok=True)
 
 
 def streamed_weights(
@@ -359,13 +390,28 @@ def _read_tokenizer(directory: Path, config: TransformerConfig) -> Tokenizer | N
         return None
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {TOKENIZER_NAME}, which {config.family} needs")
+    return _read_tokenizer_of(path, config.source_vocab_size or config.vocab_size)
+
+
+def _read_tokenizer_of(path: Path, vocab_size: int) -> Tokenizer:
     try:
-        return read_tokenizer_file(path, config.vocab_size).tokenizer
+        return read_tokenizer_file(path, vocab_size).tokenizer
     except (ValueError, OSError) as error:
         raise CheckpointError(
             f"{path} is no tokenizer of this model: {error}; "
             "give the tokenizer that the model was trained with"
         ) from error
+
+
+def _read_text(directory: Path, config: TransformerConfig) -> TextFiles:
+    target, chat = directory / TARGET_TOKENIZER_NAME, directory / CHAT_NAME
+    try:
+        return TextFiles(
+            _read_tokenizer_of(target, config.vocab_size) if target.exists() else None,
+            read_chat_format(chat) if chat.exists() else None,
+        )
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{chat} cannot be read: {error}; import the model again") from error
 
 
 def _read_samples(directory: Path) -> tuple[str, ...]:

@@ -137,7 +137,8 @@ def _name_of(out: Path) -> str:
 
 def copied_files(checkpoint: Checkpoint) -> list[str]:
     """Return the names of the files that a package has from its checkpoint."""
-    return [CONFIG_NAME, *([TOKENIZER_NAME] if checkpoint.tokenizer else [])]
+    tokenizer = [TOKENIZER_NAME] if checkpoint.tokenizer else []
+    return [CONFIG_NAME, *tokenizer, *checkpoint.text.content()]
 
 
 def _check_replaceable(out: Path) -> None:

@@ -32,10 +32,11 @@ def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     file cannot be read.
     """
     contract = generation_contract(checkpoint.config.model)
-    if contract is None or checkpoint.tokenizer is None:
+    tokenizer, target = checkpoint.tokenizer, checkpoint.target_tokenizer
+    if contract is None or tokenizer is None or target is None:
         raise ConfigError(f"{path}: only a model that generates has a perplexity; leave out --text")
     pieces, num_tokens = [], 0
-    for source, tokens in _parts(contract, checkpoint.tokenizer, _read(path)):
+    for source, tokens in _parts(contract, tokenizer, target, _read(path)):
         if len(tokens) > 1 and num_tokens < MAX_TOKENS:
             pieces.append((Case(source, tokens[:1], len(tokens) - 1), tokens[1:]))
             num_tokens += len(tokens) - 1
@@ -59,9 +60,11 @@ def _read(path: Path) -> str:
 
 
 def _parts(
-    contract: GenerationContract, tokenizer: Tokenizer, content: str
+    contract: GenerationContract, tokenizer: Tokenizer, target: Tokenizer, content: str
 ) -> Iterator[tuple[Tokens, Tokens]]:
-    return (_pairs if contract.cross_cache else _plain)(contract, tokenizer, content)
+    if contract.cross_cache:
+        return _pairs(contract, tokenizer, target, content)
+    return _plain(contract, tokenizer, content)
 
 
 def _plain(
@@ -74,7 +77,7 @@ def _plain(
 
 
 def _pairs(
-    contract: GenerationContract, tokenizer: Tokenizer, content: str
+    contract: GenerationContract, tokenizer: Tokenizer, target_tokenizer: Tokenizer, content: str
 ) -> Iterator[tuple[Tokens, Tokens]]:
     start, cross = contract.decoder_start_token_id, contract.cross_cache
     assert start is not None and cross is not None, "an encoder-decoder has both"
@@ -83,7 +86,7 @@ def _pairs(
         source_ids = tuple(tokenizer.encode(source).ids[: cross.max_len])
         if tab and source_ids:
             target_ids = [
-                i for i in tokenizer.encode(target).ids if i not in contract.eos_token_ids
+                i for i in target_tokenizer.encode(target).ids if i not in contract.eos_token_ids
             ]
             yield (
                 source_ids,

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.importer import Imported, import_checkpoint
+from exporter.huggingface.tokenizers import Languages
 
-__all__ = ["FAMILIES", "Imported", "import_checkpoint"]
+__all__ = ["FAMILIES", "Imported", "Languages", "import_checkpoint"]

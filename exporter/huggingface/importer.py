@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
 from exporter.checkpoint import (
     CONFIG_NAME,
@@ -32,7 +33,7 @@ from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored
 from exporter.huggingface.generation import GenerationOptions, merge_options
 from exporter.huggingface.sentences import read_modules
 from exporter.huggingface.stored import StoredWeights, open_weights
-from exporter.huggingface.tokenizers import Languages, read_tokenizer
+from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.models import TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS
 
@@ -85,10 +86,10 @@ def import_checkpoint(
         config, said = family.read_config(raw, options.special_tokens())
     config = config if max_len is None else _shortened(config, max_len)
     _check_suppressed(config, options, source)
-    text = None  # of a model that sees pictures
+    text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
         text = read_tokenizer(source, config, str(raw["model_type"]), languages)
-    tokenizer, notes = (text.tokenizer, text.notes) if text else (None, ())
+    config = _started(config, text)
     beside = [source / modules.dense_path] if modules and modules.dense_path else []
     with open_weights(source, *beside) as stored:
         check_layers(len(stored), config, source)
@@ -97,10 +98,25 @@ def import_checkpoint(
         found = find_weights(stored, family, config, source)
         weights = _written(model_weights(wanted), found, stored, options, progress)
         task = out.resolve().name
-        stream_checkpoint(out, CheckpointConfig(task=task, model=wanted), tokenizer, weights)
+        described = CheckpointConfig(task=task, model=wanted, generation=_defaults(text))
+        stream_checkpoint(out, described, text.tokenizer, weights, text.files)
     num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
-    said = [*options.notes(), *said, *notes]
+    said = [*options.notes(), *said, *text.notes]
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
+
+
+def _started(config: TransformerConfig, text: ImportedTokenizer) -> TransformerConfig:
+    """Return a model whose outputs start with the target's language, if they are told it so."""
+    if text.target_language is None or not text.starts_with_language:
+        return config
+    return config.model_copy(update={"bos_token_id": text.target_language})
+
+
+def _defaults(text: ImportedTokenizer) -> GenerationDefaults:
+    """Return defaults by which the first token is the target's language, if it is told so."""
+    if text.target_language is None or text.starts_with_language:
+        return GenerationDefaults()
+    return GenerationDefaults(forced_begin=(text.target_language,))
 
 
 def _shortened(config: TransformerConfig, max_len: int) -> TransformerConfig:

@@ -177,19 +177,29 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
 @click.option(
     "--max-len", type=click.IntRange(1), help="Tokens of the longest text.  [default: the model's]"
 )
+@click.option(
+    "--source-lang", metavar="NAME", help="Language of all sources (NLLB, mBART, M2M-100)."
+)
+@click.option(
+    "--target-lang", metavar="NAME", help="Language that is written, unless one is asked for."
+)
 @needs("export")
-def import_(source: Path, out: Path, max_len: int | None) -> None:
+def import_(
+    source: Path, out: Path, max_len: int | None, source_lang: str | None, target_lang: str | None
+) -> None:
     """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
 
     SOURCE holds config.json, the files of the tokenizer and the weights, as `save_pretrained` of
     transformers writes them. Weights are safetensors or PyTorch's own files, of which nothing but
     tensors is read. exporter/README.md lists the families.
     """
-    from exporter.huggingface import import_checkpoint
+    from exporter.huggingface import Languages, import_checkpoint
     from server.cli.progress import show_progress
 
     with cleaned_up(), show_progress("Weights") as progress:
-        imported = import_checkpoint(source, out, progress, max_len=max_len)
+        imported = import_checkpoint(
+            source, out, progress, max_len=max_len, languages=Languages(source_lang, target_lang)
+        )
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
     for note in imported.notes:
         click.echo(f"note: {note}")

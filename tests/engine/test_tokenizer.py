@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import trainers as tokenizer_trainers
 
 from engine.errors import PackageError
+from engine.text.source_and_target import SourceAndTarget
 from engine.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 TEXTS = [
@@ -440,3 +441,16 @@ def test_wrong_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
 
     with pytest.raises(PackageError, match="tokenizer.json.*export the model again"):
         Tokenizer(path)
+
+
+def test_a_text_is_read_with_one_tokenizer_and_written_with_another(tmp_path: Path) -> None:
+    paths = [tmp_path / "source.json", tmp_path / "target.json"]
+    for path, words in zip(paths, (["a", "b"], ["x", "y"]), strict=True):
+        word_level = models.WordLevel({word: i for i, word in enumerate(words)}, words[0])
+        tokenizers.Tokenizer(word_level).save(str(path))
+    both = SourceAndTarget(*map(Tokenizer, paths))
+
+    text = both.detokenizer((), include_stop=False, min_new_tokens=0)
+
+    assert (both.encode("b"), both.encode_part("y"), both.token_bytes(1)) == ([1], [1], b" y")
+    assert text.push([1]).text + text.finish().text == "y"

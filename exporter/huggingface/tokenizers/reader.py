@@ -14,7 +14,7 @@ from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.text.tokenizer_file import MAX_BYTES, parse_tokenizer
 from engine.wording import listed, shortened
-from exporter.checkpoint import TOKENIZER_NAME
+from exporter.checkpoint import TOKENIZER_NAME, TextFiles
 from exporter.huggingface.tokenizers.byte_level import (
     MERGES_NAME,
     VOCABULARY_NAME,
@@ -22,6 +22,7 @@ from exporter.huggingface.tokenizers.byte_level import (
     read_gpt2,
     read_roberta,
 )
+from exporter.huggingface.tokenizers.chat import read_chat
 from exporter.huggingface.tokenizers.from_sentencepiece import (
     MARIAN_NAMES,
     MODEL_NAMES,
@@ -79,10 +80,11 @@ class Languages:
 class ImportedTokenizer:
     """The tokenizer of a source, and what to know of it."""
 
-    tokenizer: Tokenizer
-    target: Tokenizer | None  # of what is written, where that has one of its own
-    target_language: int | None  # the token that an output begins with
-    notes: tuple[str, ...]
+    tokenizer: Tokenizer | None = None
+    files: TextFiles = TextFiles()  # what else the checkpoint gets
+    target_language: int | None = None  # the token that says what to write, if that is fixed
+    starts_with_language: bool = False  # it is what the decoder starts with, else the first output
+    notes: tuple[str, ...] = ()
 
 
 def read_tokenizer(
@@ -104,10 +106,12 @@ def read_tokenizer(
         token = _target_token(found.tokenizer, translation, languages.target)
         checked = _checked(found.tokenizer, _source_size(config))
         checked_target = None if target is None else _checked(target.tokenizer, config.vocab_size)
+        files = TextFiles(checked_target, read_chat(source, settings))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{source} has no tokenizer of this model: {error}") from error
     notes = [*found.notes, *(target.notes if target else []), *_about_end(checked, config)]
-    return ImportedTokenizer(checked, checked_target, token, tuple(notes))
+    is_start = translation is not None and translation.starts_with_target
+    return ImportedTokenizer(checked, files, token, is_start, tuple(notes))
 
 
 def _class_of(source: Path, settings: Settings, model_type: str) -> str:
@@ -217,7 +221,7 @@ def _checked(tokenizer: Tokenizer, room: int) -> Tokenizer:
 
 
 def _source_size(config: TransformerConfig) -> int:
-    return config.vocab_size
+    return config.source_vocab_size or config.vocab_size
 
 
 def _has_file(source: Path) -> bool:

@@ -17,7 +17,7 @@ from exporter.huggingface.tokenizers.charsmap import Charsmap, read_charsmap
 SPACE = "▁"  # stands for a space in pieces
 _MAX_BYTES = 2**26
 _MAX_PIECE_BYTES = 2**10
-# The score of a piece that no text is to become: so low that even unknown characters are likelier.
+# The score a character of a piece that no text is to become, as long as there is any other way.
 _NEVER = -1e6
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
@@ -156,7 +156,7 @@ def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models
 
 def _score(piece: Piece, model: SentencePieceModel) -> float:
     if piece.kind not in (_NORMAL, _USER_DEFINED):
-        return _NEVER
+        return _NEVER * len(piece.text) + len(piece.text) - 1  # rather one piece than several
     if piece.kind == _USER_DEFINED:  # as SentencePiece does it: likelier than all of its parts
         best = max(other.score for other in model.pieces if other.kind == _NORMAL)
         return len(piece.text.encode()) * best - 0.1

@@ -38,6 +38,15 @@ class Token(BaseModel):
 Named = str | Token | None
 
 
+class NamedTemplate(BaseModel):
+    """One of several chat templates."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    template: str
+
+
 class Settings(BaseModel):
     """`tokenizer_config.json`, with what `special_tokens_map.json` says besides."""
 
@@ -68,11 +77,18 @@ class Settings(BaseModel):
     src_lang: str | None = None
     language_codes: str = "m2m100"
     separate_vocabs: bool = False
+    chat_template: str | tuple[NamedTemplate, ...] | None = None
 
     def text_of(self, name: str, default: str) -> str:
         """Return the token that a field names, or the default of its class."""
         named = getattr(self, name)
         return default if named is None else named.content if isinstance(named, Token) else named
+
+    def named_tokens(self) -> dict[str, str]:
+        """Return the special tokens that have a name, by it."""
+        names = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+        found = {f"{name}_token": getattr(self, f"{name}_token") for name in names}
+        return {name: text_of(token) for name, token in found.items() if token is not None}
 
     def listed(self) -> dict[str, int | None]:
         """Return the added tokens that are named, with the id that they are to have, if any."""

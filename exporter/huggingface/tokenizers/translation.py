@@ -23,13 +23,14 @@ class Translation:
     tokens: dict[str, str]  # by the language's name
     is_behind: bool  # the source's language follows its end, else it is in front
     default: str  # the source language of a model that names none
+    starts_with_target: bool = False  # the decoder's start token is the target's language
 
     @classmethod
     def of(cls, kind: str, settings: Settings) -> Translation | None:
         """Return how models whose tokenizer is of this class are told; None: not at all."""
         match kind:
             case "MBartTokenizer":
-                return cls(_same(languages.MBART), True, "en_XX")
+                return cls(_same(languages.MBART), True, "en_XX", starts_with_target=True)
             case "MBart50Tokenizer":
                 return cls(_same(languages.MBART50), False, "en_XX")
             case "NllbTokenizer":

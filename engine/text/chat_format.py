@@ -1,0 +1,31 @@
+"""How a conversation becomes a text: `chat.json` of a checkpoint and of a package."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.json_file import parse_object, read_bounded
+from engine.wording import problems_of
+
+MAX_TEMPLATE_CHARS = 2**17  # the longest that are known have a quarter of it
+_MAX_BYTES = 2**20
+
+
+class ChatFormat(BaseModel):
+    """A template of Jinja, and what it can name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
+    tokens: dict[str, str] = {}  # `bos_token` and others
+
+
+def read_chat_format(path: str | os.PathLike[str]) -> ChatFormat:
+    """Read a `chat.json`; ValueError says what is wrong with it."""
+    try:
+        return ChatFormat.model_validate(parse_object(read_bounded(path, _MAX_BYTES)))
+    except ValidationError as error:
+        raise ValueError(problems_of(error, "chat.json")) from error
