@@ -1,0 +1,66 @@
+"""The smallest published shape of every family, by what transformers calls its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FamilyShape:
+    """One published model, without its weights."""
+
+    model_type: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # beside the defaults of transformers
+    max_len: int | None = 256  # tokens of a row; None: as published, where positions are learned
+
+
+def _sizes(width: int, inner: int, layers: int, heads: int, **options: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        **options,
+    }
+
+
+_GEMMA3_270M = _sizes(640, 2048, 18, 4, num_key_value_heads=1, head_dim=256, sliding_window=512)
+
+SHAPES: Mapping[str, FamilyShape] = {
+    "gpt2": FamilyShape("gpt2", max_len=None),
+    "pythia-14m": FamilyShape("gpt_neox", {**_sizes(128, 512, 6, 4), "vocab_size": 50304}),
+    "pythia-70m": FamilyShape("gpt_neox", {**_sizes(512, 2048, 6, 8), "vocab_size": 50304}),
+    "opt-125m": FamilyShape("opt", max_len=None),
+    "smollm2-135m": FamilyShape(
+        "llama",
+        {
+            **_sizes(576, 1536, 30, 9, num_key_value_heads=3, tie_word_embeddings=True),
+            "vocab_size": 49152,
+            "max_position_embeddings": 8192,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+        },
+    ),
+    "mistral-7b": FamilyShape("mistral", {"max_position_embeddings": 32768}),
+    "qwen2-0.5b": FamilyShape(
+        "qwen2",
+        {
+            **_sizes(896, 4864, 24, 14, num_key_value_heads=2, tie_word_embeddings=True),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        },
+    ),
+    "qwen3-0.6b": FamilyShape(
+        "qwen3",
+        {
+            **_sizes(1024, 3072, 28, 16, num_key_value_heads=8, tie_word_embeddings=True),
+            "max_position_embeddings": 40960,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        },
+    ),
+    "gemma2-2b": FamilyShape("gemma2"),
+    "gemma3-270m": FamilyShape(
+        "gemma3_text", {**_GEMMA3_270M, "vocab_size": 262144, "max_position_embeddings": 32768}
+    ),
+    "phi3-mini": FamilyShape("phi3", {"sliding_window": 2047}),
+}
