@@ -13,6 +13,7 @@ from engine.requests.token_ids import MAX_NAMED_IDS, check_token_ids
 
 _MAX_LENGTH_PENALTY = 10.0  # beyond it only the length counts, and powers of it overflow
 _BEAM_ENDS = get_args(BeamEnd)
+_NO_CONTROLS = LogitControls()
 _MAX_LOGIT_BIAS = 1e4
 _MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 0.01, 100.0  # logits must stay finite
 
@@ -161,6 +162,8 @@ def _check_forced(p: SamplingParams, limits: RequestLimits, vocab_size: int) -> 
 
 
 def _check_controls(c: LogitControls, limits: RequestLimits, vocab_size: int) -> Iterator[_Check]:
+    if c == _NO_CONTROLS:  # as in most requests
+        return
     path = "decoding.controls"
     yield (
         _MIN_REPETITION_PENALTY <= c.repetition_penalty <= _MAX_REPETITION_PENALTY,
