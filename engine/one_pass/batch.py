@@ -67,4 +67,5 @@ def _prediction(
         embedding=embedding.copy(),
         input_tokens=item.length,
         spans=item.spans,
+        continues=item.continues,
     )

@@ -31,6 +31,7 @@ class EncodedItem:
     token_types: NDArray[Any] | None = None  # int64 (length,), where the graph takes them
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token that is kept
     kept: tuple[int, ...] = ()  # labeller: places of the tokens that are not special
+    continues: tuple[bool, ...] = ()  # labeller: which of them go on with a word
 
 
 class ItemEncoder:
@@ -104,6 +105,7 @@ class ItemEncoder:
             token_types=_types(found.token_types, contract),
             spans=tuple(found.offsets[i] for i in kept),
             kept=kept,
+            continues=tuple(found.continues[i] for i in kept),
         )
 
     def _check_texts(self, text: str, pair: str | None, path: str) -> None:

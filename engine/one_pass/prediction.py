@@ -29,6 +29,7 @@ class ItemPrediction:
     embedding: Floats  # (embedding_dim,); (0,): the model gives no vectors
     input_tokens: int  # special tokens counted; 0 for an image
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token in the UTF-8 text
+    continues: tuple[bool, ...] = ()  # labeller: which tokens go on with a word
 
 
 @dataclass(frozen=True, eq=False)

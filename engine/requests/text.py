@@ -17,6 +17,7 @@ class Encoding:
     offsets: tuple[tuple[int, int], ...]  # first byte and one past the last, in the UTF-8 text
     special: tuple[bool, ...]  # added by the tokenizer, such as [CLS]
     token_types: tuple[int, ...]  # 0; the second text of a pair may have 1
+    continues: tuple[bool, ...] = ()  # goes on with the word of the token before it
 
 
 class Piece(NamedTuple):

@@ -38,6 +38,10 @@ class Tokenizer:
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
+        unknown = found.unknown
+        self._unknown_id = (
+            self._tokenizer.token_to_id(unknown) if isinstance(unknown, str) else unknown
+        )
         decoder = found.decoder
         kind = decoder.type if decoder else None
         self.is_byte_level = kind == "ByteLevel"
@@ -68,7 +72,22 @@ class Tokenizer:
             ),
             special=tuple(map(bool, found.special_tokens_mask)),
             token_types=tuple(found.type_ids),
+            continues=tuple(
+                token_id != self._unknown_id and self._continues(text, token, *place)
+                for token_id, token, place in zip(
+                    found.ids, found.tokens, found.offsets, strict=True
+                )
+            ),
         )
+
+    def _continues(self, text: str, token: str, first: int, last: int) -> bool:
+        """Say whether a token goes on with a word, by the rule of transformers.
+
+        A vocabulary that marks such pieces tells it by a token's length; else a space does.
+        """
+        if getattr(self._tokenizer.model, "continuing_subword_prefix", None):
+            return len(token) != last - first
+        return first > 0 and " " not in text[first - 1 : first + 1]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; special tokens and ids that have no token are left out."""

@@ -31,6 +31,7 @@ class TokenizerFile(NamedTuple):
     tokenizer: tokenizers.Tokenizer
     decoder: Decoder | None
     vocab_size: int  # the largest id and one; ids may have gaps
+    unknown: str | int | None  # the token, or its id, of what the vocabulary does not have
 
 
 def read_tokenizer_file(
@@ -57,7 +58,14 @@ def parse_tokenizer(raw: bytes, vocab_size: int | None = None) -> TokenizerFile:
         raise ValueError(
             f"it has token ids up to {size - 1}, the model has a vocabulary of {vocab_size}"
         )
-    return TokenizerFile(tokenizer, decoder, size)
+    return TokenizerFile(tokenizer, decoder, size, _unknown(content.get("model")))
+
+
+def _unknown(model: object) -> str | int | None:
+    if not isinstance(model, dict):
+        return None
+    found = model.get("unk_token", model.get("unk_id"))
+    return found if isinstance(found, str | int) else None
 
 
 def _read_decoder(content: object) -> Decoder | None:

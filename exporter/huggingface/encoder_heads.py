@@ -72,19 +72,19 @@ class HeadedConfig(SourceConfig):
         several = self.problem_type == "multi_label_classification"
         return "sigmoid" if several or len(self.labels) == 1 else "softmax"
 
-    def head_options(self, **classifying: Any) -> dict[str, Any]:
-        """Return the options of the head; `classifying` are those of a family that classifies."""
+    def head_options(self, **options: Any) -> dict[str, Any]:
+        """Return the options of the head; `options` are the family's own of one with labels."""
         if self.head == "classify":
             scores = self.label_scores
-            return {"family": "bert", "labels": self.labels, "label_scores": scores, **classifying}
+            return {"family": "bert", "labels": self.labels, "label_scores": scores, **options}
         if self.head == "label":
-            return {"family": "labeller", "labels": self.labels}
+            return {"family": "labeller", "labels": self.labels, **options}
         found = self.modules or SentenceModules()  # as sentence-transformers does without one
-        options = {"family": "bert", "pooling": found.pooling, "normalize": found.normalize}
+        vectors = {"family": "bert", "pooling": found.pooling, "normalize": found.normalize}
         if found.dense is None:
-            return {**options, "pooler": "none"}
+            return {**vectors, "pooler": "none"}
         return {
-            **options,
+            **vectors,
             "pooler": found.dense.activation,
             "pooler_bias": found.dense.bias,
             "embedding_dim": found.dense.out_features,

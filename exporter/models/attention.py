@@ -61,6 +61,15 @@ def cap(values: Tensor, limit: float | None) -> Tensor:
     return values if limit is None else limit * torch.tanh(values / limit)
 
 
+def local_mask(places: Tensor, window: int, mask: Tensor | None) -> Tensor:
+    """Return the mask (S, S) by which a query attends to keys nearer than `window` on either side.
+
+    places int64 (S,) count from 0; with a mask of keys (B, 1, 1, S) both hold: (B, 1, S, S).
+    """
+    near = (places[:, None] - places).abs() < window
+    return near if mask is None else mask & near
+
+
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> AttentionOutput:
@@ -244,8 +253,8 @@ class MultiHeadAttention(nn.Module):
         if torch.onnx.is_in_onnx_export() and not is_causal:
             return self._project_output(
                 emit_attention(
-                    self.q_proj(query),
-                    self.k_proj(key),
+                    self._turned(self.q_proj(query)),
+                    self._turned(self.k_proj(key)),
                     self.v_proj(value),
                     self._biased(mask, query, key),
                     num_heads=self.num_heads,
@@ -369,6 +378,12 @@ class MultiHeadAttention(nn.Module):
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         return q, k, v  # each with h heads
+
+    def _turned(self, joined: Tensor) -> Tensor:
+        """Turn the heads of (B, S, num_heads * d_k) by their places, if the model does."""
+        if self.rotary is None:
+            return joined
+        return merge_heads(self.rotary(split_heads(joined, self.num_heads)))
 
     def _queries(self, hidden: Tensor) -> Tensor:
         """Return the queries (B, T, num_heads * d_k), divided by their size if so configured."""

@@ -131,8 +131,9 @@ def make_token_embedding(config: TransformerConfig, vocab_size: int) -> nn.Embed
 
 def make_norm(config: TransformerConfig) -> nn.Module:
     """Return a norm over the width of the model: of mean and variance, or of the mean square."""
-    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-    return kind(config.d_model, eps=config.norm_eps)
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.norm_bias)
 
 
 class Embeddings(nn.Module):

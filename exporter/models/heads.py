@@ -29,8 +29,7 @@ class Pooler(nn.Linear):
         self.activation = _ACTIVATIONS[config.pooler_kind]()
         self.norm: nn.Module = nn.Identity()
         if config.pooler_norm:
-            kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-            self.norm = kind(config.head_dim, eps=config.norm_eps)
+            self.norm = nn.LayerNorm(config.head_dim, config.norm_eps, bias=config.norm_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (..., d_model) to (..., head_dim)."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from exporter.models.attention import MultiHeadAttention, cap, padding_mask
+from exporter.models.attention import MultiHeadAttention, cap, local_mask, padding_mask
 from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings, make_norm
@@ -108,11 +109,12 @@ class EncoderLayer(nn.Module):
         self,
         config: TransformerConfig,
         number: int = 0,
+        rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
     ) -> None:
         """`number` is the place of the layer, the first is 0."""
         super().__init__()
-        self.self_attention = MultiHeadAttention.from_config(config, relative=relative)
+        self.self_attention = MultiHeadAttention.from_config(config, rotary, relative)
         has_norm = config.first_norm or number > 0
         self.self_attention_residual = Residual(config, has_norm=has_norm)
         self.feed_forward = PositionwiseFeedForward(config)
@@ -134,17 +136,26 @@ class Encoder(nn.Module):
         super().__init__()
         # One table for all layers; registered first, it is stored once, under this name.
         self.relative = make_relative(config, config.max_source_len, causal=False)
+        rotary = make_rotary(config, config.max_source_len)
+        local = make_local_rotary(config, config.max_source_len) or rotary
+        self._windows = [config.layer_window(i) for i in range(config.num_encoder_layers)]
         self.layers = nn.ModuleList(
-            EncoderLayer(config, number, self.relative)
-            for number in range(config.num_encoder_layers)
+            EncoderLayer(config, i, rotary if window is None else local, self.relative)
+            for i, window in enumerate(self._windows)
         )
         self.final_norm = make_final_norm(config)
+        self.places: Tensor  # (max_source_len,)
+        num_places = config.max_source_len if config.window else 0
+        self.register_buffer("places", torch.arange(num_places), persistent=False)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map (B, S, d_model) to the same shape; `mask` bool (B, S), True = real position."""
         attention_mask = padding_mask(mask)
-        for layer in self.layers:
-            hidden = layer(hidden, attention_mask)
+        for layer, window in zip(self.layers, self._windows, strict=True):
+            seen = attention_mask
+            if window is not None:
+                seen = local_mask(self.places[: hidden.shape[1]], window, attention_mask)
+            hidden = layer(hidden, seen)
         output: Tensor = self.final_norm(hidden)
         return output
 

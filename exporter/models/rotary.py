@@ -52,7 +52,7 @@ class RotaryPositions(nn.Module):
     def forward(self, heads: Tensor) -> Tensor:
         """Turn (B, h, S, width), whose places count from 0."""
         length, max_len = heads.shape[2], self.cos.shape[0]
-        if length > max_len:
+        if not torch.compiler.is_exporting() and length > max_len:
             raise ValueError(
                 f"a sequence of {length} positions is longer than the {max_len} of this model; "
                 "shorten it or build the model with a larger limit"

@@ -11,11 +11,11 @@ def emit_attention(
 ) -> Tensor:
     """Emit a standard Attention node into the graph being exported.
 
-    query, key [B, S, num_heads * d_k]; value [B, S, num_heads * d_v]; mask of keys bool
-    [B, 1, 1, S], or what is added to scores, float [B or 1, num_heads, S, S]. Returns the output
-    [B, S, num_heads * d_v].
+    query, key [B, S, num_heads * d_k]; value [B, S, num_heads * d_v]; mask bool, of keys
+    [B, 1, 1, S] or of each query [B, 1, S, S], or what is added to scores, float
+    [B or 1, num_heads, S, S]. Returns the output [B, S, num_heads * d_v].
     """
-    if mask is not None and mask.dtype == torch.bool:
+    if mask is not None and mask.dtype == torch.bool and mask.shape[2] == 1:
         mask = _repeat_rows(mask)
     return torch.onnx.ops.symbolic(
         "Attention",

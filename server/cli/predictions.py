@@ -20,7 +20,7 @@ from server.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tokenweir import PredictOptions
+    from tokenweir import Aggregation, PredictOptions
 
 
 @click.command(
@@ -73,11 +73,23 @@ def classify(
 )
 @model_option
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--aggregation",
+    type=click.Choice(["simple", "first", "average", "max"]),
+    help="Print entities instead of tokens; the last three keep words whole.",
+)
 @version_option
 @json_option
 @timeout_option
 @server_option
-def label(model: str, texts: tuple[str, ...], as_json: bool, server: str, **options: Any) -> int:
+def label(
+    model: str,
+    texts: tuple[str, ...],
+    aggregation: Aggregation | None,
+    as_json: bool,
+    server: str,
+    **options: Any,
+) -> int:
     """Print every labelled stretch of each TEXT with its label.
 
     Without TEXT, or where it is -, every line of the standard input is one.
@@ -85,7 +97,7 @@ def label(model: str, texts: tuple[str, ...], as_json: bool, server: str, **opti
     sent = cast("PredictOptions", options)
 
     def answer(text: str) -> None:
-        found = client.label(model, text, **sent)
+        found = client.label(model, text, aggregation=aggregation, **sent)
         if as_json:
             print_json(found)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tokenweir.v1 import prediction_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2_grpc
 
@@ -15,6 +17,15 @@ from server.worker import requests
 from server.worker.answers import ServedModel, provenance, timing
 from server.worker.catalog import Catalog
 from server.worker.deadline import engine_deadline
+from server.worker.entities import Strategy
+
+_STRATEGIES: Mapping[int, Strategy | None] = {
+    pb.AGGREGATION_UNSPECIFIED: None,
+    pb.AGGREGATION_SIMPLE: "simple",
+    pb.AGGREGATION_FIRST: "first",
+    pb.AGGREGATION_AVERAGE: "average",
+    pb.AGGREGATION_MAX: "max",
+}
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
@@ -43,11 +54,12 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         )
 
     async def Label(self, request: pb.LabelRequest, context: Context) -> pb.LabelResponse:
-        """Return the label of every token of every item."""
+        """Return the label of every token of every item, or its entities."""
+        strategy = _strategy(request.aggregation)
         model, prediction = await self._predict("label", request, context)
         labels = model.package.manifest.labels
         return pb.LabelResponse(
-            results=[answers.spans(item, labels) for item in prediction.items],
+            results=[answers.spans(item, labels, strategy) for item in prediction.items],
             usage=answers.prediction_usage(prediction.items),
             timing=timing([prediction.timing]),
             provenance=provenance(model),
@@ -79,3 +91,10 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             items, request_id=current_request_id(), deadline=engine_deadline(context)
         )
         return found.model, prediction
+
+
+def _strategy(aggregation: int) -> Strategy | None:
+    """Return how tokens become entities; InvalidRequest for what this release does not know."""
+    if aggregation not in _STRATEGIES:
+        raise_if_any([FieldViolation("aggregation", f"{aggregation} is none of {[*_STRATEGIES]}")])
+    return _STRATEGIES[aggregation]

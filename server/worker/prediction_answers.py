@@ -11,6 +11,7 @@ from tokenweir.v1 import prediction_service_pb2 as pb
 
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.manifest import LabelScores
+from server.worker.entities import Entity, Strategy, find_entities
 
 
 def classes(
@@ -28,9 +29,14 @@ def classes(
     )
 
 
-def spans(item: ItemPrediction, labels: Sequence[str]) -> pb.LabelResponse.Spans:
-    """Return the best label of every token."""
+def spans(
+    item: ItemPrediction, labels: Sequence[str], strategy: Strategy | None = None
+) -> pb.LabelResponse.Spans:
+    """Return the best label of every token, or with a strategy the entities."""
     probabilities = softmax(item.logits)  # (num_tokens, num_labels)
+    if strategy is not None:
+        found = find_entities(probabilities, item.spans, item.continues, labels, strategy)
+        return pb.LabelResponse.Spans(spans=map(_entity_span, found))
     best = probabilities.argmax(axis=-1)  # (num_tokens,)
     return pb.LabelResponse.Spans(
         spans=[
@@ -42,6 +48,11 @@ def spans(item: ItemPrediction, labels: Sequence[str]) -> pb.LabelResponse.Spans
             for (start, end), row, label in zip(item.spans, probabilities, best, strict=True)
         ]
     )
+
+
+def _entity_span(entity: Entity) -> pb.LabelResponse.Span:
+    label = pb.ScoredLabel(label=entity.label, probability=entity.probability, index=entity.index)
+    return pb.LabelResponse.Span(start_byte=entity.start, end_byte=entity.end, label=label)
 
 
 def vector(item: ItemPrediction, *, normalize: bool) -> pb.EmbedResponse.Vector:

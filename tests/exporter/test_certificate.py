@@ -911,7 +911,8 @@ def pooler_without_tanh(surgery: Surgery) -> None:
 @mutant("bert", file="model.onnx")
 def token_types_forgotten(surgery: Surgery) -> None:
     normed = surgery.producer(surgery.nodes("LayerNormalization")[0].input[0])
-    surgery.change_weight(normed.input[1], np.zeros_like)
+    table = surgery.producer(normed.input[1]).input[0]
+    surgery.change_weight(table, lambda w: np.repeat(w[:1], len(w), axis=0))
 
 
 @mutant("bert", "vit", file="model.onnx")

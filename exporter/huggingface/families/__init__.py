@@ -15,6 +15,7 @@ from exporter.huggingface.families.m2m_100 import M2M_100
 from exporter.huggingface.families.marian import MARIAN
 from exporter.huggingface.families.mbart import MBART
 from exporter.huggingface.families.mistral import MISTRAL
+from exporter.huggingface.families.modernbert import MODERNBERT
 from exporter.huggingface.families.opt import OPT
 from exporter.huggingface.families.pegasus import PEGASUS
 from exporter.huggingface.families.phi3 import PHI3
@@ -45,6 +46,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     BERT,
     ROBERTA,
     DISTILBERT,
+    MODERNBERT,
     VIT,
     DEIT,
 )

@@ -28,7 +28,7 @@ class DistilBertConfig(HeadedConfig):
 
 def _config(source: DistilBertConfig, tokens: SpecialTokens) -> TransformerConfig:
     return TransformerConfig(
-        **source.head_options(pooler="relu"),
+        **source.head_options(pooler="relu" if source.head == "classify" else "none"),
         d_model=source.dim,
         num_heads=source.n_heads,
         d_ff=source.hidden_dim,

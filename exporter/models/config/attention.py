@@ -27,7 +27,8 @@ class AttentionOptions(SizeOptions):
     attention_output_bias: Annotated[bool | None, unless(None)] = None  # None: as attention_bias
     attention_softcap: Annotated[PositiveFloat | None, unless(None)] = None  # c * tanh(score / c)
     qk_norm: Annotated[bool, unless(False)] = False  # mean-square norms of every query and key
-    # A query sees so many keys, the one at its own place among them; None: all before it
+    # A query sees so many keys, the one at its own place among them: before it, of one-pass
+    # families on either side; None: all
     window: Annotated[PositiveInt | None, unless(None)] = None
     windowed_layers: Annotated[tuple[int, ...] | None, unless(None)] = None  # None: all
 
@@ -70,13 +71,14 @@ class AttentionOptions(SizeOptions):
         given = {
             "attention_softcap": self.attention_softcap,
             "qk_norm": self.qk_norm,
-            "window": self.window,
         }
         found += [
             f"{name} is for gpt, got {self.family}"
             for name, value in given.items()
             if value and self.family != "gpt"
         ]
+        if self.window is not None and self.family in ("encoder-decoder", "vit"):
+            found.append(f"window is for gpt, bert and labeller, got {self.family}")
         if self.qk_norm and self.head_key_dim % 8:
             found.append(
                 f"qk_norm needs a key_dim that is a multiple of 8, got {self.head_key_dim}"

@@ -8,7 +8,13 @@ from pydantic import Field
 
 from exporter.models.config.attention import AttentionOptions
 from exporter.models.config.rotary_scaling import AnyScaling, LongScaling
-from exporter.models.config.sizes import Length, PositiveFloat, PositiveInt, unless
+from exporter.models.config.sizes import (
+    WITH_DECODER,
+    Length,
+    PositiveFloat,
+    PositiveInt,
+    unless,
+)
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
@@ -20,7 +26,7 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
 
     # sinusoidal: sines and cosines in turn, as in the paper; sinusoidal_halves: all sines, then
     # all cosines (Marian); sinusoidal_tensor2tensor: likewise, and the last wave is the slowest of
-    # the paper (M2M); rotary: queries and keys are turned, nothing is added (gpt); relative:
+    # the paper (M2M); rotary: queries and keys are turned, nothing is added; relative:
     # scores are biased by buckets of distances, nothing is added (T5)
     positions: Literal[
         "sinusoidal",
@@ -61,11 +67,13 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
 
     def _rotary_problems(self) -> list[str]:
         found = []
-        if self.family != "gpt":
-            found.append(f"rotary positions are for gpt, got {self.family}")
+        if self.family in ("encoder-decoder", "vit"):
+            found.append(f"rotary positions are for gpt, bert and labeller, got {self.family}")
         # The two halves of a head turn together, so a head cannot be widened for the kernels.
         key_dim, value_dim = self.head_key_dim, self.head_value_dim
-        if key_dim % ROTARY_HEAD_DIM_MULTIPLE or value_dim > key_dim:
+        if self.family in WITH_DECODER and (
+            key_dim % ROTARY_HEAD_DIM_MULTIPLE or value_dim > key_dim
+        ):
             found.append(
                 f"rotary positions need heads whose key_dim is a multiple of "
                 f"{ROTARY_HEAD_DIM_MULTIPLE} and at least value_dim, got {key_dim} and {value_dim}"

@@ -56,6 +56,7 @@ from tokenweir._errors import (
 )
 from tokenweir._local import LocalClient, load
 from tokenweir._options import (
+    Aggregation,
     CallOptions,
     GenerateOptions,
     Item,
@@ -98,6 +99,7 @@ from tokenweir.client import (
 
 __all__ = [
     "Aborted",
+    "Aggregation",
     "AsyncClient",
     "AsyncTextStream",
     "BrokenStream",

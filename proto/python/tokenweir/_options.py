@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 Prompt = str | Sequence[int]  # text, or token ids
 Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
+Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 
 
 class CallOptions(TypedDict, total=False):

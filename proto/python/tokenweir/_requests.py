@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
 from tokenweir._fields import extend_field, set_field, set_fields, token_ids
 from tokenweir._options import (
+    Aggregation,
     GenerateOptions,
     Item,
     PredictOptions,
@@ -103,11 +105,17 @@ def classify_request(
 
 
 def label_request(
-    model: str, item: Item, options: PredictOptions
+    model: str, item: Item, aggregation: Aggregation | None, options: PredictOptions
 ) -> prediction_service_pb2.LabelRequest:
-    """Return the request to label one text."""
-    check_names(options, PredictOptions)
-    request = prediction_service_pb2.LabelRequest()
+    """Return the request to label one text; ValueError for an aggregation that is not known."""
+    check_names(options, PredictOptions, "aggregation")
+    known = prediction_service_pb2.Aggregation
+    name = f"AGGREGATION_{(aggregation or 'unspecified').upper()}"
+    if name not in known.keys():
+        raise ValueError(
+            f"aggregation is {aggregation!r}; it may be {', '.join(get_args(Aggregation))}, or None"
+        )
+    request = prediction_service_pb2.LabelRequest(aggregation=known.Value(name))
     _fill_prediction(request, model, item, options)
     return request
 

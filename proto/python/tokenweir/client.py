@@ -14,6 +14,7 @@ from tokenweir import _requests as requests
 from tokenweir._channel import CLOSED, Metadata, far_end
 from tokenweir._errors import closed_under_way, deadline_after, typed_errors
 from tokenweir._options import (
+    Aggregation,
     CallOptions,
     GenerateOptions,
     Item,
@@ -124,10 +125,15 @@ class Client:
         return answers.classification(self._call(self._prediction.Classify, request, options))
 
     def label(
-        self, model: str, text: str | Sequence[int], **options: Unpack[PredictOptions]
+        self,
+        model: str,
+        text: str | Sequence[int],
+        *,
+        aggregation: Aggregation | None = None,
+        **options: Unpack[PredictOptions],
     ) -> Labelling:
-        """Label the stretches of a text."""
-        request = requests.label_request(model, text, options)
+        """Label the tokens of a text; with an aggregation, its entities."""
+        request = requests.label_request(model, text, aggregation, options)
         response = self._call(self._prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
 
@@ -292,10 +298,15 @@ class AsyncClient:
         return answers.classification(await self._call(method, request, options))
 
     async def label(
-        self, model: str, text: str | Sequence[int], **options: Unpack[PredictOptions]
+        self,
+        model: str,
+        text: str | Sequence[int],
+        *,
+        aggregation: Aggregation | None = None,
+        **options: Unpack[PredictOptions],
     ) -> Labelling:
-        """Label the stretches of a text."""
-        request = requests.label_request(model, text, options)
+        """Label the tokens of a text; with an aggregation, its entities."""
+        request = requests.label_request(model, text, aggregation, options)
         response = await self._call(self._open().prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
 

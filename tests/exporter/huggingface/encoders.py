@@ -36,8 +36,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "hidden_dim": 24,
         "max_position_embeddings": 14,
     },
+    "modernbert": {
+        **{name: size for name, size in SIZES.items() if name != "layer_norm_eps"},
+        "num_hidden_layers": 4,  # the first and the last see all
+        "local_attention": 4,
+        "classifier_pooling": "mean",
+        **{"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2},
+        **{"eos_token_id": 3, "sep_token_id": 3},
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        },
+    },
 }
-NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
+NAMES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "distilbert": "DistilBert",
+    "modernbert": "ModernBert",
+}
 HEADS = {
     "classify": "ForSequenceClassification",
     "label": "ForTokenClassification",
@@ -57,7 +74,7 @@ IMAGE: dict[str, Any] = {
 def save_encoder(path: Path, name: str, head: str, **options: Any) -> Any:
     """Make an encoder with a head and save it, and its tokenizer, at `path`."""
     labels = LABELS if head != "embed" else {}
-    config = getattr(transformers, f"{NAMES[name]}Config")(**OPTIONS[name], **labels, **options)
+    config = getattr(transformers, f"{NAMES[name]}Config")(**{**OPTIONS[name], **labels, **options})
     model = getattr(transformers, f"{NAMES[name]}{HEADS[head]}")(config)
     save(model, path)
     tokenizer().save(str(path / "tokenizer.json"))

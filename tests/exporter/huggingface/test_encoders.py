@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import tokenweir
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
+from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.encoders import (
     VOCAB_SIZE,
@@ -25,7 +27,7 @@ from tests.exporter.huggingface.sources import edit_json
 
 LENGTH = 9
 MASK = torch.arange(LENGTH) < torch.tensor([LENGTH, 4, 1])[:, None]
-FAMILIES = ["bert", "roberta", "distilbert"]
+FAMILIES = ["bert", "roberta", "distilbert", "modernbert"]
 
 
 def imported(source: Path) -> Any:
@@ -97,6 +99,41 @@ def test_vectors_are_those_of_sentence_transformers(pooling: str, tmp_path: Path
     }[pooling]
     expected = F.normalize(torch.tanh(dense(pooled)))
     torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"classifier_pooling": "cls", "norm_bias": True, "classifier_bias": True},
+        {"attention_bias": True, "mlp_bias": True, "classifier_activation": "silu"},
+        {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    ],
+)
+@torch.no_grad()
+def test_options_of_modernbert_are_those_of_transformers(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    twin = save_encoder(tmp_path / "source", "modernbert", "classify", **options)
+    ids = draw()
+
+    logits, _ = imported(tmp_path / "source")(ids, MASK)
+
+    torch.testing.assert_close(logits, twin(ids, MASK.long()).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_modernbert_of_an_old_file_has_its_pattern_and_bases_apart(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    twin = save_encoder(source, "modernbert", "classify")
+    old = {"global_rope_theta": 50.0, "local_rope_theta": 10.0, "global_attn_every_n_layers": 3}
+    config = json.loads((source / "config.json").read_text())
+    kept = {name: config[name] for name in config if name not in ("rope_parameters", "layer_types")}
+    (source / "config.json").write_text(json.dumps({**kept, **old}))
+    ids = draw()
+
+    logits, _ = imported(source)(ids, MASK)
+
+    torch.testing.assert_close(logits, twin(ids, MASK.long()).logits, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -217,3 +254,33 @@ def test_vocabulary_of_positions_counts_from_behind_the_padding(tmp_path: Path) 
     stored = safetensors.torch.load_file(tmp_path / "source" / "model.safetensors")
     table = stored["roberta.embeddings.position_embeddings.weight"].numpy()
     np.testing.assert_array_equal(model.embeddings.positions.weight.detach(), table[2:])
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("modernbert", "classify"),
+        pytest.param("roberta", "embed", marks=pytest.mark.long),
+        pytest.param("distilbert", "classify", marks=pytest.mark.long),
+    ],
+)
+@torch.no_grad()
+def test_package_gives_what_transformers_gives(name: str, head: str, tmp_path: Path) -> None:
+    sizes = {"max_position_embeddings": 9, "num_hidden_layers": 2}
+    twin = save_encoder(tmp_path / "source", name, head, **sizes)
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+    manifest = export_package(tmp_path / "checkpoint", tmp_path / "package")
+
+    assert manifest.certificate.batch_invariant and manifest.certificate.max_abs_logit_diff < 1e-4
+    ids = [2, 4, 5, 6, 3]
+    outputs = twin(torch.tensor([ids]))
+    with tokenweir.load(tmp_path / "package") as client:
+        if head == "classify":
+            labels = client.classify("package", ids, top=0).labels
+            found = [one.probability for one in sorted(labels, key=lambda one: one.index)]
+            expected = outputs.logits[0].softmax(dim=-1)
+        else:
+            found = list(client.embed("package", ids).values)
+            expected = outputs.last_hidden_state[0].mean(dim=0)
+    assert found == pytest.approx(expected.tolist(), abs=1e-4)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tokenweir.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,40 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Aggregation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AggregationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AGGREGATION_UNSPECIFIED: _Aggregation.ValueType  # 0
+    """No entities: every token by itself, with its label."""
+    AGGREGATION_SIMPLE: _Aggregation.ValueType  # 1
+    """Tokens with the label that is best for each."""
+    AGGREGATION_FIRST: _Aggregation.ValueType  # 2
+    """Whole words, with the label of their first token."""
+    AGGREGATION_AVERAGE: _Aggregation.ValueType  # 3
+    """Whole words, with the label that is best in the mean of their tokens."""
+    AGGREGATION_MAX: _Aggregation.ValueType  # 4
+    """Whole words, with the label of their surest token."""
+
+class Aggregation(_Aggregation, metaclass=_AggregationEnumTypeWrapper):
+    """How tokens become entities, as the token classification of transformers does it.  Neighbours of
+    one label are one span (B-X begins one, I-X goes on, and its label is X); the label O is left out.
+    """
+
+AGGREGATION_UNSPECIFIED: Aggregation.ValueType  # 0
+"""No entities: every token by itself, with its label."""
+AGGREGATION_SIMPLE: Aggregation.ValueType  # 1
+"""Tokens with the label that is best for each."""
+AGGREGATION_FIRST: Aggregation.ValueType  # 2
+"""Whole words, with the label of their first token."""
+AGGREGATION_AVERAGE: Aggregation.ValueType  # 3
+"""Whole words, with the label that is best in the mean of their tokens."""
+AGGREGATION_MAX: Aggregation.ValueType  # 4
+"""Whole words, with the label of their surest token."""
+Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
 
 @_typing.final
 class Item(_message.Message):
@@ -184,7 +219,7 @@ class ScoredLabel(_message.Message):
     label: _builtins.str
     """Name."""
     probability: _builtins.float
-    """Probability."""
+    """Probability; of a model that was trained on numbers (a regression), the number."""
     index: _builtins.int
     """Index in the model's head."""
     def __init__(
@@ -212,12 +247,15 @@ class LabelRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
+    AGGREGATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
     """Version."""
     request_id: _builtins.str
     """Names the call."""
+    aggregation: Global___Aggregation.ValueType
+    """What a span is."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
         """Items."""
@@ -229,10 +267,11 @@ class LabelRequest(_message.Message):
         model_version: _builtins.str = ...,
         request_id: _builtins.str = ...,
         items: _abc.Iterable[Global___Item] | None = ...,
+        aggregation: Global___Aggregation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,7 +320,7 @@ class LabelResponse(_message.Message):
         """One past the last byte."""
         @_builtins.property
         def label(self) -> Global___ScoredLabel:
-            """The label."""
+            """The label; of an entity, its probability is the mean of its parts, its index the first one's."""
 
         def __init__(
             self,

@@ -64,7 +64,7 @@ class PredictionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Label(self, request, context):
-        """Labels each token of a text.
+        """Labels each token of a text, or its entities.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class PredictionServiceStub:
     Classify: _grpc.UnaryUnaryMultiCallable[_prediction_service_pb2.ClassifyRequest, _prediction_service_pb2.ClassifyResponse]
     """Classifies a text, a text pair or an image."""
     Label: _grpc.UnaryUnaryMultiCallable[_prediction_service_pb2.LabelRequest, _prediction_service_pb2.LabelResponse]
-    """Labels each token of a text."""
+    """Labels each token of a text, or its entities."""
     Embed: _grpc.UnaryUnaryMultiCallable[_prediction_service_pb2.EmbedRequest, _prediction_service_pb2.EmbedResponse]
     """Returns vectors."""
 
@@ -48,7 +48,7 @@ class PredictionServiceAsyncStub(PredictionServiceStub):
     Classify: _aio.UnaryUnaryMultiCallable[_prediction_service_pb2.ClassifyRequest, _prediction_service_pb2.ClassifyResponse]  # type: ignore[assignment]
     """Classifies a text, a text pair or an image."""
     Label: _aio.UnaryUnaryMultiCallable[_prediction_service_pb2.LabelRequest, _prediction_service_pb2.LabelResponse]  # type: ignore[assignment]
-    """Labels each token of a text."""
+    """Labels each token of a text, or its entities."""
     Embed: _aio.UnaryUnaryMultiCallable[_prediction_service_pb2.EmbedRequest, _prediction_service_pb2.EmbedResponse]  # type: ignore[assignment]
     """Returns vectors."""
 
@@ -69,7 +69,7 @@ class PredictionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _prediction_service_pb2.LabelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_prediction_service_pb2.LabelResponse, _abc.Awaitable[_prediction_service_pb2.LabelResponse]]:
-        """Labels each token of a text."""
+        """Labels each token of a text, or its entities."""
 
     @_abc_1.abstractmethod
     def Embed(
