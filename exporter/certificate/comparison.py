@@ -24,7 +24,7 @@ from engine.sampling.top_k import step_logits
 Floats = NDArray[np.float32]
 
 TOLERANCE = LOGIT_TOLERANCE  # of a value of an embedding too; it grows above FULL_SIZE
-NEVER = -1e20  # logits below are of tokens that an import keeps from being written, by a bias
+NEVER = -1e20  # logits below are of tokens that older imports keep from being written, by a bias
 
 # Where the eager model's two best tokens are nearer than this, it has not decided: the order in
 # which a processor sums decides. Such a position is held to the tolerance, not to the token. It

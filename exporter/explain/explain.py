@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
+from engine.requests.defaults import sampling_params
+from engine.sampling.stop_rule import StopRule
+from engine.sampling.token_rules import TokenRules
 from exporter.checkpoint import Checkpoint
 from exporter.explain.picture import ImageBlock, TextBlock, draw
 from exporter.files import replace_file, writing_to
@@ -57,7 +60,7 @@ def _explain_text(
     tokens = _labels(tokenizer, ids)
     if config.family == "encoder-decoder":
         model = cast(EncoderDecoder, checkpoint.model)
-        output = _output_ids(model, tokenizer, ids, target)
+        output = _output_ids(checkpoint, ids, target)
         blocks = _explain_translation(model, ids, output, tokenizer)
         return f"{text} → {tokenizer.decode(output, skip_special_tokens=True)}", blocks
     with record_probabilities(checkpoint.model) as recorded:
@@ -98,24 +101,31 @@ def _explain_translation(
     ]
 
 
-def _output_ids(
-    model: EncoderDecoder, tokenizer: Tokenizer, source: list[int], target: str | None
-) -> list[int]:
-    config = model.config
+def _output_ids(checkpoint: Checkpoint, source: list[int], target: str | None) -> list[int]:
     if target is None:
-        return _greedy(model, source)
+        return _greedy(checkpoint, source)
+    config, tokenizer = checkpoint.config.model, checkpoint.tokenizer
+    assert tokenizer is not None, "load_checkpoint demands it of a text model"
     ids = tokenizer.encode(target, add_special_tokens=False).ids
     end = [] if config.eos_token_id is None else [config.eos_token_id]
     _check_length("target", ids + end, config.max_target_len)
     return [*ids, *end]
 
 
-def _greedy(model: EncoderDecoder, source: list[int]) -> list[int]:
+def _greedy(checkpoint: Checkpoint, source: list[int]) -> list[int]:
+    """Return the model's own answer, with the tokens that it must and must not write."""
+    model = cast(EncoderDecoder, checkpoint.model)
+    params = sampling_params({"strategy": "greedy"}, checkpoint.config.generation)
+    ends = StopRule(params, frozenset(model.config.eos_token_ids), model.config.max_target_len)
+    rules = TokenRules(params, ends, source)
     memory = model.encode(torch.tensor([source]))
     ids = [_start_id(model.config)]
-    while len(ids) <= model.config.max_target_len:
-        ids.append(int(model.decode(torch.tensor([ids]), memory)[0, -1].argmax()))
-        if ids[-1] == model.config.eos_token_id:
+    for count in range(ends.max_new_tokens):
+        logits = model.decode(torch.tensor([ids]), memory)[0, -1]
+        logits[list(rules.banned(ids, count))] = -torch.inf
+        forced = rules.forced(count)
+        ids.append(int(logits.argmax()) if forced is None else forced)
+        if ends.end_of(ids[-1], count + 1) is not None:
             break
     return ids[1:]
 

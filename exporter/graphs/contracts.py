@@ -76,7 +76,6 @@ def generation_contract(
     if not config.num_decoder_layers:
         return None
     has_source = config.num_encoder_layers > 0
-    eos = config.eos_token_id
     cross_cache = None
     if has_source:
         cross_cache = _cache_shape(config, config.max_source_len, form.precision)
@@ -87,7 +86,7 @@ def generation_contract(
         cache=_cache_shape(config, config.max_target_len, form.kv_cache),
         cross_cache=cross_cache,
         decoder_start_token_id=config.bos_token_id if has_source else None,
-        eos_token_ids=() if eos is None else (eos,),
+        eos_token_ids=config.eos_token_ids,
         alignment=has_source,
     )
 

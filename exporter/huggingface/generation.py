@@ -1,30 +1,41 @@
-"""Reads the generation options of a source: which tokens end, start, or are never written."""
+"""Reads the generation options of a source: special tokens, and defaults of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.errors import CheckpointError
-from engine.wording import listed, shortened
+from engine.requests.generation_defaults import GenerationDefaults
+from engine.wording import shortened
 from exporter.huggingface.family import SpecialTokens
+from exporter.models import TransformerConfig
 
-# A model that was trained to write them would need requests that ask for them; these values change
-# nothing. Length limits are not here (requests set them), nor is forced_eos_token_id: it replaces
-# the last token of an answer that is cut short, which ends with the reason LENGTH here.
+Ids = int | list[int] | None
+
+_LIKELIEST = 50  # that transformers samples among, where a source that samples says nothing
+_BEAM_ENDS: Mapping[bool | str, Literal["bound", "estimate", "enough"]] = {
+    "never": "bound",
+    False: "estimate",
+    True: "enough",
+}
+# A model that was trained to need them would need requests that ask for them; these values change
+# nothing.
 _NEUTRAL: Mapping[str, object] = {
-    "do_sample": False,
-    "num_beams": 1,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "forced_bos_token_id": None,
-    "begin_suppress_tokens": None,
+    "num_return_sequences": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "top_h": None,
+    "penalty_alpha": None,
+    "exponential_decay_length_penalty": None,
+    "renormalize_logits": False,
+    "forced_decoder_ids": None,
     "sequence_bias": None,
+    "stop_strings": None,
     "guidance_scale": 1.0,
 }
 
@@ -32,36 +43,68 @@ _NEUTRAL: Mapping[str, object] = {
 class GenerationOptions(BaseModel):
     """`generation_config.json`; older sources have its options in `config.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
-    eos_token_id: int | list[int] | None = None
+    eos_token_id: Ids = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    bad_words_ids: list[list[int]] | None = None  # sequences never to be written
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[int]] | None = None  # runs of tokens never to be written
     suppress_tokens: list[int] | None = None  # tokens never to be written
+    begin_suppress_tokens: list[int] | None = None
+    forced_bos_token_id: Ids = None
+    forced_eos_token_id: Ids = None
+    max_length: int | None = None  # of a decoder, with the prompt or the start token
+    max_new_tokens: int | None = None
+    min_length: int | None = None  # likewise
+    min_new_tokens: int | None = None
 
     @property
-    def suppressed(self) -> tuple[int, ...]:
-        """Return the tokens that are never written, the end aside."""
-        words = self.bad_words_ids or []
-        single = {word[0] for word in words if len(word) == 1 and word[0] not in self._eos()}
-        return tuple(sorted(single.union(self.suppress_tokens or [])))
+    def eos_token_ids(self) -> list[int]:
+        """The tokens that end a sequence."""
+        return _ids(self.eos_token_id)
 
     def special_tokens(self) -> SpecialTokens:
-        """Return the special tokens; CheckpointError if several tokens end a sequence."""
-        eos = self._eos()
-        if len(eos) > 1:
-            raise CheckpointError(
-                f"eos_token_id is {shortened(eos)}; supported: one id. Keep one of them in "
-                "generation_config.json and give the others as stop tokens in requests"
-            )
+        """Return the special tokens, of several that end a sequence the first."""
+        ends = self.eos_token_ids
         return SpecialTokens(
-            eos=eos[0] if eos else None,
+            eos=ends[0] if ends else None,
             pad=self.pad_token_id,
             decoder_start=self.decoder_start_token_id,
         )
 
-    def notes(self) -> list[str]:
+    def defaults(self, config: TransformerConfig) -> GenerationDefaults:
+        """Return what `generate` would do for a model, where a request says nothing else.
+
+        Raises ValidationError for values that no request may have.
+        """
+        if not config.num_decoder_layers:
+            return GenerationDefaults()
+        has_encoder = config.num_encoder_layers > 0
+        found = {
+            **self._search(config),
+            **self._bans(),
+            "repetition_penalty": _unless(1.0, self.repetition_penalty),
+            "no_repeat_ngram": _unless(0, self.no_repeat_ngram_size),
+            "encoder_no_repeat_ngram": _unless(0, self.encoder_no_repeat_ngram_size),
+            "forced_begin": tuple(_ids(self.forced_bos_token_id)) if has_encoder else (),
+            "forced_end": min(_ids(self.forced_eos_token_id), default=None),
+            **self._lengths(has_encoder),
+        }
+        return GenerationDefaults.model_validate(found)
+
+    def notes(self, config: TransformerConfig) -> list[str]:
         """Say which options are not taken over, because requests decide or the engine has none."""
         given: dict[str, Any] = self.model_extra or {}
         found = [
@@ -69,14 +112,49 @@ class GenerationOptions(BaseModel):
             for name, neutral in _NEUTRAL.items()
             if given.get(name) not in (None, neutral)
         ]
-        words = [word for word in self.bad_words_ids or [] if len(word) > 1]
-        found += [f"bad_words_ids {listed(words)}"] if words else []
+        if config.num_decoder_layers and not config.num_encoder_layers:
+            counted = {"max_length": self.max_length, "min_length": self.min_length}
+            found += [f"{name} {n}, which counts the prompt," for name, n in counted.items() if n]
+            if self.forced_bos_token_id is not None:
+                found.append(f"forced_bos_token_id {shortened(self.forced_bos_token_id)}")
+        if self.do_sample and (self.num_beams or 1) > 1:
+            found.append("do_sample beside num_beams")
         return [f"generation option {option} is not taken over" for option in found]
 
-    def _eos(self) -> list[int]:
-        if self.eos_token_id is None:
-            return []
-        return self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+    def _search(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the strategy, and what holds where a request asks for another one."""
+        width = self.num_beams or 1
+        is_sampled = bool(self.do_sample) and width == 1
+        top_k = _LIKELIEST if self.top_k is None and is_sampled else self.top_k
+        return {
+            "strategy": "beam" if width > 1 else "sampling" if is_sampled else None,
+            "temperature": _unless(1.0, self.temperature) if self.temperature else None,
+            "top_k": min(top_k, config.vocab_size) if top_k else None,
+            "top_p": _unless(1.0, self.top_p),
+            "min_p": _unless(0.0, self.min_p),
+            "typical_p": _unless(1.0, self.typical_p),
+            "beam": width if width > 1 else None,
+            "length_power": 1.0 if self.length_penalty is None else self.length_penalty,
+            "beam_end": _BEAM_ENDS[self.early_stopping or False],
+        }
+
+    def _bans(self) -> dict[str, tuple[Any, ...]]:
+        words = [tuple(word) for word in self.bad_words_ids or []]
+        single = {word[0] for word in words if len(word) == 1} - {*self.eos_token_ids}
+        return {
+            "banned_tokens": tuple(sorted(single.union(self.suppress_tokens or []))),
+            "banned_sequences": tuple(word for word in words if len(word) != 1),
+            "begin_banned_tokens": tuple(self.begin_suppress_tokens or ()),
+        }
+
+    def _lengths(self, has_encoder: bool) -> dict[str, int | None]:
+        """Return limits of new tokens; a start token counts in those that count all."""
+        most, least = self.max_new_tokens, self.min_new_tokens
+        if has_encoder:
+            if most is None and self.max_length is not None:
+                most = self.max_length - 1
+            least = max(least or 0, (self.min_length or 0) - 1)
+        return {"max_new_tokens": most, "min_new_tokens": least or None}
 
 
 def merge_options(config: dict[str, Any], generation: dict[str, Any] | None) -> GenerationOptions:
@@ -91,3 +169,14 @@ def merge_options(config: dict[str, Any], generation: dict[str, Any] | None) -> 
         if options.get(name) is None and name in config
     }
     return GenerationOptions.model_validate({**options, **fallback})
+
+
+def _ids(given: Ids) -> list[int]:
+    if given is None:
+        return []
+    return given if isinstance(given, list) else [given]
+
+
+def _unless(neutral: float, value: float | None) -> float | None:
+    """Return a value that changes something."""
+    return None if value == neutral else value

@@ -30,22 +30,17 @@ from exporter.checkpoint import (
 from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored_output
-from exporter.huggingface.generation import GenerationOptions, merge_options
+from exporter.huggingface.generation import merge_options
 from exporter.huggingface.sentences import read_modules
 from exporter.huggingface.stored import StoredWeights, open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.models import TransformerConfig
-from exporter.models.layers import OUTPUT_BIAS
 
 GENERATION_NAME = "generation_config.json"
 _MAX_JSON_BYTES = 2**24
+_MOST_CHARS = 100  # of a wrong value
 
 Progress = Callable[[int, int], None]  # weights that are written, and all of them
-
-# The logit of a token that is never written. So large that adding any logit to it gives the same
-# float32: eager and exported models agree on it to the bit. Far enough from the largest float32
-# that a difference of two logits is finite.
-_NEVER = -1e30
 
 
 @dataclass(frozen=True)
@@ -84,24 +79,26 @@ def import_checkpoint(
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
     with _naming(source / CONFIG_NAME):
         config, said = family.read_config(raw, options.special_tokens())
+        config = _with_ends(config, options.eos_token_ids)
     config = config if max_len is None else _shortened(config, max_len)
-    _check_suppressed(config, options, source)
     text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
         text = read_tokenizer(source, config, str(raw["model_type"]), languages)
     config = _started(config, text)
+    with _naming(source / GENERATION_NAME):
+        generation = _in_language(options.defaults(config), text)
+    _check_ids(config, generation, source)
     beside = [source / modules.dense_path] if modules and modules.dense_path else []
     with open_weights(source, *beside) as stored:
         check_layers(len(stored), config, source)
         config = untie_stored_output(stored, family, config)
-        wanted = _with_output_bias(config, options)
         found = find_weights(stored, family, config, source)
-        weights = _written(model_weights(wanted), found, stored, options, progress)
+        weights = _written(model_weights(config), found, stored, progress)
         task = out.resolve().name
-        described = CheckpointConfig(task=task, model=wanted, generation=_defaults(text))
+        described = CheckpointConfig(task=task, model=config, generation=generation)
         stream_checkpoint(out, described, text.tokenizer, weights, text.files)
-    num_parameters = sum(prod(weight.shape) for weight in model_weights(wanted))
-    said = [*options.notes(), *said, *text.notes]
+    num_parameters = sum(prod(weight.shape) for weight in model_weights(config))
+    said = [*options.notes(config), *said, *text.notes]
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
 
 
@@ -112,11 +109,11 @@ def _started(config: TransformerConfig, text: ImportedTokenizer) -> TransformerC
     return config.model_copy(update={"bos_token_id": text.target_language})
 
 
-def _defaults(text: ImportedTokenizer) -> GenerationDefaults:
-    """Return defaults by which the first token is the target's language, if it is told so."""
+def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> GenerationDefaults:
+    """Return defaults by which the first token is the target's language, if they are told it so."""
     if text.target_language is None or text.starts_with_language:
-        return GenerationDefaults()
-    return GenerationDefaults(forced_begin=(text.target_language,))
+        return defaults
+    return defaults.model_copy(update={"forced_begin": (text.target_language,)})
 
 
 def _shortened(config: TransformerConfig, max_len: int) -> TransformerConfig:
@@ -136,18 +133,13 @@ def _written(
     wanted: Sequence[ModelWeight],
     found: Sequence[FoundWeight],
     stored: StoredWeights,
-    options: GenerationOptions,
     progress: Progress,
 ) -> Iterator[Tensor]:
     """Yield the weights that are wanted, each read when it is asked for."""
     known = {weight.name: weight for weight in found}
     for i, weight in enumerate(wanted):
         read = known[weight.name].read(stored) if weight.name in known else None
-        tensor = torch.zeros(weight.shape) if read is None else read
-        if weight.name == OUTPUT_BIAS:
-            tensor = tensor.clone()
-            tensor[list(options.suppressed)] = _NEVER
-        yield tensor
+        yield torch.zeros(weight.shape) if read is None else read
         progress(i + 1, len(wanted))
 
 
@@ -192,7 +184,7 @@ def _problems(error: ValidationError) -> str:
     """Say of every option that is wrong what it is and what it may be."""
     problems = []
     for found in error.errors(include_url=False):
-        name, given = shortened(".".join(map(str, found["loc"]))), shortened(repr(found["input"]))
+        name, given = shortened(".".join(map(str, found["loc"]))), _beginning(found["input"])
         if found["type"] == "literal_error":
             problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
         elif found["type"] == "none_required":
@@ -206,16 +198,28 @@ def _problems(error: ValidationError) -> str:
     return listed(problems, "; ")
 
 
-def _check_suppressed(config: TransformerConfig, options: GenerationOptions, source: Path) -> None:
-    outside = [token for token in options.suppressed if not 0 <= token < config.vocab_size]
+def _beginning(value: object) -> str:
+    """Return so much of a value that what is wrong with it has room behind."""
+    text = shortened(repr(value))
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
+
+
+def _with_ends(config: TransformerConfig, ends: Sequence[int]) -> TransformerConfig:
+    """Return the configuration with all tokens that end a sequence; ValidationError as of it."""
+    if len(ends) < 2 or not config.num_decoder_layers:
+        return config
+    changed = {**config.model_dump(), "other_eos_token_ids": tuple(dict.fromkeys(ends[1:]))}
+    return TransformerConfig.model_validate(changed)
+
+
+def _check_ids(config: TransformerConfig, defaults: GenerationDefaults, source: Path) -> None:
+    outside = [
+        f"{name} {largest}"
+        for name, largest in defaults.largest_ids.items()
+        if largest >= config.vocab_size
+    ]
     if outside:
         raise CheckpointError(
-            f"{source}: bad_words_ids or suppress_tokens {listed(outside)} is not in the "
-            f"vocabulary, whose ids are 0 to {config.vocab_size - 1}; correct it in "
-            f"{GENERATION_NAME} or {CONFIG_NAME}"
+            f"{source}: {listed(outside)} is not in the vocabulary, whose ids are 0 to "
+            f"{config.vocab_size - 1}; correct it in {GENERATION_NAME} or {CONFIG_NAME}"
         )
-
-
-def _with_output_bias(config: TransformerConfig, options: GenerationOptions) -> TransformerConfig:
-    """Give the model the output bias by which suppressed tokens are never chosen."""
-    return config.model_copy(update={"output_bias": True}) if options.suppressed else config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,6 @@ async def test_stop_strings_end_the_hypotheses_that_they_end_in_generate(
 def save_twin(name: str, path: Path) -> Any:
     """Make a model of Hugging Face and save it."""
     twin: Any = {"gpt2": save_gpt2, "marian": save_marian}[name](path)
-    if name == "marian":  # else its padding takes part in scores there, though it is never written
-        twin.final_logits_bias[0, PAD] = -1e9
-        twin.save_pretrained(path)
     return twin
 
 
@@ -197,6 +195,9 @@ async def answer(
 
 def search(sizes: tuple[int, int], options: dict[str, Any]) -> SamplingParams:
     width, outputs = sizes
+    controls = options.get("controls", LogitControls())
+    banned = (*controls.banned_tokens, PAD)  # what the Marian model wants most
+    options = {**options, "controls": replace(controls, banned_tokens=banned)}
     return SamplingParams(
         "beam",
         beam_width=width,
@@ -213,7 +214,7 @@ def generate(
 ) -> Found:
     """Return the new tokens and scores of `generate`, best first."""
     width, outputs = sizes
-    bad_words = options.get("bad_words_ids", []) + (model.generation_config.bad_words_ids or [])
+    bad_words = [*options.get("bad_words_ids", []), [PAD]]
     output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -226,7 +227,7 @@ def generate(
         pad_token_id=PAD,
         return_dict_in_generate=True,
         output_scores=True,
-        **{**options, "bad_words_ids": bad_words or None},
+        **{**options, "bad_words_ids": bad_words},
     )
     start = 1 if model.config.is_encoder_decoder else len(prompt)
     rows = [[t for t in row[start:] if t != PAD] for row in output.sequences.tolist()]

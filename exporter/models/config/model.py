@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from exporter.models.config.attention import AttentionOptions
 from exporter.models.config.dropout import DropoutOptions
@@ -15,6 +15,8 @@ from exporter.models.config.norm import NormOptions
 from exporter.models.config.positions import PositionOptions
 from exporter.models.config.sizes import WITH_DECODER, PositiveFloat, TokenId, VocabSize, unless
 from exporter.models.config.vocabulary import VocabularyOptions
+
+_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 class TransformerConfig(
@@ -44,10 +46,18 @@ class TransformerConfig(
     pad_token_id: TokenId = 0
     bos_token_id: TokenId | None = None  # also the first decoder token of an encoder-decoder
     eos_token_id: TokenId | None = None
+    # These end a sequence as well.
+    other_eos_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=64), unless(())] = ()
 
     # Heads of one-pass families
     labels: tuple[str, ...] = ()  # none: a bert or vit that gives vectors only
     image: ImageConfig | None = None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All tokens that end a sequence."""
+        first = () if self.eos_token_id is None else (self.eos_token_id,)
+        return (*first, *self.other_eos_token_ids)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -85,8 +95,9 @@ class TransformerConfig(
         found = []
         if self.family == "encoder-decoder" and self.bos_token_id is None:
             found.append("encoder-decoder needs bos_token_id, its first decoder token")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            token = getattr(self, name)
+        named = [(name, getattr(self, name)) for name in _SPECIAL_TOKENS]
+        named += [("other_eos_token_ids", token) for token in self.other_eos_token_ids]
+        for name, token in named:
             if token is not None and self.vocab_size and token >= self.vocab_size:
                 found.append(
                     f"{name} {token} is not in the vocabulary, whose ids are 0 to "

@@ -118,8 +118,7 @@ def test_logits_of_marian_are_those_of_hugging_face(
     logits = imported_model(source)(source_ids, target_ids, mask)
 
     expected = twin(source_ids, mask.long(), target_ids).logits
-    torch.testing.assert_close(logits[..., :PAD], expected[..., :PAD], rtol=0, atol=1e-5)
-    assert (logits[..., PAD] == logits[0, 0, PAD]).all() and float(logits[0, 0, PAD]) < -1e29
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "marian"])
@@ -266,7 +265,7 @@ def test_marian_without_a_bias_of_logits_has_zeros(tmp_path: Path) -> None:
 
     bias = imported_model(source).decoder.output.bias
 
-    assert not bias[:PAD].any() and bool(bias[PAD] < -1e29)
+    assert not bias.any()
 
 
 def test_special_tokens_and_limits_are_taken_over(tmp_path: Path) -> None:
@@ -277,30 +276,6 @@ def test_special_tokens_and_limits_are_taken_over(tmp_path: Path) -> None:
 
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (PAD, EOS, PAD)
     assert (config.max_source_len, config.max_target_len) == (16, 16)
-
-
-def test_tokens_that_are_never_written_are_read_from_an_old_config(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    save_gpt2(source)
-    (source / "generation_config.json").unlink()
-    edit_json(source / "config.json", bad_words_ids=[[7], [8, 9], [28]])
-
-    imported = import_checkpoint(source, source.with_name("checkpoint"))
-
-    bias = load_checkpoint(source.with_name("checkpoint")).model.decoder.output.bias
-    assert bias.nonzero().flatten().tolist() == [7]
-    assert imported.notes == ("generation option bad_words_ids [8, 9] is not taken over",)
-
-
-def test_options_that_change_the_answer_but_not_the_model_are_named(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    save_marian(source)
-    edit_json(source / "generation_config.json", num_beams=4, repetition_penalty=1.0, max_length=9)
-
-    imported = import_checkpoint(source, source.with_name("checkpoint"))
-
-    assert imported.model_type == "marian"
-    assert imported.notes == ("generation option num_beams 4 is not taken over",)
 
 
 def test_a_tokenizer_that_does_not_end_a_source_is_noted(tmp_path: Path) -> None:
