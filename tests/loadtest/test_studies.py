@@ -289,7 +289,11 @@ def test_every_overload_is_held_against_the_closed_loops_around_it(
     def run(config: LoadConfig) -> Any:
         if config.rate is not None:
             offered.append(config.rate)
-        report = Namespace(records=[Namespace(ok=True, end_to_end=0.5)] * 600, own=None)
+        records = [
+            Namespace(ok=True, end_to_end=end_to_end, finished=finished)
+            for end_to_end, finished in ((0.5, 1.0), (0.5, 4.9), (0.5, 0.9), (0.5, 5.1), (1.1, 3.0))
+        ]
+        report = Namespace(records=records * 240, own=None)
         speed = 0.0 if config.rate is not None else next(speeds)
         report.summary = Namespace(errors={}, requests_per_second=speed)
         return report
