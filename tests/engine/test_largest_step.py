@@ -24,13 +24,15 @@ class Timed:
     def __init__(self, runner: SlotModelRunner, *, encode: float = 0, prefill: float = 0) -> None:
         self.runner, self.encode, self.prefill = runner, encode, prefill
         self.now = 0.0
+        self.stall = 0.0  # seconds more that the first step takes
         self.sizes: list[tuple[int, int]] = []  # tokens of sources and prompts, a step
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         sources = sum(len(encode.source_ids) for encode in batch.encodes)
         prompts = sum(len(chunk.token_ids) for chunk in batch.chunks)
         self.sizes.append((sources, prompts))
-        self.now += sources * self.encode + prompts * self.prefill
+        self.now += sources * self.encode + prompts * self.prefill + self.stall
+        self.stall = 0.0
         return self.runner.run(batch)
 
     def reset(self) -> None:
@@ -53,8 +55,18 @@ def test_a_step_full_of_prompts_takes_as_many_chunks_as_fit(tmp_path: Path) -> N
     timed = Timed(_load(model, tmp_path), prefill=0.125)
 
     assert _seconds(model, timed) == 96 * 0.125
-    assert timed.sizes == [(0, 8)]
+    assert timed.sizes == [(0, 8)] * 2
     assert not timed.runner.cache.lengths.any()
+
+
+def test_a_moment_in_which_others_have_the_cores_does_not_make_a_step_look_long(
+    tmp_path: Path,
+) -> None:
+    model = TinyModel(1, has_encoder=False)
+    timed = Timed(_load(model, tmp_path), prefill=0.125)
+    timed.stall = 5.0
+
+    assert _seconds(model, timed) == 96 * 0.125
 
 
 def test_a_chunk_is_no_longer_than_a_row(tmp_path: Path) -> None:
@@ -64,7 +76,7 @@ def test_a_chunk_is_no_longer_than_a_row(tmp_path: Path) -> None:
 
     _seconds(model, timed, replace(CONFIG, prefill_chunk_size=longest + 5))
 
-    assert timed.sizes == [(0, longest)]
+    assert timed.sizes == [(0, longest)] * 2
 
 
 @pytest.mark.parametrize(("encode", "prefill"), [(0.5, 0.125), (0.0, 0.125)])
@@ -77,7 +89,7 @@ def test_a_step_full_of_sources_counts_where_it_is_the_longer_one(
     num_sources = -(-96 // longest)
 
     assert _seconds(model, timed) == max(num_sources * longest * encode, 96 * prefill)
-    assert timed.sizes == [(longest, 0), (0, 8)]
+    assert timed.sizes == [(longest, 0)] * 2 + [(0, 8)] * 2
     assert not timed.runner.cache.source_lengths.any()
 
 
