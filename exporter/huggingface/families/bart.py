@@ -39,4 +39,5 @@ BART = Family(
     to_config=_config,
     weights=weights,
     abilities=("generate", "beam", "score"),
+    own_output=True,
 )

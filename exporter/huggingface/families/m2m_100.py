@@ -40,4 +40,5 @@ M2M_100 = Family(
     weights=bart_like_weights,
     abilities=("generate", "beam", "score"),
     ignored=COMPUTED_POSITIONS,
+    own_output=True,
 )

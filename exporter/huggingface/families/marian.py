@@ -49,4 +49,5 @@ MARIAN = Family(
     weights=bart_like_weights,
     abilities=("generate", "beam", "score"),
     ignored=COMPUTED_POSITIONS,
+    own_output=True,
 )

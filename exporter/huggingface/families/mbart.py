@@ -26,4 +26,5 @@ MBART = Family(
     to_config=_config,
     weights=weights,
     abilities=("generate", "beam", "score"),
+    own_output=True,
 )

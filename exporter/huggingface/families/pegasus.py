@@ -36,4 +36,5 @@ PEGASUS = Family(
     weights=bart_like_weights,
     abilities=("generate", "beam", "score"),
     ignored=COMPUTED_POSITIONS,
+    own_output=True,
 )

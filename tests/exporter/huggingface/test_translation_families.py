@@ -10,7 +10,8 @@ import torch
 
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
-from tests.exporter.huggingface.sources import VOCAB_SIZE
+from tests.exporter.huggingface.greedy import check_tokens
+from tests.exporter.huggingface.sources import EOS, VOCAB_SIZE
 from tests.exporter.huggingface.translation_sources import MODELS, save
 
 S, T = 16, 15
@@ -31,6 +32,7 @@ DIFFERENCES: list[tuple[str, dict[str, Any]]] = [
             "tie_word_embeddings": False,
         },
     ),
+    ("bart", {"own_output": True}),
     ("bart", {"encoder_layers": 1, "decoder_layers": 3, "scale_embedding": True}),
     ("mbart", {"activation_function": "relu", "decoder_layers": 1}),
     ("m2m_100", {"scale_embedding": False, "pad_token_id": 3}),
@@ -38,6 +40,7 @@ DIFFERENCES: list[tuple[str, dict[str, Any]]] = [
     ("t5", {"tie_word_embeddings": False, "own_output": True}),
     ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "own_output": True}),
     ("t5", {"feed_forward_proj": "gated-silu", "num_decoder_layers": 1}),
+    ("t5", {"num_decoder_layers": 3}),
     ("t5", {"own_output": True}),  # of its own, and scaled, as older versions save it
     ("mt5", {"own_output": True}),
 ]
@@ -59,3 +62,62 @@ def test_logits_are_those_of_hugging_face(
 
     expected = twin(source_ids, MASK.long(), target_ids).logits
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+OWN = {"own_output": True}  # a random model with one embedding repeats itself
+SHORT = {"n_positions": 16}
+FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "own_output": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("bart", {**OWN, "forced_bos_token_id": 7, "forced_eos_token_id": EOS}),
+        ("m2m_100", OWN),
+        ("t5", {**SHORT, **FLAN}),
+    ],
+)
+async def test_the_package_writes_what_hugging_face_writes(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    twin = save(family, tmp_path / "source", **options)
+
+    await check_tokens(tmp_path, twin, searches(11), lengths=(1, 4, 7))
+
+
+LONG: dict[str, Any] = {**OWN, "vocab_size": 101, "max_position_embeddings": 80}
+LONG_T5: dict[str, Any] = {"vocab_size": 101, "n_positions": 80}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *((family, LONG) for family in ("bart", "mbart", "m2m_100", "pegasus", "marian")),
+        (
+            "marian",
+            {**LONG, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 90},
+        ),
+        ("t5", LONG_T5),
+        ("t5", {**LONG_T5, **FLAN}),
+        ("mt5", {**LONG_T5, **OWN}),
+    ],
+)
+async def test_the_package_writes_long_answers_as_hugging_face_does(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    twin = save(family, tmp_path / "source", **options)
+
+    await check_tokens(tmp_path, twin, searches(64), lengths=(1, 2, 5, 9, 17, 30, 51, 80))
+
+
+def searches(num_tokens: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Greedy search and one of 4 beams, all else as the source has it; ours and theirs."""
+    theirs = {"do_sample": False, "max_new_tokens": num_tokens}
+    return [
+        ({"strategy": "greedy", "max_new_tokens": num_tokens}, {**theirs, "num_beams": 1}),
+        (
+            {"strategy": "beam", "beam_width": 4, "max_new_tokens": num_tokens},
+            {**theirs, "num_beams": 4},
+        ),
+    ]
