@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.generation.core import EngineCore
     from engine.one_pass.engine import EncoderEngine
     from engine.slots.runner import ModelRunner, SlotModelRunner
+    from engine.text.chat_template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -113,7 +114,15 @@ def _load_generating(
     eos_ids = contract.eos_token_ids
     constraints = ConstraintCompiler(target, contract.vocab_size, eos_ids)
     texts = SourceAndTarget(tokenizer, target)
-    return AsyncEngine(package, core, texts, config, constraints=constraints, warm_up=warm)
+    return AsyncEngine(
+        package,
+        core,
+        texts,
+        config,
+        constraints=constraints,
+        chat=_load_chat(package),
+        warm_up=warm,
+    )
 
 
 def load_runner(
@@ -220,6 +229,21 @@ def _load_tokenizers(package: Package, contract: GenerationContract) -> tuple[To
     if TARGET_TOKENIZER_NAME not in package.manifest.files:
         return source, source
     return source, Tokenizer(package.file(TARGET_TOKENIZER_NAME), contract.vocab_size)
+
+
+def _load_chat(package: Package) -> ChatTemplate | None:
+    """Return what makes texts of conversations; None: the model was not trained with any."""
+    from engine.text.chat_format import CHAT_NAME, read_chat_format
+    from engine.text.chat_template import ChatTemplate
+
+    if CHAT_NAME not in package.manifest.files or package.manifest.architecture != "decoder":
+        return None
+    try:
+        return ChatTemplate(read_chat_format(package.file(CHAT_NAME)))
+    except ValueError as error:
+        raise PackageError(
+            f"{package.path}: {CHAT_NAME}: {error}; export the model again"
+        ) from error
 
 
 def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:

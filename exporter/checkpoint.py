@@ -28,7 +28,7 @@ from torch import nn
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.requests.generation_defaults import GenerationDefaults
-from engine.text.chat_format import ChatFormat, read_chat_format
+from engine.text.chat_format import CHAT_NAME, ChatFormat, read_chat_format
 from engine.text.tokenizer_file import read_tokenizer_file
 from engine.wording import listed, problems_of, shortened
 from exporter.files import Content, write_directory, writing_to
@@ -42,7 +42,6 @@ WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 SAMPLES_NAME = "samples.json"
 TARGET_TOKENIZER_NAME = "target_tokenizer.json"
-CHAT_NAME = "chat.json"
 _MAX_CONFIG_BYTES = 2**20
 _MAX_SAMPLES_BYTES = 2**20
 _FEW_LAYERS = 128  # built in a second

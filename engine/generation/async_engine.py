@@ -22,7 +22,7 @@ from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import GenerationRequest, ScoreRequest
-from engine.requests.text import GenerationTokenizer
+from engine.requests.text import ChatTemplate, GenerationTokenizer
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 
@@ -62,16 +62,21 @@ class AsyncEngine(Engine):
         config: EngineConfig,
         *,
         constraints: Constraints,
+        chat: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
-        """`warm_up` runs the model before the first request, and returns what that has shown."""
+        """`warm_up` runs the model before the first request, and returns what that has shown.
+
+        `chat` makes texts of conversations, and is closed when the engine stops.
+        """
         generation = package.manifest.generation
         assert generation is not None
         super().__init__(package, config, "engine", warm_up)
         self._core = core
         self._tokenizer = tokenizer
-        self._reader = RequestReader(generation, tokenizer, constraints, config)
+        self._chat = chat
+        self._reader = RequestReader(generation, tokenizer, constraints, config, chat)
         self._clock = clock
         self._thread = EngineThread(core, self._life, self._receive)
         self._streams: dict[int, RequestStream] = {}
@@ -86,6 +91,7 @@ class AsyncEngine(Engine):
         found = {
             "alignment": manifest.generation.alignment,
             "batch_invariant": self._life.is_invariant,
+            "chat": self._chat is not None,
         }
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
 
@@ -117,6 +123,8 @@ class AsyncEngine(Engine):
         """
         await self._life.stop(grace, self._wait_for_streams, self._thread.stop)
         self._fail_open(lambda request_id: draining())
+        if self._chat is not None:
+            self._chat.close()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Give the events of a request: Admitted, then each sequence's, then RequestFinished.

@@ -14,8 +14,14 @@ from engine.errors import FieldViolation
 from engine.generation.sequence_text import searched_text
 from engine.package.manifest import GenerationContract
 from engine.requests.checks import check_sampling_params, raise_if_any
-from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
-from engine.requests.text import MAX_INLINE_CHARS, GenerationTokenizer
+from engine.requests.request import (
+    Chat,
+    Constraint,
+    GenerationRequest,
+    SamplingParams,
+    ScoreRequest,
+)
+from engine.requests.text import MAX_INLINE_CHARS, ChatTemplate, GenerationTokenizer
 from engine.requests.token_ids import check_token_ids
 from engine.sampling.draws import TokenMatcher
 from engine.scheduling.sequence import TokenRequest
@@ -24,6 +30,7 @@ _SOURCE = ("text", "tokens")  # fields of the protocol's input
 _TARGET = ("prefix_text", "prefix_tokens")
 
 Ids = tuple[int, ...]
+Prompt = str | Ids | Chat
 Violations = list[FieldViolation]
 
 
@@ -55,8 +62,10 @@ class RequestReader:
         tokenizer: GenerationTokenizer,
         constraints: Constraints,
         config: EngineConfig,
+        chat: ChatTemplate | None = None,
     ) -> None:
         self._contract = contract
+        self._chat = chat
         self._tokenizer = tokenizer
         self._constraints = constraints
         self._config = config
@@ -131,7 +140,7 @@ class RequestReader:
         )
 
     async def _read_given(
-        self, source: str | Ids, target: str | Ids | None, path: str, forced: Ids
+        self, source: Prompt, target: str | Ids | None, path: str, forced: Ids
     ) -> tuple[Ids, Ids, Violations]:
         """Return source and target, and what is wrong in them.
 
@@ -149,10 +158,23 @@ class RequestReader:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
-    async def _read_source(self, given: str | Ids, path: str) -> tuple[Ids, Violations]:
+    async def _read_source(self, given: Prompt, path: str) -> tuple[Ids, Violations]:
         problem = f"more than {self._max_tokens}, the longest prompt of this model"
         limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size)
+        if isinstance(given, Chat):
+            return await self._read_chat(given, f"{path}.chat", limit)
         return await self._read_ids(given, path, _SOURCE, limit)
+
+    async def _read_chat(self, chat: Chat, path: str, limit: _Limit) -> tuple[Ids, Violations]:
+        if self._chat is None:
+            what = "this model was exported without a chat template; give a text"
+            return (), [FieldViolation(path, what)]
+        try:
+            text = await asyncio.to_thread(self._chat.render, chat)
+            ids = await self._encode(text, is_part=True)  # the template has put all around it
+        except ValueError as error:
+            return (), [FieldViolation(path, str(error))]
+        return ids, self._check_ids(ids, path, None, limit)
 
     async def _read_target(
         self, given: str | Ids, path: str, num_prompt: int, forced: Ids

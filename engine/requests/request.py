@@ -84,11 +84,26 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class ChatMessage:
+    """What somebody says in a conversation."""
+
+    role: str  # "user", "assistant" or what else the model's template knows
+    content: str
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, of which the model's chat template makes a text."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One prompt to be continued (decoder) or transduced (encoder-decoder)."""
 
     request_id: str
-    prompt: str | tuple[int, ...]  # text, or token ids used as they are
+    prompt: str | tuple[int, ...] | Chat  # text, or token ids used as they are
     params: SamplingParams = field(default_factory=SamplingParams)
     deadline: float | None = None  # on time.monotonic()'s clock
     input_path: str = "inputs[0]"  # where the prompt stands in the protocol's request, for errors

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from engine.requests.request import Chat
+
 MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
 
 
@@ -63,6 +65,19 @@ class GenerationTokenizer(Protocol):
 
         A stop string that is completed by an earlier token than `min_new_tokens` is plain text.
         """
+
+
+class ChatTemplate(Protocol):
+    """Makes texts of conversations; `engine.text.chat_template` in production."""
+
+    def render(self, chat: Chat) -> str:
+        """Return the text, up to where the answer begins; any thread asks.
+
+        Raises ValueError, saying why, for a conversation that the model's template refuses.
+        """
+
+    def close(self) -> None:
+        """Let go of what it has."""
 
 
 class ItemTokenizer(Protocol):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import problems_of
 
+CHAT_NAME = "chat.json"
 MAX_TEMPLATE_CHARS = 2**17  # the longest that are known have a quarter of it
 _MAX_BYTES = 2**20
 
@@ -28,4 +29,4 @@ def read_chat_format(path: str | os.PathLike[str]) -> ChatFormat:
     try:
         return ChatFormat.model_validate(parse_object(read_bounded(path, _MAX_BYTES)))
     except ValidationError as error:
-        raise ValueError(problems_of(error, "chat.json")) from error
+        raise ValueError(problems_of(error, CHAT_NAME)) from error

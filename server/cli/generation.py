@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from server.cli.connection import answer_each, open_client
-from server.cli.generation_options import client_options, generation_options, token_ids
+from server.cli.generation_options import client_options, generation_options, prompt_of
 from server.cli.json_lines import print_json
 from server.cli.options import (
     examples,
@@ -22,6 +22,7 @@ from server.cli.options import (
 
 if TYPE_CHECKING:
     from tokenweir import (
+        Chat,
         Client,
         GeneratedSequence,
         GenerateOptions,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         'tokenweir generate --model text "Is it so?" --choice yes --choice no',
         'tokenweir generate --model dates "3rd of Feb, 1998" --alignment',
         'tokenweir generate --model text "Once upon" --ban 17 --logit-bias 42=1.5',
+        'tokenweir generate --model assistant --chat "What is a weir?"',
         "tokenweir generate --model dates < lines.txt",
         "tokenweir generate --model dates --json - < lines.txt > answers.jsonl",
     ),
@@ -64,11 +66,8 @@ def generate(
     """
     options = _options(texts, timeout, typed)
 
-    def prompt_of(text: str) -> Prompt:
-        return token_ids(text) if typed["ids"] else text
-
     def answer(text: str) -> None:
-        prompt = prompt_of(text)
+        prompt = prompt_of(text, typed)
         if as_json:
             print_json(_whole_answer(client, model, prompt, options))
         elif options.get("num_outputs", 1) > 1:
@@ -77,7 +76,7 @@ def generate(
             _print_rest(print_stream(client, model, prompt, cast("StreamOptions", options)), typed)
 
     def answer_together(texts: Sequence[str]) -> bool:
-        results = _results(client, model, map(prompt_of, texts), options)
+        results = _results(client, model, [prompt_of(text, typed) for text in texts], options)
         for result in results:
             _print_result(result, typed)
         return bool(results)
@@ -132,7 +131,9 @@ def score(model: str, source: str, target: str, as_json: bool, server: str, **op
     _print_logprobs(found.positions)
 
 
-def print_stream(client: Client, model: str, prompt: Prompt, options: StreamOptions) -> Generation:
+def print_stream(
+    client: Client, model: str, prompt: Prompt | Chat, options: StreamOptions
+) -> Generation:
     """Print the pieces of an answer as they come, and a line end; return the whole answer."""
     is_begun = False
     try:
@@ -149,7 +150,7 @@ def print_stream(client: Client, model: str, prompt: Prompt, options: StreamOpti
 
 
 def _whole_answer(
-    client: Client, model: str, prompt: Prompt, options: dict[str, Any]
+    client: Client, model: str, prompt: Prompt | Chat, options: dict[str, Any]
 ) -> Generation:
     if options.get("num_outputs", 1) > 1:
         return client.generate(model, prompt, **cast("GenerateOptions", options))
@@ -160,7 +161,7 @@ def _whole_answer(
 
 
 def _results(
-    client: Client, model: str, prompts: Iterable[Prompt], options: dict[str, Any]
+    client: Client, model: str, prompts: Iterable[Prompt | Chat], options: dict[str, Any]
 ) -> tuple[Result, ...]:
     """Return the results for prompts that are asked in one call; none if each is to be asked alone.
 

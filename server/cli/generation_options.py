@@ -6,13 +6,16 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from engine.json_file import read_bounded
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.options import existing_file
+
+if TYPE_CHECKING:
+    from tokenweir import Chat, Message, Prompt
 
 _MAX_FILE_BYTES = 2**22  # the largest message that a server takes
 _MAX_TOKEN_ID = 2**31 - 1  # what the protocol has room for; the server knows the vocabulary
@@ -154,6 +157,8 @@ _OPTIONS = (
     click.option("--choice", multiple=True, help="The answer is one of these; to be repeated."),
     click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
     click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
+    click.option("--chat", is_flag=True, help="TEXT is what a user says to a chat model."),
+    click.option("--system", metavar="TEXT", help="With --chat: what the model is told first."),
     click.option("--max-new-tokens", type=int, help="At most so many.  [default: model's]"),
     click.option("--min-new-tokens", type=int, help="No end before so many."),
     click.option("--stop", multiple=True, help="Stop at this string; may be repeated."),
@@ -204,15 +209,39 @@ def generation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+_NOT_SENT = ("ids", "chat", "system")  # they say how TEXT is read
+
+
+def prompt_of(text: str, typed: dict[str, Any]) -> Prompt | Chat:
+    """Return what is asked of the model: text, token ids or a conversation; UsageError if both."""
+    if typed["ids"] and typed["chat"]:
+        raise click.UsageError("--ids and --chat both say what TEXT is; leave out one of the two")
+    if typed["system"] is not None and not typed["chat"]:
+        raise click.UsageError("--system is for conversations; give --chat too, or leave it out")
+    if typed["ids"]:
+        return token_ids(text)
+    if not typed["chat"]:
+        return text
+    said: list[Message] = [{"role": "user", "content": text}]
+    if typed["system"] is not None:
+        said.insert(0, {"role": "system", "content": typed["system"]})
+    return said
+
+
 def client_options(typed: dict[str, Any]) -> dict[str, Any]:
-    """Return what was typed as options of the client; files are read, `ids` is left out.
+    """Return what was typed as options of the client; files are read.
+
+    What says how TEXT is read is left out.
 
     Raises UsageError for what click cannot see in one option alone.
     """
     options: dict[str, Any] = {
         name: _read_text(value) if isinstance(value, Path) else value
         for name, value in typed.items()
-        if name != "ids" and value is not None and value != () and not _is_unset_flag(name, value)
+        if name not in _NOT_SENT
+        and value is not None
+        and value != ()
+        and not _is_unset_flag(name, value)
     }
     if "logit_bias" in options:
         options["logit_bias"] = _by_token_id(options["logit_bias"])

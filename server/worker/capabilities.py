@@ -50,6 +50,8 @@ def _asked(request: generation_service_pb2.GenerateRequest) -> Iterator[tuple[st
     yield from _asked_of_output(request.output)
     yield from _asked_of_scheduling(request.scheduling)
     for i, one in enumerate(request.inputs):
+        if one.HasField("chat"):
+            yield f"inputs[{i}].chat", "chat"
         if prefix := one.WhichOneof("target_prefix"):
             yield f"inputs[{i}].{prefix}", "target_prefix"
     for name in islice(request.extensions.fields, _MAX_NAMED_EXTENSIONS):

@@ -111,6 +111,7 @@ def wrong_fields_of_score(
         *check_logprobs(request.top_logprobs, "top_logprobs", limits),
         *wrong_request_id(request.request_id),
         *_empty_inputs(request.inputs),
+        *_scored_chats(request.inputs),
         *(
             FieldViolation(
                 f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
@@ -135,10 +136,21 @@ def wrong_request_id(request_id: str) -> list[FieldViolation]:
 
 
 def _empty_inputs(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldViolation]:
+    found = []
+    for i, one in enumerate(inputs):
+        if one.WhichOneof("kind") is None:
+            found.append(FieldViolation(f"inputs[{i}]", "it is empty; set text or tokens"))
+        if one.HasField("chat") and not one.chat.messages:
+            found.append(FieldViolation(f"inputs[{i}].chat.messages", "give at least one"))
+    return found
+
+
+def _scored_chats(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldViolation]:
+    what = "a conversation is continued, not scored; give its text or tokens"
     return [
-        FieldViolation(f"inputs[{i}]", "it is empty; set text or tokens")
+        FieldViolation(f"inputs[{i}].chat", what)
         for i, one in enumerate(inputs)
-        if one.WhichOneof("kind") is None
+        if one.HasField("chat")
     ]
 
 

@@ -13,7 +13,13 @@ from engine.errors import FieldViolation
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import Manifest
 from engine.requests.checks import raise_if_any
-from engine.requests.request import GenerationRequest, SamplingParams, ScoreRequest
+from engine.requests.request import (
+    Chat,
+    ChatMessage,
+    GenerationRequest,
+    SamplingParams,
+    ScoreRequest,
+)
 from server.worker.capabilities import check_generation, check_scoring, raise_if_unsupported
 from server.worker.checks import (
     check_count,
@@ -53,7 +59,7 @@ def generation_requests(
     return [
         GenerationRequest(
             request_id=next(request_ids),
-            prompt=_prompt(one),
+            prompt=_chat(one.chat) if one.HasField("chat") else _prompt(one),
             params=params,
             deadline=deadline,
             input_path=f"inputs[{i}]",
@@ -161,6 +167,10 @@ def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
         case _:
             content = tuple(item.tokens.ids)
     return PredictionItem(content, item.text_pair if item.HasField("text_pair") else None)
+
+
+def _chat(chat: generation_service_pb2.Chat) -> Chat:
+    return Chat(tuple(ChatMessage(message.role, message.content) for message in chat.messages))
 
 
 def _prompt(one: generation_service_pb2.Input) -> str | tuple[int, ...]:

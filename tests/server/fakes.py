@@ -45,7 +45,7 @@ from engine.requests.events import (
 )
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot, WastedWork
-from engine.requests.request import GenerationRequest, ScoreRequest
+from engine.requests.request import Chat, GenerationRequest, ScoreRequest
 from server.config import WorkerConfig
 from server.worker.worker import Worker
 
@@ -239,6 +239,8 @@ class FakeGenerator(_Lifecycle):
         )
         path = request.input_path
         prompt = request.prompt
+        if isinstance(prompt, Chat):
+            prompt = prompt.messages[-1].content
         words = prompt.split() if isinstance(prompt, str) else [str(i) for i in prompt]
         where = f"{path}.text" if isinstance(prompt, str) else f"{path}.tokens"
         if not words:

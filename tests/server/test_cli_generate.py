@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tokenweir import PositionLogprobs, TokenLogprob
 
+from engine.requests.request import Chat, ChatMessage
 from server.cli.app import run
 from server.cli.tables import print_table
 from server.cli.token_tables import prompt_table
@@ -42,6 +43,25 @@ async def test_token_controls_and_ends_reach_the_engine(generator: FakeGenerator
     assert params.stop_token_ids == (3, 4)
     assert (params.include_stop, params.ignore_eos) == (True, True)
     assert (params.strategy, params.beam_end) == ("beam", "limit")
+
+
+async def test_a_text_can_be_what_a_user_says(generator: FakeGenerator) -> None:
+    generator.capabilities = (*generator.capabilities, "chat")
+    async with running_worker(generator) as (_, address):
+        assert await _generate(address, "--chat", "--system", "be brief", "why so") == 0
+        assert await _generate(address, "--chat", "--beam", "2", "--num-outputs", "2", "why") == 0
+
+    first, second = (request.prompt for request in generator.requests)
+    assert first == Chat((ChatMessage("system", "be brief"), ChatMessage("user", "why so")))
+    assert second == Chat((ChatMessage("user", "why"),))
+
+
+@pytest.mark.parametrize("typed", [("--chat", "--ids", "5"), ("--system", "be brief", "why")])
+def test_a_text_is_read_in_one_way(
+    typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "--model", "dates", *typed, "--server", "127.0.0.1:1"]) == 2
+    assert "leave" in capsys.readouterr().err
 
 
 async def test_prompt_and_prefix_can_be_token_ids(

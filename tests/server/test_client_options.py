@@ -52,6 +52,22 @@ def test_controls() -> None:
     )
 
 
+def test_a_prompt_can_be_a_conversation() -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+
+    (one,) = generate_request("m", said, {}).inputs  # type: ignore[arg-type]
+
+    messages = [pb.ChatMessage(**message) for message in said]
+    assert one == pb.Input(chat=pb.Chat(messages=messages))
+
+
+def test_what_is_no_message_is_named_by_its_place() -> None:
+    with pytest.raises(TypeError, match=r"prompt\[0\] has role, text; a message has role and"):
+        generate_request("m", [{"role": "user", "text": "Why?"}], {})  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"prompt\[0\]\['content'\]"):
+        generate_request("m", [{"role": "user", "content": 7}], {})  # type: ignore[list-item]
+
+
 def test_of_two_options_that_say_the_same_one_is_to_be_given() -> None:
     with pytest.raises(ValueError, match="length_penalty, length_power: give one of them only"):
         _request(beam=2, length_penalty=1.0, length_power=1.0)

@@ -19,6 +19,8 @@ from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.one_pass.prediction import PredictionItem
 from engine.package.package import Package
 from engine.requests.request import (
+    Chat,
+    ChatMessage,
     Constraint,
     GenerationRequest,
     LogitControls,
@@ -49,6 +51,29 @@ def test_absent_fields_take_the_defaults_of_the_engine() -> None:
     (request,) = _convert(generate("hello"))
 
     assert request == GenerationRequest("id-0", "hello", SamplingParams(), deadline=12.5)
+
+
+def test_a_conversation_reaches_the_engine() -> None:
+    request = generate("hello")
+    request.inputs[0].chat.messages.add(role="user", content="hello")
+
+    (found,) = _convert(request, capabilities=(*OPTIONS, "chat"))
+
+    assert found.prompt == Chat((ChatMessage("user", "hello"),))
+    with pytest.raises(CapabilityNotSupported, match=r"inputs\[0\].chat: not supported"):
+        _convert(request, capabilities=tuple(name for name in OPTIONS if name != "chat"))
+
+
+def test_an_empty_conversation_is_refused() -> None:
+    request = generate("hello")
+    request.inputs[0].chat.SetInParent()
+
+    with pytest.raises(InvalidRequest) as refused:
+        _convert(request, capabilities=(*OPTIONS, "chat"))
+
+    assert refused.value.violations == (
+        FieldViolation("inputs[0].chat.messages", "give at least one"),
+    )
 
 
 def test_every_field_reaches_the_engine() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporter.huggingface.tokenizers import languages
 from exporter.huggingface.tokenizers.sentencepiece_model import Piece, Prefix, SentencePieceModel
@@ -102,6 +102,13 @@ def xlm_roberta(given: Given) -> Layout:
     )
 
 
+def camembert(given: Given) -> Layout:
+    """Three tokens that nothing uses, `<pad>` and `<unk>` among them, the pieces, `<mask>`."""
+    begin = [*map(Piece.control, ("<s>NOTUSED", "<pad>", "</s>NOTUSED")), Piece.unknown("<unk>")]
+    pieces = [Piece.control("<unk>NOTUSED"), *given.model.pieces[1:], Piece.control("<mask>")]
+    return replace(xlm_roberta(given), vocabulary=[*begin, *pieces])
+
+
 def mbart(given: Given) -> Layout:
     """As in fairseq, then the languages and `<mask>`; a text ends with `</s>`, its language."""
     return _translating(given, languages.MBART)
@@ -172,6 +179,7 @@ def by_vocabulary(model: SentencePieceModel, ids: Mapping[str, int]) -> list[Pie
 
 
 SENTENCEPIECE: Mapping[str, Callable[[Given], Layout]] = {  # by the class of transformers
+    "CamembertTokenizer": camembert,
     "GemmaTokenizer": gemma,
     "LlamaTokenizer": llama,
     "MBart50Tokenizer": mbart50,

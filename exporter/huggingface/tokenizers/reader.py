@@ -42,6 +42,7 @@ from exporter.models import TransformerConfig
 _CLASSES: Mapping[str, str] = {
     "bart": "BartTokenizer",
     "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
     "distilbert": "DistilBertTokenizer",
     "gemma": "GemmaTokenizer",
     "gemma2": "GemmaTokenizer",

@@ -9,6 +9,11 @@
         best = client.generate("dates", "3rd of Feb, 1998", beam=4, num_outputs=2).sequences
         print(client.score("dates", "3rd of Feb, 1998", best[1].text).sum_logprob)
 
+A model that was trained with conversations takes one for a prompt:
+
+        said = [{"role": "user", "content": "What is a weir?"}]
+        print(client.generate("assistant", said).text)
+
 Without a server, `tokenweir.load` runs a package in this process, and returns the same client:
 
     with tokenweir.load("packages/dates") as client:
@@ -58,8 +63,10 @@ from tokenweir._local import LocalClient, load
 from tokenweir._options import (
     Aggregation,
     CallOptions,
+    Chat,
     GenerateOptions,
     Item,
+    Message,
     PredictOptions,
     Prompt,
     ScoreOptions,
@@ -104,6 +111,7 @@ __all__ = [
     "AsyncTextStream",
     "BrokenStream",
     "CallOptions",
+    "Chat",
     "Cancelled",
     "Classification",
     "Client",
@@ -120,6 +128,7 @@ __all__ = [
     "LabelledSpan",
     "Labelling",
     "LocalClient",
+    "Message",
     "ModelInfo",
     "ModelLimits",
     "NotFound",

@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 Prompt = str | Sequence[int]  # text, or token ids
+
+
+class Message(TypedDict):
+    """What somebody says in a conversation."""
+
+    role: str  # "system", "user", "assistant" or what else the model's chat template knows
+    content: str
+
+
+Chat = Sequence[Message]  # of which the model's chat template makes a text
 Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
 from tokenweir._fields import extend_field, set_field, set_fields, token_ids
 from tokenweir._options import (
     Aggregation,
+    Chat,
     GenerateOptions,
     Item,
     PredictOptions,
@@ -39,7 +40,7 @@ def check_names(options: Mapping[str, object], known: type, *more: str) -> None:
 
 
 def generate_request(
-    model: str, prompt: Prompt, options: GenerateOptions
+    model: str, prompt: Prompt | Chat, options: GenerateOptions
 ) -> generation_service_pb2.GenerateRequest:
     """Return the request for one prompt, given as text or as token ids."""
     check_names(options, GenerateOptions)
@@ -47,7 +48,7 @@ def generate_request(
 
 
 def generate_many_request(
-    model: str, prompts: Sequence[Prompt], options: GenerateOptions
+    model: str, prompts: Sequence[Prompt | Chat], options: GenerateOptions
 ) -> generation_service_pb2.GenerateRequest:
     """Return the request for several prompts, which have all options in common."""
     check_names(options, GenerateOptions)
@@ -58,7 +59,7 @@ def generate_many_request(
 
 
 def stream_request(
-    model: str, prompt: Prompt, options: StreamOptions
+    model: str, prompt: Prompt | Chat, options: StreamOptions
 ) -> generation_service_pb2.GenerateStreamRequest:
     """Return the request for one streamed prompt."""
     check_names(options, StreamOptions)
@@ -160,12 +161,28 @@ def _fill_identity(
     set_field(request, "request_id", options.get("request_id") or str(uuid.uuid4()))
 
 
-def _input(prompt: Prompt, argument: str) -> generation_service_pb2.Input:
+def _input(prompt: Prompt | Chat, argument: str) -> generation_service_pb2.Input:
     if isinstance(prompt, str):
         message = generation_service_pb2.Input()
         set_field(message, "text", prompt, argument)
         return message
-    return generation_service_pb2.Input(tokens=token_ids(prompt, argument))
+    if prompt and isinstance(prompt[0], Mapping):
+        return generation_service_pb2.Input(chat=_chat(cast(Chat, prompt), argument))
+    return generation_service_pb2.Input(tokens=token_ids(cast(Sequence[int], prompt), argument))
+
+
+def _chat(chat: Chat, argument: str) -> generation_service_pb2.Chat:
+    found = generation_service_pb2.Chat()
+    for place, message in enumerate(chat):
+        if set(message) != {"role", "content"}:
+            raise TypeError(
+                f"{argument}[{place}] has {', '.join(map(str, message)) or 'nothing'}; a message "
+                "has role and content"
+            )
+        added = found.messages.add()
+        set_field(added, "role", message["role"], f"{argument}[{place}]['role']")
+        set_field(added, "content", message["content"], f"{argument}[{place}]['content']")
+    return found
 
 
 def _set_prefix(message: generation_service_pb2.Input, prefix: object, argument: str) -> None:

@@ -16,6 +16,7 @@ from tokenweir._errors import closed_under_way, deadline_after, typed_errors
 from tokenweir._options import (
     Aggregation,
     CallOptions,
+    Chat,
     GenerateOptions,
     Item,
     PredictOptions,
@@ -78,14 +79,14 @@ class Client:
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def generate(
-        self, model: str, prompt: Prompt, **options: Unpack[GenerateOptions]
+        self, model: str, prompt: Prompt | Chat, **options: Unpack[GenerateOptions]
     ) -> Generation:
-        """Generate from a text or from token ids, and return everything at once."""
+        """Generate from a text, token ids or a conversation, and return everything at once."""
         request = requests.generate_request(model, prompt, options)
         return answers.generation(self._call(self._generation.Generate, request, options))
 
     def generate_many(
-        self, model: str, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+        self, model: str, prompts: Sequence[Prompt | Chat], **options: Unpack[GenerateOptions]
     ) -> Generations:
         """Generate from several prompts in one call; one that is refused fails the whole call.
 
@@ -95,7 +96,9 @@ class Client:
         response = self._call(self._generation.Generate, request, options)
         return answers.generations(response, len(request.inputs))
 
-    def stream(self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
+    def stream(
+        self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
+    ) -> TextStream:
         """Generate, and return an iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
@@ -227,15 +230,15 @@ class AsyncClient:
         self._stubs: _AsyncStubs | None = None
 
     async def generate(
-        self, model: str, prompt: Prompt, **options: Unpack[GenerateOptions]
+        self, model: str, prompt: Prompt | Chat, **options: Unpack[GenerateOptions]
     ) -> Generation:
-        """Generate from a text or from token ids, and return everything at once."""
+        """Generate from a text, token ids or a conversation, and return everything at once."""
         request = requests.generate_request(model, prompt, options)
         method = self._open().generation.Generate
         return answers.generation(await self._call(method, request, options))
 
     async def generate_many(
-        self, model: str, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+        self, model: str, prompts: Sequence[Prompt | Chat], **options: Unpack[GenerateOptions]
     ) -> Generations:
         """Generate from several prompts in one call; one that is refused fails the whole call.
 
@@ -246,7 +249,7 @@ class AsyncClient:
         return answers.generations(response, len(request.inputs))
 
     def stream(
-        self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]
+        self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
     ) -> AsyncTextStream:
         """Generate, and return an asynchronous iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
@@ -264,7 +267,7 @@ class AsyncClient:
         return answers.score(await self._call(self._open().generation.Score, request, options))
 
     async def stream_events(
-        self, model: str, prompt: Prompt, **options: Unpack[StreamOptions]
+        self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
     ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
         """Generate, and yield the messages of the protocol as they come, unchecked.
 

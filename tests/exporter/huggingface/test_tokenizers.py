@@ -172,6 +172,8 @@ FAMILIES = [
     Family("GemmaTokenizer", "tokenizer.model", MODELS["gemma"], lambda ids, n: [2, *ids]),
     Family("XLMRobertaTokenizer", "sentencepiece.bpe.model", FAIRSEQ,
            lambda ids, n: [0, *shifted(ids), 2], {}, {"<mask>": 1}),
+    Family("CamembertTokenizer", "sentencepiece.bpe.model", FAIRSEQ,
+           lambda ids, n: [5, *(i + 4 if i else 3 for i in ids), 6], {}, {"<mask>": 4}),
     Family("MBartTokenizer", "sentencepiece.bpe.model", FAIRSEQ,
            lambda ids, n: [*shifted(ids), 2, n + 1 + 2], {"src_lang": "de_DE"},
            {"ar_AR": 1, "de_DE": 3, "<mask>": 26}),

@@ -54,13 +54,64 @@ BEAM_END_LIMIT: BeamEnd.ValueType  # 4
 Global___BeamEnd: _TypeAlias = BeamEnd  # noqa: Y015
 
 @_typing.final
+class ChatMessage(_message.Message):
+    """What somebody says in a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """"system", "user", "assistant" or what else the model's template knows; required."""
+    content: _builtins.str
+    """The text."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class Chat(_message.Message):
+    """A conversation, which the model's own chat template makes a text of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """In order; at least one."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chat: _TypeAlias = Chat  # noqa: Y015
+
+@_typing.final
 class Input(_message.Message):
-    """Source text, or ids."""
+    """Source text, ids, or a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     PREFIX_TEXT_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
@@ -72,6 +123,10 @@ class Input(_message.Message):
         """Ids, used as they are."""
 
     @_builtins.property
+    def chat(self) -> Global___Chat:
+        """A conversation to be continued by an answer; capability "chat"."""
+
+    @_builtins.property
     def prefix_tokens(self) -> _common_pb2.TokenIds:
         """Prefix as ids."""
 
@@ -80,14 +135,15 @@ class Input(_message.Message):
         *,
         text: _builtins.str = ...,
         tokens: _common_pb2.TokenIds | None = ...,
+        chat: Global___Chat | None = ...,
         prefix_text: _builtins.str = ...,
         prefix_tokens: _common_pb2.TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "tokens"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     _WhichOneofReturnType_target_prefix: _TypeAlias = _typing.Literal["prefix_text", "prefix_tokens"]  # noqa: Y015
     _WhichOneofArgType_target_prefix: _TypeAlias = _typing.Literal["target_prefix", b"target_prefix"]  # noqa: Y015
