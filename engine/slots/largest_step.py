@@ -31,17 +31,18 @@ def largest_step_seconds(
     Both are as long as they get. The model has run before: its weights are in memory. The cache is
     empty afterwards. Raises as `warm_up`.
     """
-    slowest = 0.0
-    for what, num_tokens, batch in _pieces(contract, config.prefill_chunk_size):
-        quickest = math.inf
-        for _ in range(_NUM_LOOKS):
+    quickest: dict[tuple[str, int], float] = {}  # by piece and its tokens
+    for _ in range(_NUM_LOOKS):
+        for what, num_tokens, batch in _pieces(contract, config.prefill_chunk_size):
             started = clock()
             try_out(runner, contract, what, batch, path)
-            quickest = min(quickest, clock() - started)
-            runner.reset()
-        num_pieces = -(-config.max_num_batched_tokens // num_tokens)
-        slowest = max(slowest, num_pieces * quickest)
-    return slowest
+            seconds, piece = clock() - started, (what, num_tokens)
+            quickest[piece] = min(quickest.get(piece, math.inf), seconds)
+        runner.reset()  # not before: the chunk reads the source
+    return max(
+        -(-config.max_num_batched_tokens // num_tokens) * seconds
+        for (_, num_tokens), seconds in quickest.items()
+    )
 
 
 def _pieces(

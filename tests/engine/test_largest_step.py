@@ -26,11 +26,14 @@ class Timed:
         self.now = 0.0
         self.stall = 0.0  # seconds more that the first step takes
         self.sizes: list[tuple[int, int]] = []  # tokens of sources and prompts, a step
+        self.read_sources: list[int] = []  # how long that of each chunk is
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         sources = sum(len(encode.source_ids) for encode in batch.encodes)
         prompts = sum(len(chunk.token_ids) for chunk in batch.chunks)
         self.sizes.append((sources, prompts))
+        lengths = self.runner.cache.source_lengths.tolist()
+        self.read_sources += [lengths[chunk.source_row] for chunk in batch.chunks]
         self.now += sources * self.encode + prompts * self.prefill + self.stall
         self.stall = 0.0
         return self.runner.run(batch)
@@ -89,7 +92,8 @@ def test_a_step_full_of_sources_counts_where_it_is_the_longer_one(
     num_sources = -(-96 // longest)
 
     assert _seconds(model, timed) == max(num_sources * longest * encode, 96 * prefill)
-    assert timed.sizes == [(longest, 0)] * 2 + [(0, 8)] * 2
+    assert timed.sizes == [(longest, 0), (0, 8)] * 2
+    assert timed.read_sources == [longest] * 2
     assert not timed.runner.cache.source_lengths.any()
 
 
