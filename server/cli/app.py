@@ -12,6 +12,7 @@ import click
 from server.cli.benchmark import bench
 from server.cli.checkpoints import average, explain, import_, train
 from server.cli.demo import demo
+from server.cli.difference import diff
 from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.extras import how_to_install
 from server.cli.generation import generate, score
@@ -56,6 +57,7 @@ for command in (
     explain,
     export,
     verify,
+    diff,
     serve,
     generate,
     score,

@@ -1,0 +1,130 @@
+"""Two forms of a model, compared on lines."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from exporter.checkpoint import load_checkpoint
+from exporter.difference.difference import compare
+from tests.exporter.conftest import MakeCheckpoint
+from tests.parity.conftest import export_unproven
+
+LINES = "w3 w4 w5\nw9 w3\n\nw7 w8 w3 w4\n"
+PAIRS = "w3 w4 w5\tw6 w7\nw9 w3\tw8\nw7 w8 w3 w4\n"
+
+
+def changed(checkpoint: Path, out: Path, name: str, factor: float) -> Path:
+    """Return a copy of a checkpoint with one weight made larger."""
+    out.mkdir()
+    for file in checkpoint.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    weights = load_file(out / "model.safetensors")
+    weights[name] *= factor
+    save_file(weights, out / "model.safetensors")
+    return out
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    (tmp_path / "lines.txt").write_text(LINES)
+    return tmp_path / "lines.txt"
+
+
+@pytest.mark.parametrize(("family", "text"), [("gpt", LINES), ("encoder-decoder", PAIRS)])
+def test_a_package_writes_what_its_checkpoint_does(
+    family: str, text: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(family)
+    package = export_unproven(checkpoint).package
+    (tmp_path / "text").write_text(text)
+
+    found = compare(checkpoint, package, tmp_path / "text", new=5)
+
+    assert found.lines == found.lines_equal == 3 and found.first is None
+    assert found.tokens == found.tokens_equal > 6 and found.token_loss == 0
+    assert list(found.logit_quantiles) == ["50%", "90%", "99%", "100%"]
+    assert 0 < found.logit_quantiles["100%"] < 1e-4
+    assert found.one.perplexity == pytest.approx(found.other.perplexity, rel=1e-5)
+    assert (found.one.chrf is None) == (family == "gpt") and found.chrf_loss == pytest.approx(0)
+    assert found.other.num_bytes == sum(file.stat().st_size for file in package.iterdir())
+
+
+def test_a_changed_model_is_seen_where_it_writes_otherwise(
+    make_checkpoint: MakeCheckpoint, lines: Path, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("gpt")
+    other = changed(
+        checkpoint, tmp_path / "other", "decoder.layers.1.feed_forward.up_proj.weight", 9
+    )
+
+    found = compare(checkpoint, other, lines, new=6)
+
+    assert found.tokens_equal < found.tokens and found.lines_equal < 3
+    assert found.first is not None and found.first.texts[0] != found.first.texts[1]
+    assert found.first.line in (1, 2, 4) and 1 <= found.first.token <= 6
+    assert found.logit_quantiles["50%"] > 0.01
+    assert found.chrf_between is not None and found.chrf_loss == 100 - found.chrf_between > 0
+
+
+def test_the_perplexity_is_that_of_the_lines_tokens(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("gpt")
+    (tmp_path / "text").write_text("w3 w4 w5 w6\n")
+    ids = torch.tensor([[3, 4, 5, 6]])
+
+    found = compare(checkpoint, checkpoint, tmp_path / "text", new=2)
+
+    with torch.no_grad():
+        logprobs = load_checkpoint(checkpoint).model(ids)[0, :-1].log_softmax(-1)
+    wanted = math.exp(-float(logprobs[range(3), [4, 5, 6]].mean()))
+    assert found.one.perplexity == pytest.approx(wanted, rel=1e-4)
+
+
+def test_without_a_text_random_tokens_are_tried(make_checkpoint: MakeCheckpoint) -> None:
+    checkpoint = make_checkpoint("encoder-decoder")
+
+    found = compare(checkpoint, checkpoint, new=4)
+
+    assert found.lines == 16 and found.tokens_equal == found.tokens
+    assert found.one.perplexity is None and found.one.chrf is None
+    assert np.isfinite(found.one.tokens_per_second)
+
+
+def test_other_models_are_refused(make_checkpoint: MakeCheckpoint) -> None:
+    one, other = make_checkpoint("gpt"), make_checkpoint("gpt", vocab_size=40)
+
+    with pytest.raises(ConfigError, match=r"differ in vocab_size \(31 and 40\), prompt_vocab_size"):
+        compare(one, other)
+
+
+def test_a_model_that_does_not_generate_is_refused(make_checkpoint: MakeCheckpoint) -> None:
+    checkpoint = make_checkpoint("bert")
+
+    with pytest.raises(ConfigError, match="holds a model that does not generate"):
+        compare(checkpoint, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("w3\n" + "w4 " * 13, "line 2 has 13 tokens; the models take 1 to 12"),
+        ("\n \n", "has no lines"),
+        (b"w3\n\xff\n", "cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_lines_that_cannot_be_used_are_named(
+    text: str | bytes, message: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("gpt")
+    (tmp_path / "text").write_bytes(text.encode() if isinstance(text, str) else text)
+
+    with pytest.raises(ConfigError, match=message):
+        compare(checkpoint, checkpoint, tmp_path / "text")
