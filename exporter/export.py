@@ -95,9 +95,9 @@ class _Title(NamedTuple):
 
 def _write_files(checkpoint: Checkpoint, form: PackageFormat, directory: Path) -> None:
     """Write all of a package but its manifest."""
-    write_graphs(build_package_graphs(checkpoint, form), directory)
     for name in copied_files(checkpoint):
         (directory / name).write_bytes((checkpoint.path / name).read_bytes())
+    write_graphs(build_package_graphs(checkpoint, form), directory)
 
 
 def _describe(
