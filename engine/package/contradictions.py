@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.package.manifest import (
+    FORMATS,
     FULL_SIZE,
     LOGIT_TOLERANCE,
     CacheShape,
@@ -194,8 +195,8 @@ def _failed_on_device(manifest: Manifest) -> Iterator[str]:
     found = certificate.device
     if found is None:
         return
-    if manifest.target == "cpu":
-        yield "certificate.device: must not be there for the target cpu"
+    if not FORMATS[manifest.target].is_shown_on_device:
+        yield f"certificate.device: must not be there for the target {manifest.target}"
     yield from _wrong_buckets(manifest, found)
     in_half = form.precision != "fp32" and not form.is_lossy
     if (found.half is not None) != in_half or (found.tolerance is None) != in_half:

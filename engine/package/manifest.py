@@ -72,6 +72,7 @@ class TargetFormats:
     precisions: tuple[Precision, ...]  # of activations
     no_int8_cache: tuple[Precision, ...] = ()  # of them, those without one for an int8 cache
     no_weights: tuple[tuple[Weights, Weights], ...] = ()  # without one, and what to take instead
+    is_shown_on_device: bool = False  # by a second stage of the certificate
 
 
 FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
@@ -81,6 +82,7 @@ FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
             ("fp32", "fp16", "bf16"),
             no_int8_cache=("fp32",),
             no_weights=(("int8", "int8-blocks"),),  # int8 has a scale for each row of the input
+            is_shown_on_device=True,
         ),
     }
 )

@@ -14,6 +14,7 @@ _WRONG = (
     "rows.llama.bf16",
     "certificate.llama.fp16.kv-int8",
     "certificate.sentiment.bf16",
+    "certificate.digits.fp16.int4",
 )
 _MEASURED = (
     "steps.gpt2-124m.int4",
