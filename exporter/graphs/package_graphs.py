@@ -18,7 +18,7 @@ from exporter.models.protocol import generator
 from exporter.operators.domain import Functions
 from exporter.samples import encode_samples
 
-_FEATURES = ("window", "attention_softcap")  # options that not every kernel of attention has
+_FEATURES = ("window", "attention_softcap")  # options that not every kernel of a cache has
 
 
 def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
@@ -27,7 +27,7 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     problems, groups = form.problems, target.int8_cache_groups
     config = checkpoint.config.model
     needed = [name for name in _FEATURES if getattr(config, name) is not None]
-    if needed and form.precision in target_of(form).plain_attention:
+    if needed and config.num_decoder_layers and form.precision in target_of(form).plain_attention:
         problems.append(
             f"the model has {' and '.join(needed)}, for which the target {form.target} has a "
             f"kernel in fp16 and bf16, not in {form.precision}, and the target cpu in fp32"

@@ -51,20 +51,21 @@ def test_learned_positions_are_not_cut(tmp_path: Path) -> None:
         import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=9)
 
 
-SHORT = ("gemma3_text", "gpt_neox")  # they have most of what decoders differ in
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=() if name in SHORT else pytest.mark.long)
-        for name in DECODERS
-        if name != "llama"
-    ],
-)
+# They have most of what decoders differ in.
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_neox"])
 async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
     family: str, tmp_path: Path
 ) -> None:
     twin = save_decoder(tmp_path / "source", family)
 
     await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(1, 3, 8, 8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", DECODERS)
+async def test_64_greedy_tokens_behind_8_prompts_are_those_of_hugging_face(
+    family: str, tmp_path: Path
+) -> None:
+    twin = save_decoder(tmp_path / "source", family, max_position_embeddings=80)
+
+    await check_greedy_tokens(tmp_path, twin, num_tokens=64)

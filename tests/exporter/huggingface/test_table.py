@@ -16,6 +16,7 @@ from exporter.graphs.package_graphs import check_format
 from exporter.huggingface import FAMILIES
 from exporter.huggingface.family import Family, SpecialTokens
 from exporter.huggingface.table import family_table
+from exporter.models import TransformerConfig
 from tests.exporter.huggingface.decoders import DECODERS
 
 README = Path(__file__).parents[3] / "exporter" / "README.md"
@@ -40,6 +41,10 @@ def test_every_model_type_belongs_to_one_family() -> None:
 def _accepted(family: Family[Any], raw: dict[str, Any]) -> list[str]:
     """Return the types in which a model may be exported for CUDA."""
     config, _ = family.read_config(raw, SpecialTokens(eos=1, pad=0, decoder_start=0))
+    return _accepted_types(config)
+
+
+def _accepted_types(config: TransformerConfig) -> list[str]:
     checkpoint: Any = Checkpoint(Path("it"), CheckpointConfig(task="it", model=config), None, None)  # type: ignore[arg-type]
     accepted = []
     for precision in CUDA_TYPES:
@@ -66,3 +71,19 @@ def test_a_model_with_all_that_its_family_has_goes_nowhere_else(name: str) -> No
     raw = AutoConfig.for_model(name, **DECODERS[name]).to_dict()
 
     assert tuple(_accepted(BY_TYPE[name], raw)) == BY_TYPE[name].cuda_types
+
+
+def test_windows_of_a_model_without_a_cache_go_to_every_target() -> None:
+    config = TransformerConfig(
+        family="bert",
+        d_model=32,
+        num_heads=2,
+        d_ff=8,
+        num_encoder_layers=1,
+        vocab_size=9,
+        max_source_len=12,
+        labels=("a",),
+        window=4,
+    )
+
+    assert _accepted_types(config) == [*CUDA_TYPES]
