@@ -3,7 +3,8 @@
 `python -m loadtest.peers.families gpt2 pythia-14m --out loadtest/results/families.json`
 
 A model is made, saved, imported, exported with its certificate, and served by the engine: its
-greedy tokens are to be those of `generate`, its logits within 1e-4.
+greedy tokens are to be those of `generate`, with an encoder those of a search of 4 beams too, its
+logits within 1e-4.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.machine import machine_name
 from engine.package.package import load_package
+from engine.requests.defaults import sampling_params
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.checkpoint import load_checkpoint
@@ -37,7 +39,7 @@ from loadtest.peers.family_shapes import SHAPES, FamilyShape
 from loadtest.peers.models import save_source
 from loadtest.result_file import write_document
 
-NUM_PROMPTS, NUM_TOKENS = 8, 64
+NUM_PROMPTS, NUM_TOKENS, NUM_BEAMS = 8, 64, 4
 PROMPT_LENGTHS = (1, 2, 5, 12, 25, 50, 50, 50)
 
 
@@ -76,25 +78,34 @@ def measure(shape: FamilyShape, directory: Path) -> dict[str, object]:
     import_seconds = time.perf_counter() - started
     prompts = _prompts(twin)
     logit_difference = _logit_difference(twin, directory / "checkpoint", prompts)
-    expected = [_generate(twin, prompt) for prompt in prompts]
+    widths = (1, NUM_BEAMS) if twin.config.is_encoder_decoder else (1,)
+    expected = {width: [_generate(twin, prompt, width) for prompt in prompts] for width in widths}
     del twin
     shutil.rmtree(directory / "source")
     started = time.perf_counter()
     manifest = export_package(directory / "checkpoint", directory / "package")
     export_seconds = time.perf_counter() - started
-    answers = asyncio.run(_answers(directory / "package", prompts))
-    equal = sum(answer == tokens for answer, tokens in zip(answers, expected, strict=True))
+    answers = {
+        width: asyncio.run(_answers(directory / "package", prompts, width)) for width in widths
+    }
+    beams = {"beams_equal": _equal(answers[NUM_BEAMS], expected[NUM_BEAMS])} if widths[1:] else {}
     return {
         "model_type": shape.model_type,
         "parameters": imported.num_parameters,
-        "prompts_equal": f"{equal} of {len(prompts)}",
-        "tokens": sum(map(len, expected)),
-        "distinct_answers": len(set(map(tuple, expected))),
+        "prompts_equal": _equal(answers[1], expected[1]),
+        **beams,
+        "tokens": sum(map(len, expected[1])),
+        "distinct_answers": len(set(map(tuple, expected[1]))),
         "largest_logit_difference_eager": logit_difference,
         "largest_logit_difference_certificate": manifest.certificate.max_abs_logit_diff,
         "import_seconds": round(import_seconds, 1),
         "export_seconds": round(export_seconds, 1),
     }
+
+
+def _equal(answers: list[list[int]], expected: list[list[int]]) -> str:
+    equal = sum(answer == tokens for answer, tokens in zip(answers, expected, strict=True))
+    return f"{equal} of {len(expected)}"
 
 
 def _make(shape: FamilyShape, source: Path) -> Any:
@@ -124,12 +135,13 @@ def _logit_difference(twin: Any, checkpoint: Path, prompts: list[list[int]]) -> 
     return float((model(ids) - twin(ids).logits).abs().max())
 
 
-def _generate(twin: Any, prompt: list[int]) -> list[int]:
+def _generate(twin: Any, prompt: list[int], num_beams: int) -> list[int]:
     ids = torch.tensor([prompt])
     output = twin.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
+        num_beams=num_beams,
         max_new_tokens=NUM_TOKENS,
     )
     start = 1 if twin.config.is_encoder_decoder else len(prompt)
@@ -137,18 +149,24 @@ def _generate(twin: Any, prompt: list[int]) -> list[int]:
     return tokens
 
 
-async def _answers(package: Path, prompts: list[list[int]]) -> list[list[int]]:
-    engine = load_engine(load_package(package), EngineConfig(max_num_seqs=NUM_PROMPTS))
+async def _answers(path: Path, prompts: list[list[int]], num_beams: int) -> list[list[int]]:
+    package = load_package(path)
+    strategy = {"strategy": "beam", "beam_width": num_beams} if num_beams > 1 else {}
+    asked = {"strategy": "greedy", **strategy, "max_new_tokens": NUM_TOKENS}
+    params = sampling_params(asked, package.manifest.defaults)
+    engine = load_engine(package, EngineConfig(max_num_seqs=NUM_PROMPTS))
     assert isinstance(engine, AsyncEngine)
     await engine.start()
     try:
-        return list(await asyncio.gather(*(_answer(engine, i, p) for i, p in enumerate(prompts))))
+        answers = (_answer(engine, i, prompt, params) for i, prompt in enumerate(prompts))
+        return list(await asyncio.gather(*answers))
     finally:
         await engine.stop()
 
 
-async def _answer(engine: AsyncEngine, number: int, prompt: list[int]) -> list[int]:
-    params = SamplingParams(max_new_tokens=NUM_TOKENS)
+async def _answer(
+    engine: AsyncEngine, number: int, prompt: list[int], params: SamplingParams
+) -> list[int]:
     events = engine.generate(GenerationRequest(str(number), tuple(prompt), params))
     (answer,) = [event async for event in events if isinstance(event, SequenceFinished)]
     return list(answer.token_ids)

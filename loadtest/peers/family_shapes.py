@@ -26,9 +26,55 @@ def _sizes(width: int, inner: int, layers: int, heads: int, **options: Any) -> d
     }
 
 
+def _sides(width: int, inner: int, layers: int, heads: int, **options: Any) -> dict[str, Any]:
+    """Return the sizes of an encoder-decoder with two stacks that are alike."""
+    sizes = {"ffn_dim": inner, "layers": layers, "attention_heads": heads}
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sizes.items()}
+    return {"d_model": width, **sides, **options}
+
+
+_T5 = {"decoder_start_token_id": 0}
+_GATED = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _GEMMA3_270M = _sizes(640, 2048, 18, 4, num_key_value_heads=1, head_dim=256, sliding_window=512)
 
 SHAPES: Mapping[str, FamilyShape] = {
+    "opus-mt": FamilyShape(
+        "marian",
+        {
+            **_sides(512, 2048, 6, 8, activation_function="swish", scale_embedding=True),
+            "max_position_embeddings": 512,
+        },
+    ),
+    "bart-base": FamilyShape("bart", _sides(768, 3072, 6, 12), max_len=None),
+    "mbart-large": FamilyShape(
+        "mbart",
+        {"vocab_size": 250027, "scale_embedding": True, "decoder_start_token_id": 250004},
+        max_len=None,
+    ),
+    "m2m100-418m": FamilyShape("m2m_100"),
+    "nllb-600m": FamilyShape("m2m_100", {"vocab_size": 256206}),
+    "pegasus-large": FamilyShape(
+        "pegasus", {"vocab_size": 96103, "activation_function": "relu", "scale_embedding": True}
+    ),
+    "t5-small": FamilyShape("t5", _T5),
+    "flan-t5-small": FamilyShape("t5", {**_GATED, "d_ff": 1024, "num_layers": 8, "num_heads": 6}),
+    "byt5-small": FamilyShape(
+        "t5",
+        {
+            **_GATED,
+            **{"vocab_size": 384, "d_model": 1472, "d_ff": 3584, "num_heads": 6},
+            **{"num_layers": 12, "num_decoder_layers": 4},
+        },
+    ),
+    "madlad-3b": FamilyShape(
+        "t5",
+        {
+            **_GATED,
+            **{"vocab_size": 256000, "d_model": 1024, "d_kv": 128, "d_ff": 8192},
+            **{"num_layers": 32, "num_heads": 16},
+        },
+    ),
+    "mt5-small": FamilyShape("mt5", _T5),
     "gpt2": FamilyShape("gpt2", max_len=None),
     "pythia-14m": FamilyShape("gpt_neox", {**_sizes(128, 512, 6, 4), "vocab_size": 50304}),
     "pythia-70m": FamilyShape("gpt_neox", {**_sizes(512, 2048, 6, 8), "vocab_size": 50304}),
