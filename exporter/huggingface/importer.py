@@ -80,7 +80,7 @@ def import_checkpoint(
     with _naming(source / CONFIG_NAME):
         config, said = family.read_config(raw, options.special_tokens())
         config = _with_ends(config, options.eos_token_ids)
-    config = config if max_len is None else _shortened(config, max_len)
+        config = config if max_len is None else _with_length(config, max_len)
     text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
         text = read_tokenizer(source, config, str(raw["model_type"]), languages)
@@ -116,17 +116,22 @@ def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> Gener
     return defaults.model_copy(update={"forced_begin": (text.target_language,)})
 
 
-def _shortened(config: TransformerConfig, max_len: int) -> TransformerConfig:
-    """Return a model of shorter texts, whose positions are computed, so that none is left over."""
+def _with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
+    """Return a model of other texts, whose positions are computed, so that none is left over.
+
+    They are not longer than in the source, unless only distances count.
+    """
     if config.positions == "learned":
         raise CheckpointError(
             f"max_len is {max_len}, and this model has learned its {config.max_target_len} "
             "positions; import it with all of them"
         )
+    is_free = config.positions == "relative"
     lengths = {
-        name: min(getattr(config, name), max_len) for name in ("max_source_len", "max_target_len")
+        name: max_len if is_free else min(getattr(config, name), max_len)
+        for name in ("max_source_len", "max_target_len")
     }
-    return config.model_copy(update=lengths)
+    return TransformerConfig.model_validate({**config.model_dump(), **lengths})
 
 
 def _written(

@@ -8,7 +8,24 @@ from exporter.huggingface.family import Family, SpecialTokens
 from exporter.models.config import TransformerConfig
 
 
-def _config(source: BartConfig, tokens: SpecialTokens) -> TransformerConfig:
+class MBartConfig(BartConfig):
+    """`config.json` of an mBART."""
+
+    decoder_start_token_id: int | None = None
+
+    def notes(self) -> list[str]:
+        """Say what outputs begin behind, where the source does not."""
+        if self.decoder_start_token_id is not None:
+            return []
+        return [
+            "config.json has no decoder_start_token_id: outputs begin behind the end token, or "
+            "behind the token of --target-lang"
+        ]
+
+
+def _config(source: MBartConfig, tokens: SpecialTokens) -> TransformerConfig:
+    if tokens.decoder_start is None:
+        tokens = SpecialTokens(tokens.eos, tokens.pad, decoder_start=tokens.eos)
     return bart_like(
         source,
         tokens,
@@ -22,7 +39,7 @@ def _config(source: BartConfig, tokens: SpecialTokens) -> TransformerConfig:
 MBART = Family(
     title="mBART",
     model_types=("mbart",),
-    source=BartConfig,
+    source=MBartConfig,
     to_config=_config,
     weights=weights,
     abilities=("generate", "beam", "score"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.greedy import check_tokens
@@ -62,6 +63,34 @@ def test_logits_are_those_of_hugging_face(
 
     expected = twin(source_ids, MASK.long(), target_ids).logits
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_an_mbart_that_does_not_say_what_outputs_begin_behind_is_imported(tmp_path: Path) -> None:
+    save("mbart", tmp_path / "source", decoder_start_token_id=None)
+
+    imported = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+    assert "outputs begin behind the end token" in imported.notes[0]
+    assert load_checkpoint(tmp_path / "checkpoint").config.model.bos_token_id == EOS
+
+
+@pytest.mark.parametrize(("max_len", "limit"), [(None, 512), (9, 9), (700, 700)])
+def test_a_model_that_knows_distances_only_is_as_long_as_it_is_told(
+    max_len: int | None, limit: int, tmp_path: Path
+) -> None:
+    save("t5", tmp_path / "source")
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=max_len)
+
+    config = load_checkpoint(tmp_path / "checkpoint").config.model
+    assert (config.max_source_len, config.max_target_len) == (limit, limit)
+
+
+def test_a_length_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
+    save("t5", tmp_path / "source")
+
+    with pytest.raises(CheckpointError, match="max_source_len is 2097152: Input should be less"):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=2**21)
 
 
 OWN = {"own_output": True}  # a random model with one embedding repeats itself
