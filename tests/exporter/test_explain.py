@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import exporter.explain.explain as explain_module
 from engine.errors import CheckpointError, InvalidRequest
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, CheckpointConfig
 from exporter.explain.explain import explain
 from exporter.explain.picture import ImageBlock, TextBlock, draw
@@ -154,6 +156,21 @@ def test_encoder_decoder_shows_attention_over_its_greedy_output(translator, draw
     assert encoder.weights.shape == (2, 2, 5, 5)
     assert decoder.weights.shape == (3, 2, len(ids) - 1, len(ids) - 1)
     assert not np.triu(decoder.weights, 1).any()
+
+
+def test_its_greedy_output_has_the_tokens_that_it_must_have_and_none_that_it_must_not(
+    translator, drawn, tmp_path
+):
+    defaults = GenerationDefaults(
+        forced_begin=(6,), forced_end=8, banned_tokens=(0, 1, 2, 3), max_new_tokens=4
+    )
+    config = translator.config.model_copy(update={"generation": defaults})
+
+    explain(replace(translator, config=config), "I saw a", tmp_path / "heads.png")
+
+    first, *middle, last = drawn[0].queries
+    assert (first, len(middle), last) == ("café", 2, "$x$")
+    assert not {*middle} & {*WORDS[:4]}
 
 
 def test_encoder_decoder_shows_attention_over_a_given_target(translator, drawn, tmp_path):

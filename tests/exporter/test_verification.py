@@ -181,6 +181,7 @@ def test_name_and_version_are_told_for_nothing_else_shows_them(
         (lambda m: m["generation"].update(eos_token_ids=[1]), "generation"),
         (lambda m: m["generation"].update(num_heads=4), "generation"),
         (lambda m: m.update(labels=["one"]), "labels"),
+        (lambda m: m.update(defaults={"forced_begin": [1]}), "defaults"),
     ],
 )
 @pytest.mark.usefixtures("compared")

@@ -258,7 +258,7 @@ def world(request: pytest.FixtureRequest, exported: Callable[..., Exported]) -> 
     answers = asyncio.run(answer_all(engine, wanted))
     eager = Eager(checkpoint.model, setup.form.precision)
     bits = setup.has_equal_bits(name)
-    return World(eager, answers, setup, bits, engine._tokenizer.decode)
+    return World(eager, answers, setup, bits, engine._tokenizer._target.decode)
 
 
 def generated(asked: Asked, sequence: SequenceFinished) -> tuple[int, ...]:
