@@ -185,6 +185,8 @@ class RequestReader:
         ids, violations = await self._read_ids(given, path, _TARGET, limit)
         if violations or not isinstance(given, str) or ids[: len(forced)] == forced:
             return ids, violations
+        if self._tokenizer.is_special(ids[0]):  # another language, say
+            return ids, violations
         ids = (*forced, *ids)
         return ids, self._check_ids(ids, f"{path}.{_TARGET[0]}", None, limit)
 

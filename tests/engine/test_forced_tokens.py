@@ -100,7 +100,12 @@ async def test_a_constraint_that_cannot_begin_as_forced_is_refused(
 
 @pytest.mark.parametrize(
     ("prefix", "beginning"),
-    [("hi", (BOS, *b"hi")), ((BOS, *b"hi"), (BOS, *b"hi")), (tuple(b"hi"), tuple(b"hi"))],
+    [
+        ("hi", (BOS, *b"hi")),
+        ((BOS, *b"hi"), (BOS, *b"hi")),
+        (tuple(b"hi"), tuple(b"hi")),
+        ("</s>hi", (EOS, *b"hi")),
+    ],  # such as another language
 )
 async def test_a_prefix_takes_the_place_of_the_forced_beginning_and_as_text_stands_behind_it(
     make_engine: MakeEngine, prefix, beginning

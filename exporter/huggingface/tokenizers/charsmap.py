@@ -167,5 +167,10 @@ def _one_of(chars: Iterable[str]) -> str:
     return f"[{''.join(f'{_escaped(low)}-{_escaped(high)}' for low, high in ranges)}]"
 
 
+def literal(text: str) -> str:
+    """Return the regular expression of a text."""
+    return "".join(_escaped(ord(char)) for char in text)
+
+
 def _escaped(code: int) -> str:
     return f"\\x{{{code:x}}}"

@@ -12,7 +12,6 @@ from exporter.huggingface.tokenizers.added import add_tokens, put_around
 from exporter.huggingface.tokenizers.byte_level import VOCABULARY_NAME, read_vocabulary
 from exporter.huggingface.tokenizers.layouts import SENTENCEPIECE, Given, Layout, by_vocabulary
 from exporter.huggingface.tokenizers.sentencepiece_model import (
-    SPACE,
     Piece,
     SentencePieceModel,
     convert,
@@ -98,9 +97,10 @@ def _token(piece: Piece, layout: Layout) -> Token:
     token = Token(content=piece.text, special=piece.is_special)
     if piece.text == "<mask>" and layout.strips_mask:
         return token.model_copy(update={"lstrip": True})
-    # A run of spaces is found where they have become pieces, everything else in the text itself.
-    is_run = SPACE in piece.text and not piece.is_special
-    return token.model_copy(update={"normalized": is_run})
+    # A user's symbol is found in the normalized text, unless nothing would be left of it there.
+    is_symbol = not piece.is_special and not _is_target_language(piece)
+    is_kept = not any(map(str.isspace, piece.text))
+    return token.model_copy(update={"normalized": is_symbol and is_kept})
 
 
 def _is_target_language(piece: Piece) -> bool:

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from engine.json_file import read_bounded
 from engine.wording import listed
-from exporter.huggingface.tokenizers.charsmap import Charsmap, read_charsmap
+from exporter.huggingface.tokenizers.charsmap import Charsmap, literal, read_charsmap
 
 SPACE = "▁"  # stands for a space in pieces
 _MAX_BYTES = 2**26
@@ -118,11 +118,11 @@ def convert(
     `prefix` says which of the parts between added tokens get a space in front; None: as the model
     says. Nothing is put around a text yet, and no token is looked for in it.
     """
-    prefix = prefix or _prefix(model)
+    prefix = prefix or ("always" if model.begins_with_space else "never")
     tokenizer = Tokenizer(_algorithm(model, vocabulary))
     steps = [*model.charsmap.steps, *_spaces(model)]
     if prefix == "always":
-        steps.append(normalizers.Prepend(SPACE))
+        steps.append(_space_in_front([p.text for p in vocabulary if model.is_searched(p)]))
     steps.append(normalizers.Replace(" ", SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -133,10 +133,16 @@ def convert(
     return tokenizer
 
 
-def _prefix(model: SentencePieceModel) -> Prefix:
-    if not model.begins_with_space:
-        return "never"
-    return "first" if any(map(model.is_searched, model.pieces)) else "always"
+def _space_in_front(symbols: Sequence[str]) -> normalizers.Normalizer:
+    """Return what begins a text with a space, unless it is a symbol that is searched and no more.
+
+    The library searches symbols as a normalizer leaves them, and is not to search them with a
+    space.
+    """
+    if not symbols:
+        return normalizers.Prepend(SPACE)
+    alone = "|".join(map(literal, symbols))
+    return normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=[\s\S])"), SPACE)
 
 
 def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models.Model:

@@ -190,6 +190,19 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
+def test_symbols_of_a_user_are_found_where_sentencepiece_finds_them(
+    algorithm: str, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = trained(model_type=algorithm, user_defined_symbols=["<2en>", "<sep>"])
+    files = source_with(tmp_path, "spiece.model", model, tokenizer_class="LlamaTokenizer")
+    lines = ["<2en> hello there", "a<2en>b", "a<sep>b <sep> c", " <2en><2en>", "\uff1c2en\uff1e a"]
+
+    tokenizer = read_tokenizer(tmp_path, config("gpt")).tokenizer
+
+    assert not list(unexplained(files, tokenizer, lines, lambda ids: [1, *ids]))
+
+
 @pytest.mark.parametrize("num_lines", [200, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
 def test_ids_are_those_of_the_family(

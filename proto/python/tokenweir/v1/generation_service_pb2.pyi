@@ -197,7 +197,7 @@ class Decoding(_message.Message):
     @_builtins.property
     def forced_begin(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The first generated tokens.  A target prefix takes their place; one that is text stands
-        behind them, unless it begins with them.
+        behind them, unless it begins with them or with another special token, such as a language's.
         """
 
     def __init__(
