@@ -20,6 +20,7 @@ from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.contracts import generation_contract
 from exporter.samples import Tokens
+from exporter.training.state import STATE_NAME
 
 BATCH_SIZE = 8  # cases beside each other
 
@@ -100,5 +101,6 @@ def _generating(contract: GenerationContract | None, path: Path) -> GenerationCo
 
 
 def size_of(path: Path) -> int:
-    """Return how many bytes the files of a model have."""
-    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    """Return how many bytes the files of a model have, without the state of a training run."""
+    files = (file for file in path.iterdir() if file.is_file() and file.name != STATE_NAME)
+    return sum(file.stat().st_size for file in files)
