@@ -96,12 +96,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(0)
     for name, config in CONFIGS.items():
-        model = build_model(config)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(0.3 * torch.randn(weight.shape))
-        save_checkpoint(directory / name, name, model, _tokenizer())
+        _save_random(directory / name, config, noise=0.3)
     return {name: directory / name for name in CONFIGS}
+
+
+def _save_random(path: Path, config: TransformerConfig, *, noise: float) -> None:
+    model = build_model(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * torch.randn(weight.shape))
+    save_checkpoint(path, path.name, model, _tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +126,16 @@ def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @contextmanager
-def _serve(packages: dict[str, Path], directory: Path, **environment: str) -> Iterator[Server]:
-    """Run `tokenweir serve` with two replicas, and a log in `directory`."""
+def _serve(
+    packages: dict[str, Path], directory: Path, *more: str, **environment: str
+) -> Iterator[Server]:
+    """Run `tokenweir serve` with two replicas, `more` options, and a log in `directory`."""
     log = directory / "log"
     command = [Path(sys.executable).with_name("tokenweir"), "serve", *packages.values()]
     options = ["--replicas", "2", "--port", "0", "--max-num-seqs", str(SLOTS), "--grace", "60"]
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, *options],
+            [*command, *options, *more],
             stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
@@ -393,6 +399,45 @@ async def test_what_may_be_partial_is_answered_at_a_drain(
     assert eager(CONTINUE, "w3", 180).startswith(partial.text)
     refused = [outcome for outcome in outcomes if isinstance(outcome, Unavailable)]
     assert refused and {outcome.reason for outcome in refused} == {"DRAINING"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_packages_for_cuda_are_served_on_a_cpu(
+    checkpoints: dict[str, Path], eager: Callable[[str, str, int], str], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    gentle = tmp_path / "gentle"  # what float16 can tell from its neighbours
+    small = TransformerConfig(family="gpt", num_decoder_layers=2, max_target_len=16, **SHAPE)
+    _save_random(gentle, small, noise=0.05)
+    export_package(checkpoints[TRANSLATE], tmp_path / "fp32", target="cuda")
+    export_package(gentle, tmp_path / "fp16", target="cuda", precision="fp16")
+    packages = {precision: tmp_path / precision for precision in ("fp32", "fp16")}
+    prompts = [prompt for name, prompt, _ in _mixed_requests(32) if name == TRANSLATE]
+
+    with _serve(packages, tmp_path, "--device", "cpu") as server:
+        async with AsyncClient(server.address, timeout=120) as client:
+            told = {model.model: (model.device, model.precision) for model in await client.models()}
+            answers = await asyncio.gather(
+                *(client.generate("fp32", prompt, max_new_tokens=9) for prompt in prompts)
+            )
+            scores = await asyncio.gather(
+                *(client.score("fp16", prompt, "w5 w7 w9") for prompt in prompts)
+            )
+
+    assert told == {name: ("cpu", name) for name in packages}
+    assert [a.text for a in answers] == [eager(TRANSLATE, prompt, 9) for prompt in prompts]
+    expected = [_eager_score(gentle, prompt, [5, 7, 9]) for prompt in prompts]
+    assert [score.sum_logprob for score in scores] == pytest.approx(expected, abs=0.02)
+
+
+@torch.no_grad()
+def _eager_score(checkpoint: Path, prompt: str, target: list[int]) -> float:
+    loaded = load_checkpoint(checkpoint)
+    assert loaded.tokenizer is not None
+    ids = torch.tensor([[*loaded.tokenizer.encode(prompt).ids, *target]])
+    logprobs = loaded.model(ids)[0].log_softmax(-1)[-len(target) - 1 : -1]
+    return float(logprobs.gather(1, torch.tensor(target)[:, None]).sum())
 
 
 def _mixed_requests(count: int) -> list[tuple[str, str, int]]:
