@@ -83,7 +83,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "phi3": {
         **{k: v for k, v in _ROTARY.items() if k != "head_dim"},
-        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
         "sliding_window": 5,
     },
 }
@@ -105,7 +106,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
     ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     ("gemma3_text", {"sliding_window_pattern": 2, "layer_types": None}),
-    ("phi3", {"sliding_window": None, "num_key_value_heads": 4}),
+    ("phi3", {"sliding_window": None, "num_key_value_heads": 2}),
     ("phi3", {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}}),
     ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 20}),
 ]
