@@ -33,7 +33,7 @@ from exporter.toolchain import read_toolchain
 
 
 def export_package(
-    checkpoint_dir: str | os.PathLike[str],
+    checkpoint_dir: str | os.PathLike[str] | Checkpoint,
     out_dir: str | os.PathLike[str],
     *,
     name: str | None = None,
@@ -59,7 +59,7 @@ def export_package(
     title = _Title.of(_name_of(out) if name is None else name, version)
     _check_replaceable(out)
     form = PackageFormat.of(target, precision, weights, kv_cache)
-    checkpoint = load_checkpoint(checkpoint_dir)
+    checkpoint = opened(checkpoint_dir)
     check_format(form, checkpoint)
     scored = None if text is None else read_text(text, checkpoint)
     with stage(out) as staging:
@@ -72,6 +72,11 @@ def export_package(
         write_manifest(manifest, directory)
         staging.publish()
     return manifest
+
+
+def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """Return a checkpoint, read if it is a path."""
+    return checkpoint if isinstance(checkpoint, Checkpoint) else load_checkpoint(checkpoint)
 
 
 class _Title(NamedTuple):

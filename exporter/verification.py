@@ -18,8 +18,8 @@ from exporter.certificate.cases import Progress
 from exporter.certificate.certificate import certify
 from exporter.certificate.loss import limits_of
 from exporter.certificate.scored_text import read_text
-from exporter.checkpoint import Checkpoint, load_checkpoint
-from exporter.export import copied_files
+from exporter.checkpoint import Checkpoint
+from exporter.export import copied_files, opened
 from exporter.graphs.contracts import contract_of
 from exporter.toolchain import read_toolchain
 
@@ -59,7 +59,7 @@ class Verification:
 
 def verify_package(
     package_dir: str | os.PathLike[str],
-    checkpoint_dir: str | os.PathLike[str],
+    checkpoint_dir: str | os.PathLike[str] | Checkpoint,
     *,
     text: Path | None = None,
     progress: Progress | None = None,
@@ -87,14 +87,14 @@ def verify_package(
 
 
 def load_both(
-    package_dir: str | os.PathLike[str], checkpoint_dir: str | os.PathLike[str]
+    package_dir: str | os.PathLike[str], checkpoint_dir: str | os.PathLike[str] | Checkpoint
 ) -> tuple[Package, Checkpoint]:
     """Load a package and the checkpoint that it is of, before they are compared.
 
     Raises PackageError, and CertificateError where the contract or a file is not the checkpoint's
     or a newer release made the package.
     """
-    package, checkpoint = load_package(package_dir), load_checkpoint(checkpoint_dir)
+    package, checkpoint = load_package(package_dir), opened(checkpoint_dir)
     _check_is_of(package, checkpoint)
     _check_toolchain(package, read_toolchain())
     return package, checkpoint

@@ -48,9 +48,9 @@ def eager_alignment(model: nn.Module, case: Case, tokens: Tokens) -> Floats:
     with torch.inference_mode(), record_probabilities(ours.decoder) as recorded:
         memory = ours.encode(torch.tensor([case.source]))
         ours.decoder.hidden_states(torch.tensor([target]), memory)
-    last = recorded[f"layers.{len(ours.decoder.layers) - 1}.cross_attention"]  # [1, h, T, S]
+    last = [part for name, part in recorded.items() if name.endswith("cross_attention")][-1]
     first = len(case.prompt) - case.num_prompt_logits
-    attention: Floats = last.mean(dim=1)[0, first:].numpy()
+    attention: Floats = last.mean(dim=1)[0, first:].numpy()  # of [1, h, T, S]
     return attention
 
 

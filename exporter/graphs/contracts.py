@@ -87,7 +87,7 @@ def generation_contract(
         cross_cache=cross_cache,
         decoder_start_token_id=config.bos_token_id if has_source else None,
         eos_token_ids=config.eos_token_ids,
-        alignment=has_source,
+        alignment=config.gives_alignment,
     )
 
 
@@ -99,7 +99,7 @@ def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
         vocab_size=config.vocab_size,
         max_len=config.max_source_len,
         pad_token_id=config.pad_token_id,
-        embedding_dim=config.head_dim,
+        embedding_dim=config.vector_dim,
         num_token_types=_token_types(config),
     )
 
@@ -113,7 +113,7 @@ def image_contract(config: TransformerConfig) -> ImageContract | None:
         channels=config.image.channels,
         mean=config.image.mean,
         std=config.image.std,
-        embedding_dim=config.d_model,
+        embedding_dim=config.vector_dim,
         resize=config.image.resize,
         keep_ratio=config.image.keep_ratio,
         resample=config.image.resample,

@@ -22,6 +22,7 @@ def simplify(model: ir.Model) -> None:
     """Rewrite a graph in place."""
     _RULES.apply_to_model(model)
     _state_shapes(model.graph)
+    _repeat_masks(model.graph)
     RemoveUnusedNodesPass()(model)
     NameFixPass()(model)  # torch may give a node the name of one of our outputs
     ClearMetadataAndDocStringPass()(model)  # stack traces, with the paths of this machine
@@ -42,11 +43,36 @@ def _state_shapes(graph: ir.Graph) -> None:
             continue
         sizes = [_size(size, given[i] if i < len(given) else None) for i, size in enumerate(wanted)]
         if sizes.count(-1) <= 1:
-            value = ir.Value(name=f"{node.outputs[0].name}.shape", const_value=ir.tensor(sizes))
-            value.shape, value.dtype = ir.Shape([len(sizes)]), ir.DataType.INT64
-            graph.register_initializer(value)
+            value = _initializer(graph, f"{node.outputs[0].name}.shape", sizes)
             node.replace_input_with(1, value)
             node.attributes.pop("allowzero", None)
+
+
+def _repeat_masks(graph: ir.Graph) -> None:
+    """Give every query its row of a mask that has one for all: the kernel does not repeat rows.
+
+    Torch's own attention makes such masks; ours does not.
+    """
+    for node in list(graph):
+        if node.op_type != "Attention" or node.domain or len(node.inputs) < 4:
+            continue
+        query, mask = node.inputs[0], node.inputs[3]
+        if query is None or mask is None or query.shape is None or mask.shape is None:
+            continue
+        if len(query.shape) == len(mask.shape) == 4 and mask.shape[2] == 1 != query.shape[2]:
+            ones = _initializer(graph, f"{node.outputs[0].name}.ones", [1])
+            length = ir.node("Shape", [query], {"start": 2, "end": 3})
+            size = ir.node("Concat", [ones, ones, length.outputs[0], ones], {"axis": 0})
+            rows = ir.node("Expand", [mask, size.outputs[0]])
+            graph.insert_before(node, [length, size, rows])
+            node.replace_input_with(3, rows.outputs[0])
+
+
+def _initializer(graph: ir.Graph, name: str, numbers: list[int]) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(numbers))
+    value.shape, value.dtype = ir.Shape([len(numbers)]), ir.DataType.INT64
+    graph.register_initializer(value)
+    return value
 
 
 def _size(size: int | ir.SymbolicDim, same_place: int | ir.SymbolicDim | None) -> int:

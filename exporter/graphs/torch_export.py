@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import onnx_ir as ir
 import torch
@@ -28,6 +28,7 @@ from exporter.graphs.target import CPU, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS, Decoder, EncoderOutput
+from exporter.models.own import OwnDecoder
 from exporter.models.protocol import Generator, generator
 from exporter.models.vit import PatchEmbeddings
 from exporter.operators.bodies import attach_bodies
@@ -78,11 +79,11 @@ def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     for name, bias in model.named_parameters():
         if name == OUTPUT_BIAS:
             kept = nn.Parameter(bias.detach().float().clone(), requires_grad=False)
-            generator(copied).decoder.output.bias = kept
+            cast(Decoder, generator(copied).decoder).output.bias = kept
     return copied
 
 
-def widen_heads(decoder: Decoder) -> None:
+def widen_heads(decoder: Decoder | OwnDecoder) -> None:
     """Widen every head of a decoder to the width of its cache, by zero weights.
 
     The kernels want one width for keys and values, a multiple of 8. A zero changes neither a dot
@@ -134,7 +135,7 @@ class _DecoderOutput(NamedTuple):
 class _DecoderGraph(nn.Module):
     """One step of a decoder: the newest tokens of every row in, the logits asked for out."""
 
-    def __init__(self, decoder: Decoder, *, in_pieces: bool) -> None:
+    def __init__(self, decoder: Decoder | OwnDecoder, *, in_pieces: bool) -> None:
         """`in_pieces`: where rows begin decides how they are summed."""
         super().__init__()
         self.decoder = decoder
@@ -176,7 +177,9 @@ class _DecoderGraph(nn.Module):
         return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
 
 
-def _logits(decoder: Decoder, rows: Tensor) -> Tensor:
+def _logits(decoder: Decoder | OwnDecoder, rows: Tensor) -> Tensor:
+    if isinstance(decoder, OwnDecoder):
+        return decoder.logits(rows).float()
     output = decoder.output
     if output.weight.dtype == torch.float32:
         return decoder.logits(rows)
@@ -274,8 +277,9 @@ def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> 
 
 
 def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graphs:
-    patches: PatchEmbeddings = model.embeddings  # type: ignore[assignment]
-    patches.patches_as_product = target.patches_as_product
+    for part in model.modules():
+        if isinstance(part, PatchEmbeddings):
+            part.patches_as_product = target.patches_as_product
     return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 
@@ -313,11 +317,13 @@ def _export(module: nn.Module, shape: GraphShape) -> ir.Model:
 def _quiet() -> Iterator[None]:
     """Keep the exporter from telling of its own use of deprecated functions, and of torchvision."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    level, is_fast = logger.level, torch.backends.mha.get_fastpath_enabled()
     logger.setLevel(logging.ERROR)
+    torch.backends.mha.set_fastpath_enabled(False)  # of torch's own layers; no graph has its kernel
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
+        torch.backends.mha.set_fastpath_enabled(is_fast)

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import Decoder
+from exporter.models.own import OwnDecoder
 
 
 class Generator(Protocol):
     """A model with a decoder, behind a source or not."""
 
     config: TransformerConfig
-    decoder: Decoder
+    decoder: Decoder | OwnDecoder
 
     def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> Tensor | None:
         """Return the memory (B, S, D) of sources; None if the model reads none."""

@@ -59,6 +59,16 @@ class TransformerConfig(
         first = () if self.eos_token_id is None else (self.eos_token_id,)
         return (*first, *self.other_eos_token_ids)
 
+    @property
+    def vector_dim(self) -> int | None:
+        """Width of the vector of a text or picture, None if the model gives none."""
+        return self.head_dim
+
+    @property
+    def gives_alignment(self) -> bool:
+        """Whether a decoder tells what it attends to in its source."""
+        return self.family == "encoder-decoder"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         patches = self.image.num_tokens if self.image else 0

@@ -1,0 +1,1 @@
+"""Complete programs of people whose models are none of ours: trained, exported, asked."""

@@ -1,0 +1,70 @@
+"""Exports and verifies a model of a person's own class, whose code nothing of ours has to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from torch import nn
+
+from engine.package.manifest import Manifest
+from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
+from exporter.export import export_package
+from exporter.models.own import OwnConfig, dress
+from exporter.verification import Verification, verify_package
+
+
+def export_own(
+    model: nn.Module,
+    config: OwnConfig,
+    out_dir: str | os.PathLike[str],
+    *,
+    tokenizer: Tokenizer | None = None,
+    samples: Sequence[str] = (),
+    **options: Any,
+) -> Manifest:
+    """Export a model, prove it equal to itself in PyTorch, and write the package.
+
+    `model` has the methods of `OwnWriter`, or a `forward` of one pass: of `input_ids` and `mask`,
+    or of `pixel_values`, to logits, vectors, or both. `samples` are texts that it is tried with;
+    `options` and errors are those of `export_package`.
+    """
+    with _as_checkpoint(model, config, tokenizer, samples) as checkpoint:
+        return export_package(checkpoint, out_dir, **options)
+
+
+def verify_own(
+    package_dir: str | os.PathLike[str],
+    model: nn.Module,
+    config: OwnConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    samples: Sequence[str] = (),
+    **options: Any,
+) -> Verification:
+    """Compare a package with a model again; arguments as of `export_own`, errors as of verify."""
+    with _as_checkpoint(model, config, tokenizer, samples) as checkpoint:
+        return verify_package(package_dir, checkpoint, **options)
+
+
+@contextmanager
+def _as_checkpoint(
+    model: nn.Module, config: OwnConfig, tokenizer: Tokenizer | None, samples: Sequence[str]
+) -> Iterator[Checkpoint]:
+    """Give what a package is made of; its files are gone afterwards."""
+    name = type(model).__name__
+    described = {"task": name, "model": config.model_dump(mode="json", exclude_defaults=True)}
+    with tempfile.TemporaryDirectory(prefix="tokenweir-own-") as directory:
+        path = Path(directory) / name
+        path.mkdir()
+        (path / CONFIG_NAME).write_text(json.dumps(described, indent=2) + "\n")
+        if tokenizer is not None:
+            (path / TOKENIZER_NAME).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        kept = CheckpointConfig(task=name, model=config)
+        yield Checkpoint(path, kept, dress(model, config), tokenizer, tuple(samples))
