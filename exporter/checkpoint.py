@@ -134,17 +134,19 @@ def save_checkpoint(
     model: nn.Module,
     tokenizer: Tokenizer | None,
     samples: Sequence[str] = (),
+    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
 ) -> None:
     """Write a checkpoint of `model`, whose `config` attribute is its TransformerConfig.
 
-    `samples` are sentences that it is to be tried with when it is exported.
+    `samples` are sentences that it is to be tried with when it is exported, `generation` what its
+    package gives to requests that leave options away.
 
     A new directory appears at once, complete. In an existing one each file is replaced by a
     rename, the weights last, so saving again with the same configuration is atomic too.
     Raises CheckpointError if the directory cannot be written, and for what load_checkpoint would
     refuse: a module that is none of exporter.models, a tokenizer that is missing.
     """
-    config = _checked_config(task, model, tokenizer)
+    config = _checked_config(task, model, tokenizer).model_copy(update={"generation": generation})
     _write(Path(path), config, tokenizer, samples, safetensors.torch.save(unique_weights(model)))
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.models.config import TransformerConfig
 from exporter.training.data import ChunkSource, Example
 from exporter.training.evaluation import Evaluation
@@ -59,6 +60,7 @@ class Task:
     data_summary: str = ""  # of given files: how much of what is in them
     # The model starts from these, by the names of its weights; others are freshly drawn.
     initial_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    generation: GenerationDefaults = GenerationDefaults()  # of what it starts from
 
 
 def accuracy_judge(

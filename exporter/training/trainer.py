@@ -222,7 +222,7 @@ class Run:
 
     def _save_checkpoint(self, out: Path) -> None:
         task, samples = self._task, [text for text, _ in self._task.samples]
-        save_checkpoint(out, task.name, self._model, task.tokenizer, samples)
+        save_checkpoint(out, task.name, self._model, task.tokenizer, samples, task.generation)
 
     def _save(self) -> None:
         save_state(self._out, self._state, self._model, self._average, self._optimizer)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.package.files import hash_file
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, unique_weights
 from exporter.models.config import Family, TransformerConfig
 from exporter.tasks.own.parts import Parts, divide
@@ -40,6 +41,11 @@ class OwnData:
     def initial_weights(self) -> Mapping[str, Tensor]:
         """The weights to start from; none for fresh ones."""
         return {} if self.start is None else unique_weights(self.start.model)
+
+    @property
+    def generation(self) -> GenerationDefaults:
+        """What the model to start from gives to requests that leave options away."""
+        return GenerationDefaults() if self.start is None else self.start.config.generation
 
     @property
     def fingerprint(self) -> str:

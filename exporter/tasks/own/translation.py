@@ -69,6 +69,7 @@ def translation_task(seed: int, data: OwnData) -> Task:
         data_fingerprint=data.fingerprint,
         data_summary=_summary(parts, kept),
         initial_weights=data.initial_weights,
+        generation=data.generation,
     )
 
 

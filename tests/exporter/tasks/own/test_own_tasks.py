@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from exporter.checkpoint import load_checkpoint
+from engine.requests.generation_defaults import GenerationDefaults
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.models import build_model
 from exporter.tasks import build_own_task
 from exporter.tasks.own.baseline import CommonestTag, WordByWord, commonest_label
 from exporter.tasks.own.data import OwnData
@@ -51,6 +53,19 @@ def test_a_model_learns_more_than_counts_say_and_a_second_one_starts_from_it(
     tokenizers = [load_checkpoint(tmp_path / run).tokenizer for run in ("first", "second")]
     one, other = (None if t is None else t.to_str() for t in tokenizers)
     assert one == other
+
+
+def test_a_translation_keeps_what_its_start_says_of_generation(pairs: Path, tmp_path: Path) -> None:
+    fresh = build_own_task("translation", OwnData(pairs))
+    defaults = GenerationDefaults(beam=4, banned_tokens=(3,))
+    model = build_model(fresh.config)
+    save_checkpoint(tmp_path / "first", "mine", model, fresh.tokenizer, generation=defaults)
+
+    start = load_checkpoint(tmp_path / "first")
+    task = build_own_task("translation", OwnData(pairs, start=start))
+    train_built(lambda seed: task, tmp_path / "second", steps=1, progress=False)
+
+    assert load_checkpoint(tmp_path / "second").config.generation == defaults
 
 
 def test_translations_are_compared_with_references_as_texts(pairs: Path, tmp_path: Path) -> None:
