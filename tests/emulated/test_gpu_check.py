@@ -14,7 +14,6 @@ _WRONG = (
     "rows.llama.bf16",
     "certificate.llama.fp16.kv-int8",
     "certificate.sentiment.bf16",
-    "certificate.digits.fp16.int4",
 )
 _MEASURED = (
     "steps.gpt2-124m.int4",
@@ -44,6 +43,17 @@ def test_certificates_fail_by_what_is_compared_and_by_nothing_before(on_device: 
     assert parts[rows]["found"]["digest"] == parts[rows]["found"]["digest_again"]
     for name in certificates:
         assert parts[name]["found"] == {"error": "CertificateError"}
+
+
+def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(
+    on_device: RunScript,
+) -> None:
+    name = "certificate.digits.fp16.int4"
+
+    _, parts = run(on_device, name)
+
+    assert parts[name]["found"] == {"error": "CertificateError"}
+    assert "a kernel computes something else here" in parts[name]["summary"]
 
 
 def test_every_kind_of_measurement_runs_through(on_device: RunScript) -> None:
