@@ -99,6 +99,10 @@ class AsyncEngine(Engine):
         """Return what a token adds to a text; see Tokenizer."""
         return self._tokenizer.token_bytes(token_id)
 
+    def source_token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a source, which may have other tokens."""
+        return self._tokenizer.source_token_bytes(token_id)
+
     @property
     def step_times(self) -> StepTimes:
         """Where the time of all steps so far went."""

@@ -58,6 +58,9 @@ class GenerationTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds in the middle of a text."""
 
+    def source_token_bytes(self, token_id: int) -> bytes:
+        """Return the same of a token that is read."""
+
     def is_special(self, token_id: int) -> bool:
         """Say whether a token is left out of texts, such as that of a language."""
 

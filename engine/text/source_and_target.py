@@ -26,6 +26,10 @@ class SourceAndTarget:
         """Return what a token adds to what is written."""
         return self._target.token_bytes(token_id)
 
+    def source_token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a source."""
+        return self._source.source_token_bytes(token_id)
+
     def is_special(self, token_id: int) -> bool:
         """Say whether a token is left out of what is written."""
         return self._target.is_special(token_id)

@@ -103,6 +103,8 @@ class Tokenizer:
             found = self._bytes_of[token_id] = self._read_bytes(token_id)
         return found
 
+    source_token_bytes = token_bytes  # it reads as it writes
+
     def _read_bytes(self, token_id: int) -> bytes:
         token: str | None = self._tokenizer.id_to_token(token_id)
         if token is None:

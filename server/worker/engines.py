@@ -55,6 +55,9 @@ class GeneratingEngine(Engine, Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text."""
 
+    def source_token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a source."""
+
 
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
@@ -65,6 +68,9 @@ class ScoringEngine(Engine, Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text."""
+
+    def source_token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a source."""
 
 
 @runtime_checkable

@@ -82,6 +82,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
             found.model,
             current_request_id(),
             found.engine.token_bytes,
+            found.engine.source_token_bytes,
             may_vary=_may_vary(request.scheduling),
         )
         return answering.score_response(scores)
@@ -112,6 +113,7 @@ def _answering(request: pb.GenerateRequest, found: Found[GeneratingEngine]) -> G
         found.model,
         current_request_id(),
         found.engine.token_bytes,
+        found.engine.source_token_bytes,
         with_ids=request.output.token_ids,
         may_vary=_may_vary(request.scheduling),
     )

@@ -44,6 +44,7 @@ class GenerationAnswers:
     model: ServedModel
     request_id: str
     token_bytes: Callable[[int], bytes]
+    source_token_bytes: Callable[[int], bytes]
     with_ids: bool = False
     may_vary: bool = False  # the caller asked for no more than best effort
 
@@ -134,7 +135,7 @@ class GenerationAnswers:
         return message
 
     def _source_pieces(self, event: RequestFinished) -> list[bytes]:
-        return [self.token_bytes(token_id) for token_id in event.source_ids]
+        return [self.source_token_bytes(token_id) for token_id in event.source_ids]
 
     def _positions(
         self, positions: Sequence[PositionLogprobs]

@@ -452,5 +452,6 @@ def test_a_text_is_read_with_one_tokenizer_and_written_with_another(tmp_path: Pa
 
     text = both.detokenizer((), include_stop=False, min_new_tokens=0)
 
-    assert (both.encode("b"), both.encode_part("y"), both.token_bytes(1)) == ([1], [1], b" y")
+    assert (both.encode("b"), both.encode_part("y")) == ([1], [1])
+    assert (both.source_token_bytes(1), both.token_bytes(1)) == (b" b", b" y")
     assert text.push([1]).text + text.finish().text == "y"

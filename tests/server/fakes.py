@@ -233,6 +233,8 @@ class FakeGenerator(_Lifecycle):
     def token_bytes(self, token_id: int) -> bytes:
         return b"<%d>" % token_id
 
+    source_token_bytes = token_bytes
+
     def _checked(self, request: GenerationRequest) -> list[str]:
         violations = check_sampling_params(
             request.params, limits=RequestLimits(), vocab_size=VOCAB_SIZE

@@ -62,7 +62,9 @@ END = RequestFinished("r", Usage(4, 2, 3, 6), TIMING, seed=0, prompt_logprobs=(P
 @pytest.fixture
 def answering() -> GenerationAnswers:
     model = ServedModel("m", generation_package(), (), "replica")
-    return GenerationAnswers(model, "call", lambda i: b"\xc3%c" % i, with_ids=True)
+    return GenerationAnswers(
+        model, "call", lambda i: b"\xc3%c" % i, lambda i: b"source %d" % i, with_ids=True
+    )
 
 
 def test_every_finish_reason_of_the_engine_has_the_protocols_name() -> None:
@@ -95,7 +97,7 @@ def test_alignment_comes_with_the_pieces_of_the_source(answering: GenerationAnsw
     (result,) = answering.response([FinishedInput((BEAM,), end)]).results
     summary = answering.summary(end).summary
 
-    assert list(result.source_pieces) == list(summary.source_pieces) == [b"\xc3A", b"\xc3B"]
+    assert list(result.source_pieces) == list(summary.source_pieces) == [b"source 65", b"source 66"]
 
 
 def test_ids_are_left_out_unless_asked_for(answering: GenerationAnswers) -> None:
