@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.package import Package
+from engine.requests.generation_defaults import GenerationDefaults
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.config import WorkerConfig
@@ -45,12 +46,18 @@ def serving(
 
     @asynccontextmanager
     async def serve(
-        script: Script, step_seconds: float = 0.0, **shape: int
+        script: Script,
+        step_seconds: float = 0.0,
+        defaults: dict[str, Any] | None = None,
+        **shape: int,
     ) -> AsyncIterator[AsyncClient]:
         core, runner = make_core(script, config=CONFIG, **shape)
         runner.before_step = lambda: time.sleep(step_seconds)
         package = make_package(**shape)
-        contract = package.manifest.generation
+        given = GenerationDefaults.model_validate(defaults or {})
+        manifest = package.manifest.model_copy(update={"defaults": given})
+        package = package.model_copy(update={"manifest": manifest})
+        contract = manifest.generation
         assert contract is not None
         constraints = ConstraintCompiler(
             byte_tokenizer, contract.vocab_size, contract.eos_token_ids
@@ -90,13 +97,46 @@ def _row(logits: dict[str, float]) -> np.ndarray:
         ({"frequency_penalty": 1.0}, "abacba"),
         ({"no_repeat_ngram": 2}, "aabaca"),
         ({"repetition_penalty": 1.2}, "abaaaa"),
+        ({"encoder_no_repeat_ngram": 1, "prompt": "xa>"}, "bbbbbb"),
+        ({"banned_sequences": [[*b"aa"], [*b"abab"]]}, "abacab"),
+        ({"begin_banned_tokens": [ord("a")]}, "baaaaa"),
+        ({"forced_begin": [*b"zc"], "forced_end": ord("b")}, "zcaaab"),
     ],
 )
 async def test_controls(options: dict[str, object], text: str, serving: Serving) -> None:
     async with serving(always(a=4.0, b=3.5, c=2.8)) as client:
-        answer = await client.generate(MODEL, ">", max_new_tokens=6, **options)
+        prompt = str(options.pop("prompt", ">"))
+        answer = await client.generate(MODEL, prompt, max_new_tokens=6, **options)
 
     assert answer.text == text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "bbb"),
+        ({"max_new_tokens": 2}, "bb"),
+        ({"banned_tokens": [ord("b")]}, "aaa"),
+        ({"banned_tokens": []}, "aaa"),
+        ({"without_defaults": ["banned_tokens"]}, "aaa"),
+        ({"without_defaults": ["*"], "max_new_tokens": 4}, "aaaa"),
+    ],
+)
+async def test_defaults_of_the_package_hold_unless_a_request_says_otherwise(
+    options: dict[str, Any], text: str, serving: Serving
+) -> None:
+    defaults = {"banned_tokens": [ord("a")], "max_new_tokens": 3, "strategy": "beam", "beam": 2}
+
+    async with serving(always(a=4.0, b=3.5, c=2.8), defaults=defaults) as client:
+        answer = await client.generate(MODEL, ">", **options)
+        stream = client.stream(MODEL, ">", **options)
+        pieces = [piece async for piece in stream]
+        (model,) = await client.models()
+
+    assert answer.text == "".join(pieces) == text
+    is_search = "*" not in options.get("without_defaults", ())
+    assert (answer.sequences[0].score != 0) == is_search
+    assert model.defaults["beam"] == 2
 
 
 async def test_typical_p(serving: Serving) -> None:
