@@ -68,8 +68,7 @@ def export_package(
         most = (limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None
         report = progress or _no_progress
         found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
-        manifest = _describe(title, checkpoint, form, directory, found)
-        write_manifest(manifest, directory)
+        manifest = _write_manifest(title, checkpoint, form, directory, found)
         staging.publish()
     return manifest
 
@@ -105,7 +104,7 @@ def _write_files(checkpoint: Checkpoint, form: PackageFormat, directory: Path) -
     write_graphs(build_package_graphs(checkpoint, form), directory)
 
 
-def _describe(
+def _write_manifest(
     title: _Title,
     checkpoint: Checkpoint,
     form: PackageFormat,
@@ -114,7 +113,7 @@ def _describe(
 ) -> Manifest:
     contract = contract_of(checkpoint.config.model, form)
     files = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
-    return Manifest(
+    manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=title.name,
         version=title.version,
@@ -134,6 +133,8 @@ def _describe(
         toolchain=read_toolchain(),
         certificate=certificate,
     )
+    write_manifest(manifest, directory)
+    return manifest
 
 
 def _name_of(out: Path) -> str:
