@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LARGE = 32 * 2**20  # bytes; the pages of a smaller file are not worth looking after
-_NUM_RUNS = 2  # in which what is read may stay: a prompt brings in 8 MiB for every 128 tokens
+_NUM_TOKENS = 256  # of which what is read may stay: the system brings in 64 KiB for a row
 _LOADING_PAUSE = 0.02  # seconds
 
 
@@ -29,7 +29,7 @@ class MappedWeights:
         with path.open("rb") as file:
             self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._is_large = len(self.memory) >= _LARGE
-        self._num_runs = 0
+        self._num_tokens = 0
 
     @classmethod
     def of(cls, graph: Path) -> MappedWeights | None:
@@ -55,10 +55,14 @@ class MappedWeights:
             is_over.set()
             thread.join()
 
-    def have_been_read(self) -> None:
-        """Note that the graph has run; let go of pages from time to time."""
-        self._num_runs += 1
-        if self._num_runs % _NUM_RUNS == 0:
+    def have_been_read(self, num_tokens: int = _NUM_TOKENS // 2) -> None:
+        """Note that the graph has run, for so many tokens; let go of pages from time to time.
+
+        Not after every step of a few sequences: all pages would have to be found again in the next.
+        """
+        self._num_tokens += num_tokens
+        if self._num_tokens >= _NUM_TOKENS:
+            self._num_tokens = 0
             self._give_back()
 
     def _give_back(self) -> None:

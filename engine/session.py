@@ -16,7 +16,7 @@ from engine.device.memory import DeviceArray
 from engine.errors import DeviceError, OutOfDeviceMemory, PackageError, TokenweirError
 from engine.machine import num_cores
 from engine.mapped_weights import MappedWeights
-from engine.package.graph_io import READ_ON_HOST, GraphValue
+from engine.package.graph_io import INPUT_IDS, READ_ON_HOST, GraphValue
 from engine.wording import listed, size_of
 
 check_distributions()  # of two of them, one on the other, anything may fail to be imported
@@ -126,6 +126,7 @@ class Binding:
         self._binding = session.io_binding()
         self._arrays: dict[tuple[str, str], NDArray[Any] | DeviceArray] = {}  # alive while bound
         self._options: dict[int, ort.RunOptions] = {}  # by id of captured graph
+        self._num_tokens: tuple[int, ...] = ()  # of a run, if it has token ids
 
     def input(self, name: str, array: NDArray[Any] | DeviceArray) -> None:
         """Bind an input to an array, which must be contiguous.
@@ -138,8 +139,10 @@ class Binding:
         self._keep("input", name, array)
         if isinstance(array, DeviceArray):
             self._binding.bind_input(name, *self._described(array))
-        else:
-            self._binding.bind_ortvalue_input(name, _value(array))
+            return
+        if name == INPUT_IDS:
+            self._num_tokens = (array.size,)
+        self._binding.bind_ortvalue_input(name, _value(array))
 
     def output(self, name: str, array: NDArray[Any] | DeviceArray) -> None:
         """Bind an output to an array of exactly its shape, which must be contiguous.
@@ -162,7 +165,7 @@ class Binding:
         if self._device is None:
             self._session.run_with_iobinding(self._binding)
             if self._weights is not None:
-                self._weights.have_been_read()
+                self._weights.have_been_read(*self._num_tokens)
             return
         if graph_id not in self._options:
             self._options[graph_id] = _run_options(graph_id, waits=False)

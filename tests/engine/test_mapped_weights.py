@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from engine.mapped_weights import MappedWeights
 from engine.session import Session, create_session
 
 MAPS = Path("/proc/self/smaps")
@@ -93,3 +94,18 @@ def test_a_binding_keeps_the_weights_that_it_reads(graph: Path, table: np.ndarra
     binding.run()
 
     np.testing.assert_array_equal(rows, table[-1:])
+
+
+def test_pages_are_given_back_by_the_tokens_that_were_read(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = MappedWeights.of(graph)
+    given: list[int] = []
+    monkeypatch.setattr(weights, "_give_back", lambda: given.append(1))
+
+    found = []
+    for _ in range(2 * 256 // 4):  # four sequences, a token each
+        weights.have_been_read(4)
+        found.append(len(given))
+
+    assert [found.count(number) for number in range(3)] == [63, 64, 1]
