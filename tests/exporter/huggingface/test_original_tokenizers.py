@@ -93,7 +93,7 @@ def lay_out_marian(source: Path, lines: list[str], **options: Any) -> int:
     return len(order)
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+@pytest.mark.parametrize("algorithm", ["unigram", pytest.param("bpe", marks=pytest.mark.long)])
 @LINES
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_marian_reads_with_one_model_and_writes_with_another(
@@ -233,7 +233,7 @@ def test_byt5_has_three_more_than_a_byte(num_lines: int, tmp_path: Path) -> None
     assert tokenizer.encode(marked).ids == original(marked).input_ids
 
 
-@pytest.mark.parametrize("lowers", [True, False])
+@pytest.mark.parametrize("lowers", [True, pytest.param(False, marks=pytest.mark.long)])
 @LINES
 def test_bert_has_the_words_of_its_file(num_lines: int, lowers: bool, tmp_path: Path) -> None:
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -267,7 +267,11 @@ def test_bert_has_the_words_of_its_file(num_lines: int, lowers: bool, tmp_path: 
 
 @pytest.mark.parametrize(
     ("kind", "original_class"),
-    [("gpt2", GPT2Tokenizer), ("roberta", RobertaTokenizer), ("bart", RobertaTokenizer)],
+    [
+        ("gpt2", GPT2Tokenizer),
+        ("roberta", RobertaTokenizer),
+        pytest.param("bart", RobertaTokenizer, marks=pytest.mark.long),
+    ],
 )
 @LINES
 def test_vocabulary_and_merges_become_a_tokenizer(
