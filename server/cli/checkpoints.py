@@ -74,21 +74,25 @@ def train(
     best checkpoint. The last line says how it does on held-out data, against the task's target.
     """
     _check_data(task, given)
-    if out is None and not check:
-        raise click.UsageError("Missing option '--out'.")
     from exporter.openmp import let_waiting_threads_sleep
 
     let_waiting_threads_sleep()  # before torch is loaded
     with cleaned_up():
-        build = _builder(task, given)
-        if check or out is None:
-            built = build(seed or 0)
-            click.echo(built.data_summary or f"{len(built.held_out):,} examples are held out")
+        if check:
+            _tell_data(_builder(task, given)(seed or 0))
             return
+        if out is None:
+            raise click.UsageError("Missing option '--out'.")
         from exporter.tasks.train import train_built
 
+        build = _builder(task, given)
         report = train_built(build, out, resume=resume, seed=seed, steps=steps)
     print_report(report)
+
+
+def _tell_data(task: Task) -> None:
+    """Say how much of what is in the data."""
+    click.echo(task.data_summary or f"{len(task.held_out):,} examples are held out")
 
 
 # The option by which a task gets its data; the others make their own.

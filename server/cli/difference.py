@@ -84,9 +84,7 @@ def diff(
     new_tokens: int,
     max_token_loss: float,
     max_chrf_loss: float | None,
-    json_path: Path | None,
-    markdown: Path | None,
-    junit: Path | None,
+    **files: Path | None,
 ) -> None:
     """Compare what B gives with what A gives, on the CPU: packages or checkpoints of one model.
 
@@ -95,7 +93,6 @@ def diff(
     allow.
     """
     from exporter.difference.difference import compare
-    from exporter.files import replace_file
     from server.cli.progress import show_progress
 
     with cleaned_up(), show_progress("Comparing") as progress:
@@ -104,20 +101,21 @@ def diff(
     if max_chrf_loss is not None:
         bounds.append(Bound("chrF loss", found.chrf_loss, max_chrf_loss))
     rows = list(_rows(found))
-    for path, content in (
-        (json_path, _as_json(found, bounds)),
-        (markdown, _as_markdown(rows, bounds)),
-        (junit, _as_junit(bounds)),
-    ):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content.encode())
-    _print(rows, found.first)
-    for bound in bounds:
-        click.echo(str(bound))
+    _write(files["json_path"], _as_json(found, bounds))
+    _write(files["markdown"], _as_markdown(rows, bounds))
+    _write(files["junit"], _as_junit(bounds))
+    _print(rows, found.first, bounds)
     missed = [bound for bound in bounds if not bound.is_kept]
     if missed:
         raise CommandError(f"{other} loses more than is allowed: {missed[0]}", FAILED)
+
+
+def _write(path: Path | None, content: str) -> None:
+    from exporter.files import replace_file
+
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.encode())
 
 
 def _rows(found: Difference) -> Iterator[tuple[str, str, str]]:
@@ -155,7 +153,9 @@ def _formatted(side: OfSide, name: str, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _print(rows: Sequence[tuple[str, str, str]], first: First | None) -> None:
+def _print(
+    rows: Sequence[tuple[str, str, str]], first: First | None, bounds: Sequence[Bound]
+) -> None:
     from rich.table import Table
 
     from server.cli.tables import print_table
@@ -168,6 +168,8 @@ def _print(rows: Sequence[tuple[str, str, str]], first: First | None) -> None:
         click.echo(f"first difference: line {first.line}, token {first.token}")
         for name, text in zip("AB", first.texts, strict=True):
             click.echo(f"  {name}: {text}")
+    for bound in bounds:
+        click.echo(str(bound))
 
 
 def _as_json(found: Difference, bounds: Sequence[Bound]) -> str:
