@@ -125,28 +125,20 @@ def test_model_that_makes_no_difference_takes_a_pair_as_one_text(
     path = make_checkpoint("bert", **SHORT, num_token_types=0)
     give_pairs(path)
     export_package(path, tmp_path / "p")
+    package = load_package(tmp_path / "p")
 
-    _, (pair,) = ask(load_package(tmp_path / "p"), PredictionItem("w4", "w6"))
+    _, (pair,) = ask(package, PredictionItem("w4", "w6"))
 
     expected = eager(load_checkpoint(path), [1, 4, 2, 6, 2]).logits[0]  # type: ignore[attr-defined]
     np.testing.assert_allclose(pair.logits, expected, atol=1e-4)
-
-
-def test_package_of_before_pairs_refuses_them(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
-    path = make_checkpoint("bert", **SHORT, num_token_types=0)
-    give_pairs(path)
-    export_package(path, tmp_path / "p")
-    package = load_package(tmp_path / "p")
-    assert package.manifest.encoding is not None
+    assert package.manifest.encoding is not None  # one that was made before pairs refuses them
     encoding = package.manifest.encoding.model_copy(update={"num_token_types": 1})
     older = package.manifest.model_copy(update={"encoding": encoding})
-
     with pytest.raises(InvalidRequest, match="takes one text, not a pair"):
         ask(package.model_copy(update={"manifest": older}), PredictionItem("w4", "w6"))
 
 
+@pytest.mark.long
 def test_two_heads_of_an_image_model_are_averaged_in_its_package(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

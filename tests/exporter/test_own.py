@@ -117,8 +117,8 @@ class Grouped(nn.Module):
 
     def blocks(self, hidden: Tensor, attend: Attend) -> Tensor:
         query, key, value = self.packed(hidden).split([12, 6, 6], dim=-1)
-        turned = query * attend.position_ids[..., None].to(query.dtype).cos()
-        return hidden + attend(0, turned, key, value)
+        louder = query * (1 + attend.position_ids[..., None] / 10)
+        return hidden + attend(0, louder, key, value)
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden @ self.token.weight.T
