@@ -83,8 +83,8 @@ def draw_weights(model: nn.Module) -> None:
 
 
 def _spread(name: str) -> float:
-    if name.endswith(".q.weight"):
-        return 0.15  # scores of T5 are not scaled
+    if name.endswith((".q.weight", ".wi_0.weight", ".wi_1.weight")):
+        return 0.1  # scores of T5 are not scaled, and a gate multiplies what it is given
     if any(part in name for part in ("embed_positions", "relative_attention_bias", "lm_head")):
         return 1.0
     return 0.3 if ".layers." in name or ".block." in name else 0.5
