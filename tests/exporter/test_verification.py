@@ -82,7 +82,7 @@ def test_verify_repeats_the_certificate_and_says_so(package: Path, checkpoint: P
         ({"batch_invariant": False}, "batch_invariant is False, found True"),
         ({"cases": 10**6}, "cases is 1000000, found "),
         ({"max_abs_logit_diff": 1e-20}, "max_abs_logit_diff is 1e-20, found "),
-        ({"tolerance": 0.5}, "tolerance is 0.5, found 0.0001"),
+        ({"tolerance": 5e-5}, "tolerance is 5e-05, found 0.0001"),
         ({"dtype": "float64"}, "dtype is float64, found fp32"),
         ({"covered": {"steps": 10**6}}, "covered.steps is 1000000, found "),
         ({"tokens_compared": 10**6, "tokens_equal": 10**6}, "tokens_equal is 1000000, found "),

@@ -452,7 +452,10 @@ async def test_models_says_on_which_gpu_and_in_which_precision_a_model_runs(
     assert "NVIDIA H200, in fp16" in capsys.readouterr().out
 
 
-async def test_models_shows_the_defaults_of_a_package(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_models_shows_the_defaults_of_a_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # in one line
     package = generation_package(beam=4, length_power=1.0, banned_tokens=range(10))
     async with running_worker(FakeGenerator(package)) as (_, address):
         assert await _tokenweir(address, "models") == 0

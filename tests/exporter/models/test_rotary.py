@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exporter.models import RotaryScaling, TransformerConfig, build_model
+from exporter.models import ImageConfig, RotaryScaling, TransformerConfig, build_model
 from exporter.models.cache import LayerCache
 from exporter.models.rotary import RotaryPositions, rotary_frequencies
 
@@ -177,11 +177,14 @@ def test_impossible_options_are_refused_with_their_values(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"positions": "rotary"}, "rotary positions are for gpt, got bert"),
+        (
+            {"family": "vit", "positions": "rotary", "image": ImageConfig(size=4, patch_size=2)},
+            "rotary positions are for gpt, bert and labeller, got vit",
+        ),
         ({"num_kv_heads": 1}, r"num_kv_heads \(1\) below num_heads \(2\) is for gpt, got bert"),
     ],
 )
-def test_options_of_gpt_alone_are_refused_elsewhere(options, message):
+def test_options_are_refused_in_families_that_do_not_have_them(options, message):
     bert = {
         "family": "bert",
         "d_model": 32,
