@@ -83,9 +83,22 @@ def _check_tokenweir(words: list[str]) -> None:
         given, left, _ = command.make_parser(context).parse_args(list(words[1:]))
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
         required = [p for p in command.params if p.required]
+        for param in command.params:
+            value = given.get(str(param.name))
+            if isinstance(value, str | list | tuple) and not isinstance(param.type, click.Path):
+                param.type_cast_value(context, value)  # BadParameter: it takes no such value
     assert not left or any(p.nargs == -1 for p in arguments), f"too many arguments: {left}"
     missing = [p.name for p in required if given.get(str(p.name)) in (None, ())]
     assert not missing, f"{words[0]} lacks {missing}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train datez --out x", "export a --out b --weights int3", "generate --model m --beam four x"],
+)
+def test_a_command_with_a_value_that_it_does_not_take_would_be_seen(line: str) -> None:
+    with pytest.raises(click.BadParameter):
+        _check_tokenweir(line.split())
 
 
 def _check_module(name: str, options: list[str]) -> None:

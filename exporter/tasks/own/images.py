@@ -76,7 +76,7 @@ def images_task(seed: int, data: OwnData) -> Task:
 def find_images(directory: Path) -> list[LabelledImage]:
     """Return the pictures of a directory that has a folder for every class."""
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory; give one with a folder for every class")
+        raise ConfigError(f"{directory} is not a directory; give one with a folder for every class")
     found = [
         LabelledImage(path, folder.name)
         for folder in sorted(directory.iterdir())
