@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels
+from exporter.tasks.own.parts import Parts
 from exporter.tasks.own.rows import read_columns
 from exporter.tasks.own.subwords import PAD, frame, train_subwords
 from exporter.training.data import Example
@@ -22,7 +22,6 @@ from exporter.training.task import Task
 COLUMNS = ("text", "label")
 CLS, SEP = "[CLS]", "[SEP]"
 MAX_LEN = 256  # tokens of a text that a fresh model takes; what is longer is cut
-_CHUNK_TEXTS = 4096
 _NUM_SAMPLES = 4
 
 
@@ -41,20 +40,12 @@ def classification_task(seed: int, data: OwnData) -> Task:
     parts = data.divided(read_texts, lambda row: row.text)
     labels = known_labels(*([row.label for row in part] for part in parts))
     tokenizer, config = _start(data, parts.training, labels)
-    training, validation, held_out = (encode_texts(tokenizer, config, part) for part in parts)
-
-    def chunk(number: int) -> list[Example]:
-        rng = random.Random(f"classification/{seed}/{number}")
-        return rng.sample(training, min(_CHUNK_TEXTS, len(training)))
-
-    return Task(
-        name="classification",
-        config=config,
-        tokenizer=tokenizer,
-        recipe=data.recipe(config),
-        chunks=chunk,
-        validation=validation,
-        held_out=held_out,
+    return data.task(
+        "classification",
+        seed,
+        config,
+        tokenizer,
+        Parts(*(encode_texts(tokenizer, config, part) for part in parts)),
         selection="exact_match",
         judge=better_than(
             commonest_label(
@@ -64,9 +55,7 @@ def classification_task(seed: int, data: OwnData) -> Task:
             "the most frequent label alone",
         ),
         samples=tuple(parts.held_out[:_NUM_SAMPLES]),
-        data_fingerprint=data.fingerprint,
         data_summary=f"{parts}; {len(labels)} labels: {', '.join(labels)}",
-        initial_weights=data.initial_weights,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.errors import ConfigError
@@ -17,9 +20,12 @@ from exporter.checkpoint import Checkpoint, unique_weights
 from exporter.models.config import Family, TransformerConfig
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.size import SIZES, Size, SizeName
-from exporter.training.task import Recipe
+from exporter.training.data import ChunkSource, Example
+from exporter.training.task import Recipe, Task
 
 Row = TypeVar("Row")
+Vary = Callable[[np.random.Generator, Example], Example]
+_CHUNK_EXAMPLES = 4096  # that are drawn at a time, in another order each time
 _FINE_TUNING = 0.1  # of the learning rate from fresh weights
 
 
@@ -37,24 +43,46 @@ class OwnData:
         """The size of a model with fresh weights."""
         return SIZES[self.size]
 
-    @property
-    def initial_weights(self) -> Mapping[str, Tensor]:
-        """The weights to start from; none for fresh ones."""
-        return {} if self.start is None else unique_weights(self.start.model)
+    def task(
+        self,
+        name: str,
+        seed: int,
+        config: TransformerConfig,
+        tokenizer: Tokenizer | None,
+        examples: Parts[Example],
+        *,
+        vary: Vary = lambda _, example: example,
+        **described: Any,
+    ) -> Task:
+        """Return a task that learns from examples, each time changed by `vary`.
 
-    @property
-    def generation(self) -> GenerationDefaults:
-        """What the model to start from gives to requests that leave options away."""
-        return GenerationDefaults() if self.start is None else self.start.config.generation
+        `described` are the fields of a Task that are told apart: selection, judge, samples, ...
+        """
+        start, weights = self.start, {}
+        generation = GenerationDefaults()
+        if start is not None:
+            weights, generation = unique_weights(start.model), start.config.generation
+        return Task(
+            name=name,
+            config=config,
+            tokenizer=tokenizer,
+            recipe=self.recipe(config),
+            chunks=_chunks(f"{name}/{seed}", examples.training, vary),
+            validation=examples.validation,
+            held_out=examples.held_out,
+            data_fingerprint=self._fingerprint(weights),
+            initial_weights=weights,
+            generation=generation,
+            **described,
+        )
 
-    @property
-    def fingerprint(self) -> str:
-        """A digest of all that was given, for a run that is resumed to have the same."""
+    def _fingerprint(self, weights: Mapping[str, Tensor]) -> str:
+        """Return a digest of all that was given, for a run that is resumed to have the same."""
         digest = hashlib.sha256()
         for path in _files(self.path), _files(self.validation):
             for file in path:
                 digest.update(file.name.encode() + b"\0" + bytes.fromhex(hash_file(file).sha256))
-        for name, weight in self.initial_weights.items():
+        for name, weight in weights.items():
             digest.update(name.encode() + b"\0" + weight.numpy().tobytes())
         return digest.hexdigest()
 
@@ -67,12 +95,18 @@ class OwnData:
 
     def started(self, family: Family) -> Checkpoint | None:
         """Return the checkpoint to go on from; ConfigError if it is of another family."""
-        if self.start is not None and self.start.config.model.family != family:
+        start = self.start
+        if start is not None and start.config.model.family != family:
             raise ConfigError(
-                f"{self.start.path} holds a model of the family {self.start.config.model.family}, "
+                f"{start.path} holds a model of the family {start.config.model.family}, "
                 f"this task trains {family}; start from a checkpoint of that family"
             )
-        return self.start
+        if start is not None and start.text.target_tokenizer is not None:
+            raise ConfigError(
+                f"{start.path} writes with another tokenizer than it reads with, and training "
+                "knows one for both; start from a checkpoint with one, or from fresh weights"
+            )
+        return start
 
     def recipe(self, config: TransformerConfig) -> Recipe:
         """Return how a model learns from the data."""
@@ -88,6 +122,18 @@ class OwnData:
             average_decay=0.998,
             validate_every=max(1, shape.steps // 10),
         )
+
+
+def _chunks(name: str, examples: Sequence[Example], vary: Vary) -> ChunkSource:
+    """Return what draws examples for a number of a chunk, for the same one always the same."""
+
+    def chunk(number: int) -> list[Example]:
+        seed = zlib.crc32(f"{name}/{number}".encode())
+        rng = np.random.default_rng(seed)
+        drawn = rng.permutation(len(examples))[:_CHUNK_EXAMPLES]
+        return [vary(rng, examples[i]) for i in drawn]
+
+    return chunk
 
 
 def _files(path: Path | None) -> list[Path]:

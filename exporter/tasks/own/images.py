@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +17,12 @@ from exporter.models.config import ImageConfig, TransformerConfig
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels
+from exporter.tasks.own.parts import Parts
 from exporter.training.data import Example
 from exporter.training.task import Task
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _PIXELS = {"tiny": (32, 4), "base": (224, 16)}  # of an image, of a patch: height and width
-_CHUNK_IMAGES = 1024
 
 
 class LabelledImage(NamedTuple):
@@ -42,23 +41,13 @@ def images_task(seed: int, data: OwnData) -> Task:
     parts = data.divided(find_images, lambda image: f"{image.label}/{image.path.name}")
     labels = known_labels(*([image.label for image in part] for part in parts))
     config = _start(data, labels)
-    training, validation, held_out = (load_images(config, part) for part in parts)
-
-    def chunk(number: int) -> list[Example]:
-        rng = np.random.default_rng([seed, number])
-        some = random.Random(f"images/{seed}/{number}").sample(
-            training, min(_CHUNK_IMAGES, len(training))
-        )
-        return [_moved(example, rng) for example in some]
-
-    return Task(
-        name="images",
-        config=config,
-        tokenizer=None,
-        recipe=data.recipe(config),
-        chunks=chunk,
-        validation=validation,
-        held_out=held_out,
+    return data.task(
+        "images",
+        seed,
+        config,
+        None,
+        Parts(*(load_images(config, part) for part in parts)),
+        vary=_moved,
         selection="exact_match",
         judge=better_than(
             commonest_label(
@@ -67,9 +56,7 @@ def images_task(seed: int, data: OwnData) -> Task:
             "images",
             "the most frequent class alone",
         ),
-        data_fingerprint=data.fingerprint,
         data_summary=f"{parts}; {len(labels)} classes: {', '.join(labels)}",
-        initial_weights=data.initial_weights,
     )
 
 
@@ -128,7 +115,7 @@ def _start(data: OwnData, labels: tuple[str, ...]) -> TransformerConfig:
     )
 
 
-def _moved(example: Example, rng: np.random.Generator) -> Example:
+def _moved(rng: np.random.Generator, example: Example) -> Example:
     """Return a picture moved by up to a sixteenth of its size, its edges repeated."""
     pixels: NDArray[np.float32] = example.source.astype(np.float32, copy=False)
     size = pixels.shape[-1]

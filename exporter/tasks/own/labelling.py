@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import CommonestTag
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels
+from exporter.tasks.own.parts import Parts
 from exporter.tasks.own.rows import BadLines, read_lines
 from exporter.tasks.own.subwords import PAD, train_subwords
 from exporter.training.data import IGNORED, Example
 from exporter.training.task import Task
 
 MAX_LEN = 256  # tokens of a sentence that a fresh model takes; what is longer is cut
-_CHUNK_SENTENCES = 4096
 _NUM_SAMPLES = 4
 _DOCUMENT = "-DOCSTART-"  # begins a document in the files of CoNLL-2003
 
@@ -35,20 +34,12 @@ def labelling_task(seed: int, data: OwnData) -> Task:
     parts = data.divided(read_sentences, _words)
     labels = known_labels(*([tag for row in part for _, tag in row] for part in parts))
     tokenizer, config = _start(data, parts.training, labels)
-    training, validation, held_out = (encode_sentences(tokenizer, config, part) for part in parts)
-
-    def chunk(number: int) -> list[Example]:
-        rng = random.Random(f"labelling/{seed}/{number}")
-        return rng.sample(training, min(_CHUNK_SENTENCES, len(training)))
-
-    return Task(
-        name="labelling",
-        config=config,
-        tokenizer=tokenizer,
-        recipe=data.recipe(config),
-        chunks=chunk,
-        validation=validation,
-        held_out=held_out,
+    return data.task(
+        "labelling",
+        seed,
+        config,
+        tokenizer,
+        Parts(*(encode_sentences(tokenizer, config, part) for part in parts)),
         selection="label_accuracy",
         judge=better_than(
             CommonestTag(parts.training).accuracy(parts.held_out),
@@ -59,9 +50,7 @@ def labelling_task(seed: int, data: OwnData) -> Task:
         samples=tuple(
             (_words(row), " ".join(tag for _, tag in row)) for row in parts.held_out[:_NUM_SAMPLES]
         ),
-        data_fingerprint=data.fingerprint,
         data_summary=f"{parts}; {len(labels)} tags: {', '.join(labels)}",
-        initial_weights=data.initial_weights,
     )
 
 

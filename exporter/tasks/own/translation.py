@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ COLUMNS = ("source", "target")
 BOS, EOS = "[BOS]", "[EOS]"
 MAX_LEN = 256  # tokens of a sentence that a fresh model takes, its end included
 _MAX_CHARACTERS = 16 * MAX_LEN  # what has more has more tokens too; counted before it is cut
-_CHUNK_PAIRS = 4096
 _TOKENIZER_PAIRS = 500_000  # that the tokenizer is trained on
 _WRITTEN = 200  # sentences that are translated to choose the best checkpoint
 _NUM_SAMPLES = 6
@@ -47,29 +45,20 @@ def translation_task(seed: int, data: OwnData) -> Task:
     """
     parts = data.divided(read_pairs, "\t".join)
     tokenizer, config = _start(data, parts.training)
-    kept = Parts(*([pair for pair in part if _fits(pair, tokenizer, config)] for part in parts))
-    training, validation, held_out = (encode_pairs(tokenizer, config, part) for part in kept)
+    encoded = Parts(*(encode_pairs(tokenizer, config, part) for part in parts))
+    training, validation, held_out = ([example for _, example in part] for part in encoded)
     silent = [replace(example, text=None) for example in validation[_WRITTEN:]]
-
-    def chunk(number: int) -> list[Example]:
-        rng = random.Random(f"translation/{seed}/{number}")
-        return rng.sample(training, min(_CHUNK_PAIRS, len(training)))
-
-    return Task(
-        name="translation",
-        config=config,
-        tokenizer=tokenizer,
-        recipe=data.recipe(config),
-        chunks=chunk,
-        validation=[*validation[:_WRITTEN], *silent],
-        held_out=held_out,
+    kept = Parts(*([pair for pair, _ in part] for part in encoded))
+    return data.task(
+        "translation",
+        seed,
+        config,
+        tokenizer,
+        Parts(training, [*validation[:_WRITTEN], *silent], held_out),
         selection="chrf",
         judge=_judge(kept),
         samples=tuple(kept.held_out[:_NUM_SAMPLES]),
-        data_fingerprint=data.fingerprint,
         data_summary=_summary(parts, kept),
-        initial_weights=data.initial_weights,
-        generation=data.generation,
     )
 
 
@@ -89,18 +78,25 @@ def make_tokenizer(pairs: Sequence[Pair], size: Size) -> Tokenizer:
 
 def encode_pairs(
     tokenizer: Tokenizer, config: TransformerConfig, pairs: Sequence[Pair]
-) -> list[Example]:
-    """Return pairs as token ids, the targets as texts too."""
-    sources = tokenizer.encode_batch_fast([pair.source for pair in pairs])
-    targets = tokenizer.encode_batch_fast([pair.target for pair in pairs])
+) -> list[tuple[Pair, Example]]:
+    """Return the pairs that the model has room for, with their token ids; targets as texts too."""
+    short = [pair for pair in pairs if max(map(len, pair)) <= _MAX_CHARACTERS]
+    sources = tokenizer.encode_batch_fast([pair.source for pair in short])
+    targets = tokenizer.encode_batch_fast([pair.target for pair in short])
     end = [] if config.eos_token_id is None else [config.eos_token_id]
-    return [
+    encoded = [
         Example(
             np.array(source.ids),
             np.array(target.ids if target.ids[-1:] == end else [*target.ids, *end]),
             pair.target,
         )
-        for pair, source, target in zip(pairs, sources, targets, strict=True)
+        for pair, source, target in zip(short, sources, targets, strict=True)
+    ]
+    return [
+        (pair, example)
+        for pair, example in zip(short, encoded, strict=True)
+        if len(example.source) <= config.max_source_len
+        and len(example.target) <= config.max_target_len
     ]
 
 
@@ -124,15 +120,6 @@ def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, Transformer
         pad_token_id=tokenizer.token_to_id(PAD),
         bos_token_id=tokenizer.token_to_id(BOS),
         eos_token_id=tokenizer.token_to_id(EOS),
-    )
-
-
-def _fits(pair: Pair, tokenizer: Tokenizer, config: TransformerConfig) -> bool:
-    """Whether the model has room for a pair."""
-    longest = config.max_source_len, config.max_target_len - 1
-    return all(
-        len(text) <= _MAX_CHARACTERS and len(tokenizer.encode(text).ids) <= limit
-        for text, limit in zip(pair, longest, strict=True)
     )
 
 

@@ -123,6 +123,20 @@ def test_a_start_of_another_family_is_refused(texts: Path, sentences: Path, tmp_
         build_own_task("labelling", OwnData(sentences, start=load_checkpoint(tmp_path / "bert")))
 
 
+def test_a_start_with_two_tokenizers_is_refused(pairs: Path, tmp_path: Path) -> None:
+    train_built(
+        lambda seed: build_own_task("translation", OwnData(pairs), seed=seed),
+        tmp_path / "one",
+        steps=1,
+        progress=False,
+    )
+    one = load_checkpoint(tmp_path / "one")
+    two = replace(one, text=replace(one.text, target_tokenizer=one.tokenizer))
+
+    with pytest.raises(ConfigError, match="writes with another tokenizer than it reads with"):
+        build_own_task("translation", OwnData(pairs, start=two))
+
+
 def test_every_token_of_a_word_has_the_words_tag(sentences: Path) -> None:
     task = build_own_task("labelling", OwnData(sentences))
     assert task.tokenizer is not None
@@ -188,7 +202,7 @@ def test_baselines_count() -> None:
 
 
 def test_data_that_changed_are_not_gone_on_with(texts: Path) -> None:
-    before = OwnData(texts).fingerprint
-    texts.write_text(texts.read_text() + "cat\tCAT\n")
+    before = build_own_task("classification", OwnData(texts)).data_fingerprint
+    texts.write_text(texts.read_text() + "big cat\tCAT\n")
 
-    assert OwnData(texts).fingerprint != before
+    assert build_own_task("classification", OwnData(texts)).data_fingerprint != before
