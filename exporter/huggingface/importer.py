@@ -31,7 +31,7 @@ from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored_output
 from exporter.huggingface.generation import merge_options
-from exporter.huggingface.sentences import read_modules
+from exporter.huggingface.sentences import SentenceModules, read_modules
 from exporter.huggingface.stored import StoredWeights, open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.models import TransformerConfig
@@ -70,11 +70,7 @@ def import_checkpoint(
     """
     source, out = Path(source), Path(out)
     check_replaceable(out)
-    raw = _read_json(source / CONFIG_NAME)
-    family = _family_of(raw, source)
-    for name in family.files:
-        raw[Path(name).stem] = _read_optional_json(source / name)
-    raw["modules"] = modules = read_modules(source)
+    raw, family = _read_source(source)
     with _naming(source / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
     with _naming(source / CONFIG_NAME):
@@ -88,14 +84,12 @@ def import_checkpoint(
     with _naming(source / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
     _check_ids(config, generation, source)
-    beside = [source / modules.dense_path] if modules and modules.dense_path else []
-    with open_weights(source, *beside) as stored:
+    with open_weights(source, *_beside(source, raw["modules"])) as stored:
         check_layers(len(stored), config, source)
         config = untie_stored_output(stored, family, config)
         found = find_weights(stored, family, config, source)
         weights = _written(model_weights(config), found, stored, progress)
-        task = out.resolve().name
-        described = CheckpointConfig(task=task, model=config, generation=generation)
+        described = CheckpointConfig(task=out.resolve().name, model=config, generation=generation)
         stream_checkpoint(out, described, text.tokenizer, weights, text.files)
     num_parameters = sum(prod(weight.shape) for weight in model_weights(config))
     said = [*options.notes(config), *said, *text.notes]
@@ -146,6 +140,21 @@ def _written(
         read = known[weight.name].read(stored) if weight.name in known else None
         yield torch.zeros(weight.shape) if read is None else read
         progress(i + 1, len(wanted))
+
+
+def _beside(source: Path, modules: SentenceModules | None) -> list[Path]:
+    """Return the directories that have weights besides the source itself."""
+    return [source / modules.dense_path] if modules and modules.dense_path else []
+
+
+def _read_source(source: Path) -> tuple[dict[str, Any], Family[Any]]:
+    """Return `config.json` with the other files that the family reads, and the family."""
+    raw = _read_json(source / CONFIG_NAME)
+    family = _family_of(raw, source)
+    for name in family.files:
+        raw[Path(name).stem] = _read_optional_json(source / name)
+    raw["modules"] = read_modules(source)
+    return raw, family
 
 
 def _family_of(raw: dict[str, Any], source: Path) -> Family[Any]:

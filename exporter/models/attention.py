@@ -19,7 +19,6 @@ from exporter.models.config import TransformerConfig
 from exporter.models.relative import RelativePositions
 from exporter.models.rotary import RotaryPositions
 from exporter.operators.attention import emit_attention
-from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import cross_attention_over_row
 from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
@@ -169,22 +168,16 @@ class MultiHeadAttention(nn.Module):
         self.scale = self.key_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         self.window = window
-        self.q_norm = self.k_norm = None
-        if qk_norm_eps is not None:
-            self.q_norm = nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
-            self.k_norm = nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
+        self.q_norm, self.k_norm = (
+            None if qk_norm_eps is None else nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
+            for _ in range(2)
+        )
         self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.key_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.value_dim, bias=bias)
-        self.out_proj = (
-            nn.Linear(
-                num_heads * self.value_dim,
-                d_model,
-                bias=bias if output_bias is None else output_bias,
-            )
-            if output
-            else None
-        )
+        last_bias = bias if output_bias is None else output_bias
+        last = num_heads * self.value_dim, d_model
+        self.out_proj = nn.Linear(*last, bias=last_bias) if output else None
         self.score_weight = (
             nn.Parameter(torch.empty(num_heads, self.key_dim)) if score == "additive" else None
         )
@@ -299,16 +292,10 @@ class MultiHeadAttention(nn.Module):
 
         The cache afterwards holds the new positions too.
         """
-        width = cache.key.shape[-1]
-        output, cache.key, cache.value = cached_attention(
-            pad_heads(self._queries(hidden), self.num_heads, width),
-            pad_heads(self._keys(hidden), self.num_kv_heads, width),
-            pad_heads(self.v_proj(hidden), self.num_kv_heads, width),
-            cache.key,
-            cache.value,
-            cache.seqlens_k,
-            cache.total_seq,
-            cache.position_ids,
+        heads = cache.attend(
+            self._queries(hidden),
+            self._keys(hidden),
+            self.v_proj(hidden),
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             scale=self.scale,
@@ -316,8 +303,8 @@ class MultiHeadAttention(nn.Module):
             window=self.window,
             rotary=None if self.rotary is None else (self.rotary.cos, self.rotary.sin),
             distance_bias=None if self.relative is None else self.relative.by_distance(),
-        )  # (B, T, h * width)
-        return self._project_output(unpad_heads(output, self.num_heads, self.value_dim))
+        )  # (B, T, h * d_v)
+        return self._project_output(heads)
 
     def forward_over_row(self, hidden: Tensor, cache: LayerCache) -> Tensor:
         """Attend from `hidden` (B, T, d_model) to the source kept in the rows of the cache.

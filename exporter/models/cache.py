@@ -7,11 +7,14 @@ and for its values; head_dim is `cache_head_dim(config)` for both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from exporter.models.config import TransformerConfig
+from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_attention import SourceRow
+from exporter.operators.heads import pad_heads, unpad_heads
 
 HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
 
@@ -29,6 +32,37 @@ class LayerCache:
     alignment_idx: Tensor | None = None  # int64 (M,): queries whose alignment is wanted
     alignment_sources: Tensor | None = None  # int64 (M,): the source that each of them attends to
     alignment: Tensor | None = None  # (M, max_len of the source), after a pass
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        **options: Any,
+    ) -> Tensor:
+        """Keep new positions in the rows, and attend from them causally; (B, T, num_heads * d_v).
+
+        query (B, T, num_heads * d_k), key and value (B, T, num_kv_heads * d_k or d_v), as wide as a
+        model has its heads; `options` are those of `cached_attention`.
+        """
+        width, value_dim = self.key.shape[-1], value.shape[-1] // num_kv_heads
+        output, self.key, self.value = cached_attention(
+            pad_heads(query, num_heads, width),
+            pad_heads(key, num_kv_heads, width),
+            pad_heads(value, num_kv_heads, width),
+            self.key,
+            self.value,
+            self.seqlens_k,
+            self.total_seq,
+            self.position_ids,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            **options,
+        )  # (B, T, num_heads * width)
+        return unpad_heads(output, num_heads, value_dim)
 
 
 def cache_head_dim(config: TransformerConfig) -> int:

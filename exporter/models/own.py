@@ -13,7 +13,6 @@ from exporter.models.attention import MultiHeadAttention, padding_mask
 from exporter.models.cache import LayerCache, cache_head_dim
 from exporter.models.config import ImageConfig, TransformerConfig
 from exporter.models.layers import EncoderOutput
-from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_attention import cross_attention_over_row
 from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
 
@@ -201,22 +200,14 @@ class _CachedAttention:
         self.position_ids = position_ids
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        config, cache = self._config, self._caches[layer]
-        width = cache.key.shape[-1]
-        output, cache.key, cache.value = cached_attention(
-            pad_heads(query, config.num_heads, width),
-            pad_heads(key, config.kv_heads, width),
-            pad_heads(value, config.kv_heads, width),
-            cache.key,
-            cache.value,
-            cache.seqlens_k,
-            cache.total_seq,
-            cache.position_ids,
-            num_heads=config.num_heads,
-            num_kv_heads=config.kv_heads,
+        return self._caches[layer].attend(
+            query,
+            key,
+            value,
+            num_heads=self._config.num_heads,
+            num_kv_heads=self._config.kv_heads,
             scale=self._scale,
         )
-        return unpad_heads(output, config.num_heads, config.head_value_dim)
 
     def to_source(self, layer: int, query: Tensor) -> Tensor:
         source, num_heads = self._caches[layer].cross, self._config.num_heads
