@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.generation.core import StepTimes
 from engine.package.manifest import GenerationContract
@@ -54,6 +55,7 @@ class BenchmarkReport:
     manifest_sha256: str
     weights: str
     work: BenchmarkWork
+    package_defaults: dict[str, Any]  # what its requests get; the work asks for all by itself
     num_threads: int  # given; of an encoder's graph too
     num_decoder_threads: int  # used: no more than the decoder has heads
     load_seconds: float  # checking the package, reading the graphs, starting

@@ -102,6 +102,7 @@ def _report(
         manifest_sha256=package.manifest_sha256.hex(),
         weights=manifest.weights,
         work=work,
+        package_defaults=dict(manifest.defaults.given),
         num_threads=settings.num_threads or num_cores(),
         num_decoder_threads=decoder_threads(generation_contract(package), settings.num_threads),
         load_seconds=loading.seconds,

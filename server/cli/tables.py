@@ -58,6 +58,8 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table.add_row("rows bit-equal alone and in a batch", "yes" if c.batch_invariant else "no")
     for name, covered in c.covered.items():
         table.add_row(name.replace("_", " "), _covered(name, covered))
+    if manifest.defaults.given:
+        table.add_row("defaults", _defaults(manifest.defaults.given))
     table.add_row("made with", _toolchain(manifest.toolchain))
     if c.device is not None:
         for name, value in _on_device(c.device):
@@ -173,10 +175,12 @@ def _share(step: DecodeStep, name: str) -> str:
 
 def _loading(report: BenchmarkReport) -> str:
     memory: Memory = report.memory_loaded
+    given = report.package_defaults
+    defaults = f"; not used: the package's defaults, {_defaults(given)}" if given else ""
     return (
         f"loaded in {report.load_seconds:.2f} s: weights {_megabytes(report.weight_bytes)}, memory "
         f"{_megabytes(memory.resident)}, peak {_megabytes(memory.peak)} "
-        f"(before: {_megabytes(report.memory_before.resident)})"
+        f"(before: {_megabytes(report.memory_before.resident)}){defaults}"
     )
 
 
@@ -198,16 +202,23 @@ def model_table(model: ModelInfo) -> Table:
         table.add_row("made with", _toolchain(model.parity.toolchain))
     table.add_row("capabilities", ", ".join(model.capabilities))
     if model.defaults:
-        defaults = (f"{name} {_default(value)}" for name, value in model.defaults.items())
-        table.add_row("defaults", escape(", ".join(defaults)))
+        table.add_row("defaults", _defaults(model.defaults))
     if model.labels:
         table.add_row("labels", ", ".join(model.labels))
     table.add_row("manifest", model.manifest_sha256)
     return table
 
 
+def _defaults(defaults: Mapping[str, object]) -> str:
+    """Return what a package gives to requests that leave options away, by name."""
+    told = (f"{name} {_default(value)}" for name, value in sorted(defaults.items()))
+    return escape(", ".join(told))
+
+
 def _default(value: object) -> str:
     """Return a default as a person reads it, the first of many ids."""
+    if isinstance(value, float):
+        return f"{value:g}"
     if not isinstance(value, tuple):
         return str(value)
     shown = " ".join(_default(one) for one in value[:_MOST_IDS])

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.package.package import read_manifest
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
@@ -51,7 +52,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(31)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(0)
-    save_checkpoint(path / "checkpoint", "tiny", build_model(CONFIG), tokenizer)
+    defaults = GenerationDefaults(beam=2, forced_end=2)
+    save_checkpoint(
+        path / "checkpoint", "tiny", build_model(CONFIG), tokenizer, generation=defaults
+    )
     export_package(path / "checkpoint", path / "package")
     return path / "package"
 
@@ -75,6 +79,7 @@ def test_every_concurrency_is_a_row_of_the_table_and_of_the_file(
 
     assert code == 0
     out = capsys.readouterr().out
+    assert "not used: the package's defaults, beam 2, forced_end 2" in " ".join(out.split())
     title = "package, weights fp32: 6 prompt tokens, 4 new, greedy, 1 threads"
     assert title in " ".join(out.split())
     assert f"written: {file}" in out
