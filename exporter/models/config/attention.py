@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
+from exporter.models.config.checked import Checks
 from exporter.models.config.sizes import (
     WITH_DECODER,
     PositiveFloat,
@@ -55,70 +57,77 @@ class AttentionOptions(SizeOptions):
         return self.windowed_layers is None or layer in self.windowed_layers
 
     @property
-    def attention_problems(self) -> list[str]:
-        """Say what of the heads does not go together."""
-        return [
-            *self._width_problems(),
-            *self._score_problems(),
-            *self._group_problems(),
-            *self._window_problems(),
-        ]
+    def attention_checks(self) -> Checks:
+        """What has to hold between options of attention."""
+        return (
+            self._check_width,
+            self._check_output,
+            self._check_scale,
+            self._check_score,
+            self._check_groups,
+            self._check_group_family,
+            self._check_windowed_layers,
+            self._check_score_family,
+            self._check_window_family,
+            self._check_qk_norm,
+        )
 
-    def _window_problems(self) -> list[str]:
-        found = []
+    def _check_windowed_layers(self) -> Iterator[str]:
         if self.windowed_layers is not None and self.window is None:
-            found.append("windowed_layers needs window, how many keys a query of them sees")
+            yield "windowed_layers needs window, how many keys a query of them sees"
+
+    def _check_score_family(self) -> Iterator[str]:
         given = {
             "attention_softcap": self.attention_softcap,
             "qk_norm": self.qk_norm,
         }
-        found += [
-            f"{name} is for gpt, got {self.family}"
-            for name, value in given.items()
-            if value and self.family != "gpt"
-        ]
-        if self.window is not None and self.family in ("encoder-decoder", "vit"):
-            found.append(f"window is for gpt, bert and labeller, got {self.family}")
-        if self.qk_norm and self.head_key_dim % 8:
-            found.append(
-                f"qk_norm needs a key_dim that is a multiple of 8, got {self.head_key_dim}"
-            )
-        return found
+        for name, value in given.items():
+            if value and self.family != "gpt":
+                yield f"{name} is for gpt, got {self.family}"
 
-    def _width_problems(self) -> list[str]:
-        found = []
+    def _check_window_family(self) -> Iterator[str]:
+        if self.window is not None and self.family in ("encoder-decoder", "vit"):
+            yield f"window is for gpt, bert and labeller, got {self.family}"
+
+    def _check_qk_norm(self) -> Iterator[str]:
+        if self.qk_norm and self.head_key_dim % 8:
+            yield f"qk_norm needs a key_dim that is a multiple of 8, got {self.head_key_dim}"
+
+    def _check_width(self) -> Iterator[str]:
         if self.d_model % self.num_heads and (self.key_dim is None or self.value_dim is None):
-            found.append(
+            yield (
                 f"d_model ({self.d_model}) must be a multiple of num_heads ({self.num_heads}), "
                 "or key_dim and value_dim must be given"
             )
+
+    def _check_output(self) -> Iterator[str]:
         is_one_head = self.num_heads == 1 and self.head_value_dim == self.d_model
         if not self.attention_output and not is_one_head:
-            found.append(
+            yield (
                 "attention without an output projection needs one head with values as wide as the "
                 f"model, got num_heads {self.num_heads}, value_dim {self.head_value_dim} and "
                 f"d_model {self.d_model}"
             )
-        return found
 
-    def _score_problems(self) -> list[str]:
+    def _check_scale(self) -> Iterator[str]:
         if self.attention_score == "additive" and self.attention_scale is not None:
-            return [f"attention_scale ({self.attention_scale}) is for dot scores, got additive"]
-        is_plain = (self.attention_score, self.attention_normalizer) == ("dot", "softmax")
-        if is_plain or self.family not in WITH_DECODER:
-            return []
-        return ["additive scores and the relu normaliser are for encoder-only families"]
+            yield f"attention_scale ({self.attention_scale}) is for dot scores, got additive"
 
-    def _group_problems(self) -> list[str]:
-        found = []
+    def _check_score(self) -> Iterator[str]:
+        is_plain = (self.attention_score, self.attention_normalizer) == ("dot", "softmax")
+        if not is_plain and self.family in WITH_DECODER:
+            yield "additive scores and the relu normaliser are for encoder-only families"
+
+    def _check_groups(self) -> Iterator[str]:
         if self.num_heads % self.kv_heads:
-            found.append(
+            yield (
                 f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
                 f"({self.num_kv_heads})"
             )
+
+    def _check_group_family(self) -> Iterator[str]:
         if self.kv_heads != self.num_heads and self.family != "gpt":
-            found.append(
+            yield (
                 f"num_kv_heads ({self.num_kv_heads}) below num_heads ({self.num_heads}) is for "
                 f"gpt, got {self.family}"
             )
-        return found

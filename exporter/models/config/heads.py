@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from engine.package.manifest import LabelScores
+from exporter.models.config.checked import Checks
 from exporter.models.config.sizes import SizeOptions, Width, unless
 
 Pooling = Literal["first", "mean", "max"]
@@ -35,16 +37,21 @@ class HeadOptions(SizeOptions):
         return self.embedding_dim or self.d_model
 
     @property
-    def head_option_problems(self) -> list[str]:
-        """Say what of the head does not go together."""
-        found = []
+    def head_option_checks(self) -> Checks:
+        """What has to hold between options of the head."""
+        return self._check_pooler_width, self._check_pooler_family, self._check_labeller_width
+
+    def _check_pooler_width(self) -> Iterator[str]:
         if self.pooler_kind == "none" and self.head_dim != self.d_model:
-            found.append(
+            yield (
                 f"embedding_dim ({self.embedding_dim}) other than d_model ({self.d_model}) needs a "
                 "pooler, which makes such vectors"
             )
+
+    def _check_pooler_family(self) -> Iterator[str]:
         if self.family == "vit" and self.pooler_kind != "none":
-            found.append(f"pooler ({self.pooler}) is for bert and labeller, got vit")
+            yield f"pooler ({self.pooler}) is for bert and labeller, got vit"
+
+    def _check_labeller_width(self) -> Iterator[str]:
         if self.family == "labeller" and self.head_dim != self.d_model:
-            found.append("embedding_dim is for bert, got labeller")
-        return found
+            yield "embedding_dim is for bert, got labeller"

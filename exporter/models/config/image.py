@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from engine.package.manifest import MAX_IMAGE_SIZE, Resample
+from exporter.models.config.checked import CheckedOptions, Checks
 from exporter.models.config.sizes import unless
 
 ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 
 
-class ImageConfig(BaseModel):
+class ImageConfig(CheckedOptions):
     """What a vision model sees."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     size: ImageSize  # height and width in pixels
     patch_size: ImageSize
@@ -40,10 +40,15 @@ class ImageConfig(BaseModel):
         """Patches, and the tokens before them."""
         return (self.size // self.patch_size) ** 2 + self.num_special
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @property
+    def checks(self) -> Checks:
+        """What has to hold between them."""
+        return self._check_size, self._check_channels
+
+    def _check_size(self) -> Iterator[str]:
         if self.size % self.patch_size:
-            raise ValueError(f"size ({self.size}) must be a multiple of patch_size")
+            yield f"size ({self.size}) must be a multiple of patch_size"
+
+    def _check_channels(self) -> Iterator[str]:
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ValueError(f"mean and std need one value for each of {self.channels} channels")
-        return self
+            yield f"mean and std need one value for each of {self.channels} channels"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from exporter.models.config.attention import AttentionOptions
+from exporter.models.config.checked import Checks
 from exporter.models.config.dropout import DropoutOptions
 from exporter.models.config.feed_forward import FeedForwardOptions
 from exporter.models.config.heads import HeadOptions
@@ -69,53 +72,68 @@ class TransformerConfig(
         """Whether a decoder tells what it attends to in its source."""
         return self.family == "encoder-decoder"
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        patches = self.image.num_tokens if self.image else 0
-        problems = [
-            *self.size_problems,
-            *self.vocabulary_problems,
-            *self._head_problems(),
-            *self.head_option_problems,
-            *self._token_problems(),
-            *self.attention_problems,
-            *self.position_problems,
-            *self.table_problems(patches),
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+    @property
+    def checks(self) -> Checks:
+        """What has to hold between options, group by group."""
+        return (
+            *self.size_checks,
+            *self.vocabulary_checks,
+            self._check_softcap,
+            self._check_parallel,
+            self._check_image,
+            self._check_labels,
+            *self.head_option_checks,
+            self._check_start,
+            *(partial(self._check_token_id, name) for name in _SPECIAL_TOKENS),
+            self._check_other_ends,
+            self._check_shared,
+            *self.attention_checks,
+            *self.position_checks,
+            self._check_table,
+        )
 
-    def _head_problems(self) -> list[str]:
-        found = []
+    def _check_softcap(self) -> Iterator[str]:
         if self.logit_softcap is not None and self.family not in WITH_DECODER:
-            found.append(f"logit_softcap is for {' and '.join(WITH_DECODER)}, got {self.family}")
+            yield f"logit_softcap is for {' and '.join(WITH_DECODER)}, got {self.family}"
+
+    def _check_parallel(self) -> Iterator[str]:
         if self.parallel_residual and (self.family, self.norm_position) != ("gpt", "first"):
-            found.append(
+            yield (
                 "parallel_residual is for gpt with norm_position first, got "
                 f"{self.family} and {self.norm_position}"
             )
-        if self.family == "vit" and self.image is None:
-            found.append("vit needs image")
-        if self.family == "labeller" and not self.labels:
-            found.append("labeller needs labels")
-        return found
 
-    def _token_problems(self) -> list[str]:
-        found = []
+    def _check_image(self) -> Iterator[str]:
+        if self.family == "vit" and self.image is None:
+            yield "vit needs image"
+
+    def _check_labels(self) -> Iterator[str]:
+        if self.family == "labeller" and not self.labels:
+            yield "labeller needs labels"
+
+    def _check_start(self) -> Iterator[str]:
         if self.family == "encoder-decoder" and self.bos_token_id is None:
-            found.append("encoder-decoder needs bos_token_id, its first decoder token")
-        named = [(name, getattr(self, name)) for name in _SPECIAL_TOKENS]
-        named += [("other_eos_token_ids", token) for token in self.other_eos_token_ids]
-        for name, token in named:
-            if token is not None and self.vocab_size and token >= self.vocab_size:
-                found.append(
-                    f"{name} {token} is not in the vocabulary, whose ids are 0 to "
-                    f"{self.vocab_size - 1}"
-                )
+            yield "encoder-decoder needs bos_token_id, its first decoder token"
+
+    def _check_token_id(self, name: str) -> Iterator[str]:
+        yield from self._unknown_token(name, getattr(self, name))
+
+    def _check_other_ends(self) -> Iterator[str]:
+        for token in self.other_eos_token_ids:
+            yield from self._unknown_token("other_eos_token_ids", token)
+
+    def _unknown_token(self, name: str, token: int | None) -> Iterator[str]:
+        if token is not None and self.vocab_size and token >= self.vocab_size:
+            yield (
+                f"{name} {token} is not in the vocabulary, whose ids are 0 to {self.vocab_size - 1}"
+            )
+
+    def _check_table(self) -> Iterator[str]:
+        yield from self.table_problems(self.image.num_tokens if self.image else 0)
+
+    def _check_shared(self) -> Iterator[str]:
         if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
-            found.append(
+            yield (
                 f"share_embeddings needs source_vocab_size ({self.source_vocab_size}) to be "
                 f"vocab_size ({self.vocab_size})"
             )
-        return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from exporter.models.config.attention import AttentionOptions
+from exporter.models.config.checked import Check, Checks
 from exporter.models.config.rotary_scaling import AnyScaling, LongScaling
 from exporter.models.config.sizes import (
     WITH_DECODER,
@@ -18,6 +21,7 @@ from exporter.models.config.sizes import (
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
+_ROTARY_ONLY = ("rotary_scaling", "rotary_dim", "local_rotary_base")
 ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
 
 
@@ -46,78 +50,92 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     local_rotary_base: Annotated[PositiveFloat | None, unless(None)] = None
 
     @property
-    def position_problems(self) -> list[str]:
-        """Say what of the positions does not go together."""
-        if self.position_offset and not self.positions.startswith("sinusoidal"):
-            return [f"position_offset needs sinusoidal positions, got {self.positions}"]
-        if self.positions == "rotary":
-            return self._rotary_problems()
-        if self.positions == "relative":
-            return self._relative_problems()
-        given = {
-            "rotary_scaling": self.rotary_scaling,
-            "rotary_dim": self.rotary_dim,
-            "local_rotary_base": self.local_rotary_base,
-        }
-        return [
-            f"{name} needs rotary positions, got {self.positions}"
-            for name, value in given.items()
-            if value is not None
-        ]
+    def position_checks(self) -> Checks:
+        """What has to hold between options of positions."""
+        rotary: Checks = (
+            self._check_rotary_family,
+            self._check_rotary_width,
+            self._check_turned,
+            self._check_factors,
+            self._check_local_base,
+        )
+        relative: Checks = (self._check_relative_family, self._check_buckets)
+        return (
+            self._check_offset,
+            *(partial(self._of_kind, "rotary", check) for check in rotary),
+            *(partial(self._of_kind, "relative", check) for check in relative),
+            *(partial(self._check_rotary_only, name) for name in _ROTARY_ONLY),
+        )
 
-    def _rotary_problems(self) -> list[str]:
-        found = []
+    def _of_kind(self, positions: str, check: Check) -> Iterable[str]:
+        return check() if self.positions == positions else ()
+
+    def _check_offset(self) -> Iterator[str]:
+        if self.position_offset and not self.positions.startswith("sinusoidal"):
+            yield f"position_offset needs sinusoidal positions, got {self.positions}"
+
+    def _check_rotary_only(self, name: str) -> Iterator[str]:
+        if getattr(self, name) is not None and self.positions not in ("rotary", "relative"):
+            yield f"{name} needs rotary positions, got {self.positions}"
+
+    def _check_rotary_family(self) -> Iterator[str]:
         if self.family in ("encoder-decoder", "vit"):
-            found.append(f"rotary positions are for gpt, bert and labeller, got {self.family}")
+            yield f"rotary positions are for gpt, bert and labeller, got {self.family}"
+
+    def _check_rotary_width(self) -> Iterator[str]:
         # The two halves of a head turn together, so a head cannot be widened for the kernels.
         key_dim, value_dim = self.head_key_dim, self.head_value_dim
         if self.family in WITH_DECODER and (
             key_dim % ROTARY_HEAD_DIM_MULTIPLE or value_dim > key_dim
         ):
-            found.append(
+            yield (
                 f"rotary positions need heads whose key_dim is a multiple of "
                 f"{ROTARY_HEAD_DIM_MULTIPLE} and at least value_dim, got {key_dim} and {value_dim}"
             )
-        turned = self.turned_dim
+
+    def _check_turned(self) -> Iterator[str]:
+        turned, key_dim = self.turned_dim, self.head_key_dim
         if turned % 2 or turned > key_dim:
-            found.append(f"rotary_dim ({turned}) must be even and at most key_dim ({key_dim})")
-        scaling = self.rotary_scaling
+            yield f"rotary_dim ({turned}) must be even and at most key_dim ({key_dim})"
+
+    def _check_factors(self) -> Iterator[str]:
+        scaling, turned = self.rotary_scaling, self.turned_dim
         if isinstance(scaling, LongScaling) and len(scaling.factors) != turned // 2:
-            found.append(
+            yield (
                 f"rotary_scaling needs a factor for each of {turned // 2} waves, "
                 f"got {len(scaling.factors)}"
             )
+
+    def _check_local_base(self) -> Iterator[str]:
         if self.local_rotary_base is not None and self.window is None:
-            found.append("local_rotary_base needs window")
-        return found
+            yield "local_rotary_base needs window"
 
     @property
     def turned_dim(self) -> int:
         """How many numbers of a head turn: the first of each half of it."""
         return self.rotary_dim or self.head_key_dim
 
-    def _relative_problems(self) -> list[str]:
-        found = []
+    def _check_relative_family(self) -> Iterator[str]:
         if self.family != "encoder-decoder":
-            found.append(f"relative positions are for encoder-decoder, got {self.family}")
+            yield f"relative positions are for encoder-decoder, got {self.family}"
+
+    def _check_buckets(self) -> Iterator[str]:
         if self.relative_buckets % 4 or self.relative_max_distance <= self.relative_buckets // 2:
-            found.append(
+            yield (
                 "relative positions need relative_buckets that are a multiple of 4 and a "
                 "relative_max_distance above the half of them, got "
                 f"{self.relative_buckets} and {self.relative_max_distance}"
             )
-        return found
 
-    def table_problems(self, num_patches: int) -> list[str]:
+    def table_problems(self, num_patches: int) -> Iterator[str]:
         """Bound what is computed from the options alone; no weight could tell it is too large."""
         if self.positions == "learned":
-            return []
+            return
         widths = {"rotary": self.head_key_dim, "relative": self.num_heads}
         width = widths.get(self.positions, self.d_model)
         length = self.position_offset + max(self.max_source_len, self.max_target_len, num_patches)
-        if length * width <= _MAX_TABLE:
-            return []
-        return [
-            f"{length:,} {self.positions} positions of {width:,} numbers are more than "
-            f"{_MAX_TABLE:,} numbers; lower max_source_len or max_target_len"
-        ]
+        if length * width > _MAX_TABLE:
+            yield (
+                f"{length:,} {self.positions} positions of {width:,} numbers are more than "
+                f"{_MAX_TABLE:,} numbers; lower max_source_len or max_target_len"
+            )

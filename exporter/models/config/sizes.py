@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from operator import eq
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from engine.package.manifest import MAX_HEADS, MAX_LAYERS, MAX_LENGTH, MAX_VOCAB_SIZE, MAX_WIDTH
+from exporter.models.config.checked import CheckedOptions, Checks
 
 Family = Literal["encoder-decoder", "gpt", "bert", "labeller", "vit"]
 NumLayers = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
@@ -33,10 +35,8 @@ def unless(default: object) -> Any:
     return Field(exclude_if=partial(eq, default))
 
 
-class SizeOptions(BaseModel):
+class SizeOptions(CheckedOptions):
     """What every family has."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     family: Family
     d_model: Width
@@ -47,14 +47,16 @@ class SizeOptions(BaseModel):
     num_decoder_layers: NumLayers = 0
 
     @property
-    def size_problems(self) -> list[str]:
-        """Say what is wrong with the number of layers."""
+    def size_checks(self) -> Checks:
+        """What has to hold between family and number of layers."""
+        return (self._check_layers,)
+
+    def _check_layers(self) -> Iterator[str]:
         needs_encoder, needs_decoder = self.family != "gpt", self.family in WITH_DECODER
         has_encoder, has_decoder = self.num_encoder_layers > 0, self.num_decoder_layers > 0
-        if (has_encoder, has_decoder) == (needs_encoder, needs_decoder):
-            return []
-        return [
-            f"{self.family} has {'' if needs_encoder else 'no '}encoder layers and "
-            f"{'' if needs_decoder else 'no '}decoder layers, got num_encoder_layers "
-            f"{self.num_encoder_layers} and num_decoder_layers {self.num_decoder_layers}"
-        ]
+        if (has_encoder, has_decoder) != (needs_encoder, needs_decoder):
+            yield (
+                f"{self.family} has {'' if needs_encoder else 'no '}encoder layers and "
+                f"{'' if needs_decoder else 'no '}decoder layers, got num_encoder_layers "
+                f"{self.num_encoder_layers} and num_decoder_layers {self.num_decoder_layers}"
+            )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
+from exporter.models.config.checked import Checks
 from exporter.models.config.sizes import WITH_DECODER, Length, SizeOptions, VocabSize, unless
 
 
@@ -17,17 +19,20 @@ class VocabularyOptions(SizeOptions):
     max_target_len: Length = 0  # decoder positions
 
     @property
-    def vocabulary_problems(self) -> list[str]:
-        """Say which size the family lacks."""
+    def vocabulary_checks(self) -> Checks:
+        """Which sizes a family needs."""
+        return self._check_needed, self._check_source
+
+    def _check_needed(self) -> Iterator[str]:
         needs = {
             "vocab_size": self.family != "vit",
             "max_source_len": self.family not in ("gpt", "vit"),
             "max_target_len": self.family in WITH_DECODER,
         }
-        lacking = [
-            name for name, is_needed in needs.items() if is_needed and not getattr(self, name)
-        ]
-        found = [f"{self.family} needs {name}" for name in lacking]
+        for name, is_needed in needs.items():
+            if is_needed and not getattr(self, name):
+                yield f"{self.family} needs {name}"
+
+    def _check_source(self) -> Iterator[str]:
         if self.source_vocab_size is not None and self.family != "encoder-decoder":
-            found.append(f"source_vocab_size is for encoder-decoder, got {self.family}")
-        return found
+            yield f"source_vocab_size is for encoder-decoder, got {self.family}"

@@ -28,6 +28,74 @@ def test_problems_of_all_groups_are_told_at_once() -> None:
         assert part in problem["msg"]
 
 
+def test_a_wrong_field_hides_no_problem_of_a_group() -> None:
+    wrong = {"dropout": "much", "position_offset": 2, "positions": "learned", "num_kv_heads": 3}
+
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.model_validate(
+            {**GPT, **wrong, "vocab_size": 3, "max_target_len": 4, "unknown": 1}
+        )
+
+    told = {problem["loc"]: problem["msg"] for problem in refused.value.errors()}
+    assert set(told) == {("dropout",), ("unknown",), ()}
+    assert "num_heads (2) must be a multiple of num_kv_heads (3)" in told[()]
+    assert "position_offset needs sinusoidal positions, got learned" in told[()]
+
+
+def test_what_reads_a_wrong_field_is_not_told_of_its_default() -> None:
+    wrong = {"d_model": None, "num_decoder_layers": "two", "family": "gpt", "num_kv_heads": "2"}
+
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.model_validate({**GPT, **wrong, "num_heads": 3, "pad_token_id": 1})
+
+    told = {problem["loc"]: problem["msg"] for problem in refused.value.errors()}
+    assert set(told) == {("d_model",), ("num_decoder_layers",), ()}
+    assert told[()] == (
+        "Value error, gpt needs vocab_size; gpt needs max_target_len; "
+        "num_heads (3) must be a multiple of num_kv_heads (2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"image": {"size": 9, "patch_size": 2, "mean": [0.5], "resample": "best"}},
+            {
+                ("image", "resample"): "Input should be",
+                ("image",): "size (9) must be a multiple of patch_size; mean and std need one",
+                (): "gpt needs vocab_size",
+            },
+        ),
+        (
+            {"positions": "rotary", "rotary_scaling": {"kind": "llama3", "factor": "x"}},
+            {(): "rotary positions need heads whose key_dim is a multiple of 16"},
+        ),
+    ],
+)
+def test_wrong_fields_of_a_part_are_told_beside_its_problems_and_those_of_the_whole(
+    given: dict[str, object], told: dict[tuple[str, ...], str]
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.model_validate({**GPT, **given})
+
+    found = {problem["loc"]: problem["msg"] for problem in refused.value.errors()}
+    for place, message in told.items():
+        assert message in found[place]
+
+
+def test_problems_are_told_of_a_file_as_of_what_is_given() -> None:
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.model_validate_json(
+            '{"family": "gpt", "d_model": 16, "num_heads": 3, "d_ff": "x", "windowed_layers": [0]}'
+        )
+
+    told = {problem["loc"]: problem["msg"] for problem in refused.value.errors()}
+    assert set(told) == {("d_ff",), ()}
+    assert "d_model (16) must be a multiple of num_heads (3)" in told[()]
+    assert "windowed_layers needs window" in told[()]
+
+
 def test_options_stand_in_a_file_as_they_always_have() -> None:
     """Interrupted runs know their configuration by these bytes."""
     config = TransformerConfig.model_validate({**GPT, "vocab_size": 3, "max_target_len": 4})
