@@ -195,8 +195,8 @@ def _load_one_pass(
 
     def warm() -> Trial:
         found = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
-        is_equal = _shown(package, device, lambda: found.rows_are_bit_equal)
-        return replace(found, rows_are_bit_equal=is_equal)
+        is_equal = _shown(package, device, lambda: found.is_batch_invariant)
+        return replace(found, is_batch_invariant=is_equal)
 
     return EncoderEngine(package, session, tokenizer, config, warm_up=warm)
 

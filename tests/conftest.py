@@ -93,22 +93,22 @@ class ScriptedRunner:
         return step_logits(logits, batch.num_top)
 
     def _change_row(self, op: RowOp) -> None:
-        source, target = op.source, op.target
+        origin, target = op.origin, op.target
         if op.kind == "swap":
-            self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
+            self.rows[origin], self.rows[target] = self.rows[target], self.rows[origin]
         elif op.kind in ("cut_source", "clear_source"):
             self.sources[target] = []
         elif op.kind == "copy_source":
             assert not self.sources[target], "the row is not empty"
-            self.sources[target] = list(self.sources[source])
+            self.sources[target] = list(self.sources[origin])
         elif op.kind in ("cut", "clear"):
             self.rows[target] = self.rows[target][: op.start]
         else:
             assert op.kind == "copy" or not self.rows[target], "the row is not empty"
-            assert self.rows[target][: op.start] == self.rows[source][: op.start]
-            self.rows[target] = self.rows[source][: op.stop]
+            assert self.rows[target][: op.start] == self.rows[origin][: op.start]
+            self.rows[target] = self.rows[origin][: op.stop]
             if op.kind == "move":
-                self.rows[source] = []
+                self.rows[origin] = []
 
     def _append(self, row: int, token_id: int, source_row: int) -> np.ndarray:
         source = self.sources[source_row] if self._has_encoder else []

@@ -145,17 +145,17 @@ class CudaRuntime:
         """Give pinned memory back."""
         self._call("cudaFreeHost", address)
 
-    def upload(self, target: int, source: int, num_bytes: int) -> None:
+    def upload(self, target: int, origin: int, num_bytes: int) -> None:
         """Queue a copy from the host to the device."""
-        self._call("cudaMemcpyAsync", target, source, num_bytes, _TO_DEVICE, self.stream)
+        self._call("cudaMemcpyAsync", target, origin, num_bytes, _TO_DEVICE, self.stream)
 
-    def download(self, target: int, source: int, num_bytes: int) -> None:
+    def download(self, target: int, origin: int, num_bytes: int) -> None:
         """Queue a copy from the device to the host."""
-        self._call("cudaMemcpyAsync", target, source, num_bytes, _TO_HOST, self.stream)
+        self._call("cudaMemcpyAsync", target, origin, num_bytes, _TO_HOST, self.stream)
 
-    def copy(self, target: int, source: int, num_bytes: int) -> None:
+    def copy(self, target: int, origin: int, num_bytes: int) -> None:
         """Queue a copy on the device."""
-        self._call("cudaMemcpyAsync", target, source, num_bytes, _ON_DEVICE, self.stream)
+        self._call("cudaMemcpyAsync", target, origin, num_bytes, _ON_DEVICE, self.stream)
 
     def fill(self, address: int, byte: int, num_bytes: int) -> None:
         """Queue writing one byte everywhere."""
@@ -166,11 +166,11 @@ class CudaRuntime:
         first = region.address + region.y * region.pitch + region.x
         self._call("cudaMemset3DAsync", _pitched(region, first), 0, extent, self.stream)
 
-    def copy_region(self, target: Region, source: Region, extent: Extent) -> None:
+    def copy_region(self, target: Region, origin: Region, extent: Extent) -> None:
         """Queue a copy between parts of a device's memory, or of pinned memory."""
         copy = _Copy(
-            srcPos=_Position(source.x, source.y),
-            srcPtr=_pitched(source, source.address),
+            srcPos=_Position(origin.x, origin.y),
+            srcPtr=_pitched(origin, origin.address),
             dstPos=_Position(target.x, target.y),
             dstPtr=_pitched(target, target.address),
             extent=extent,

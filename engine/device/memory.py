@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.device.cuda_runtime import CudaRuntime
 
 ALIGNMENT = 256  # bytes; what cudaMalloc gives, and wide loads of kernels want
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class DeviceArray:
     """A contiguous array in a device's memory, or a view of some of it."""
 
     address: int
-    dtype: str  # a key of ITEM_BYTES
+    dtype: str  # a key of DTYPE_BYTES
     shape: tuple[int, ...]
     owner: object = field(default=None, repr=False, compare=False)  # alive: so is the memory
 
     @property
     def num_bytes(self) -> int:
         """The size in bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def __getitem__(self, rows: slice) -> DeviceArray:
         """Return some neighbouring rows, as a view."""
@@ -37,7 +37,7 @@ class DeviceArray:
         if step != 1:
             raise ValueError(f"rows of a view are neighbours, not every {step}th")
         shape = (max(0, last - first), *self.shape[1:])
-        row = math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
+        row = math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
         return self.view(first * row, self.dtype, shape)
 
     def view(self, offset: int, dtype: str, shape: tuple[int, ...]) -> DeviceArray:
@@ -62,7 +62,7 @@ class DeviceMemory:
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return new zeros; OutOfDeviceMemory if there is no room."""
-        num_bytes = max(1, math.prod(shape) * ITEM_BYTES[dtype])
+        num_bytes = max(1, math.prod(shape) * DTYPE_BYTES[dtype])
         address = self.runtime.allocate(num_bytes)
         owner = _Owner()
         # The end of the process frees everything, and the runtime may be gone by then.
@@ -70,18 +70,18 @@ class DeviceMemory:
         self.runtime.fill(address, 0, num_bytes)
         return DeviceArray(address, dtype, shape, owner)
 
-    def upload(self, target: DeviceArray, source: NDArray[Any]) -> None:
+    def upload(self, target: DeviceArray, origin: NDArray[Any]) -> None:
         """Queue a copy to the device.
 
         Pinned memory is read when its turn comes: it stays as it is until the stream is waited for.
         """
-        _check_sizes(source, target)
-        self.runtime.upload(target.address, source.ctypes.data, source.nbytes)
+        _check_sizes(origin, target)
+        self.runtime.upload(target.address, origin.ctypes.data, origin.nbytes)
 
-    def download(self, target: NDArray[Any], source: DeviceArray) -> None:
+    def download(self, target: NDArray[Any], origin: DeviceArray) -> None:
         """Queue a copy to the host, which is there when the stream was waited for."""
-        _check_sizes(target, source)
-        self.runtime.download(target.ctypes.data, source.address, target.nbytes)
+        _check_sizes(target, origin)
+        self.runtime.download(target.ctypes.data, origin.address, target.nbytes)
 
     def pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return zeros in memory of the host that the device copies itself, with nobody waiting."""

@@ -140,8 +140,8 @@ class AsyncEngine(Engine):
         """
         arrival = self._clock()
         self._life.refuse_if_closed()
-        source = await self._reader.read(request, arrival)
-        stream = self._submit(source)
+        asked = await self._reader.read(request, arrival)
+        stream = self._submit(asked)
         try:
             while True:
                 for event in await stream.events():
@@ -149,7 +149,7 @@ class AsyncEngine(Engine):
                 if stream.is_read:
                     return
         finally:
-            self._close(source.key, stream)
+            self._close(asked.key, stream)
 
     async def score(self, request: ScoreRequest) -> Score:
         """Return the log-probabilities of a given target, without generating anything.
@@ -159,30 +159,30 @@ class AsyncEngine(Engine):
         """
         arrival = self._clock()
         self._life.refuse_if_closed()
-        source = await self._reader.read_scored(request, arrival)
-        stream = self._submit(source)
+        asked = await self._reader.read_scored(request, arrival)
+        stream = self._submit(asked)
         try:
             events: list[GenerationEvent] = []
             while not stream.is_read:  # the scores of a piece of the target alone are no event
                 events = await stream.events()
         finally:
-            self._close(source.key, stream)
+            self._close(asked.key, stream)
         end = events[-1]
         assert isinstance(end, RequestFinished)
         total = sum(position.chosen.logprob for position in end.prompt_logprobs)
         return Score(total, end.prompt_logprobs, end.usage, end.timing)
 
-    def _submit(self, source: TokenRequest) -> RequestStream:
+    def _submit(self, asked: TokenRequest) -> RequestStream:
         """Hand a request to the engine's thread."""
         self._life.refuse_if_closed()
-        if source.deadline is not None and self._clock() >= source.deadline:
-            raise ExpiredInQueue(f"{source.request_id}: its deadline passed before it was queued")
-        key = source.key
+        if asked.deadline is not None and self._clock() >= asked.deadline:
+            raise ExpiredInQueue(f"{asked.request_id}: its deadline passed before it was queued")
+        key = asked.key
         finish_sequence = partial(self._thread.finish_sequence, key)
-        stream = RequestStream(source, self._tokenizer, finish_sequence)
+        stream = RequestStream(asked, self._tokenizer, finish_sequence)
         self._streams[key] = stream
         self._no_streams.clear()
-        self._thread.add(source)
+        self._thread.add(asked)
         return stream
 
     def _close(self, key: int, stream: RequestStream) -> None:

@@ -26,7 +26,7 @@ from engine.requests.token_ids import check_token_ids
 from engine.sampling.draws import TokenMatcher
 from engine.scheduling.sequence import TokenRequest
 
-_SOURCE = ("text", "tokens")  # fields of the protocol's input
+_PROMPT = ("text", "tokens")  # fields of the protocol's input
 _TARGET = ("prefix_text", "prefix_tokens")
 
 Ids = tuple[int, ...]
@@ -114,10 +114,10 @@ class RequestReader:
         )
 
     async def read_scored(self, request: ScoreRequest, arrival: float) -> TokenRequest:
-        """Return a target to be scored, behind its source; InvalidRequest as of `read`."""
+        """Return a target to be scored, behind its prompt; InvalidRequest as of `read`."""
         forced = request.forced_begin if isinstance(request.target, str) else ()
         ids, target_ids, violations = await self._read_given(
-            request.source, request.target, request.input_path, forced
+            request.prompt, request.target, request.input_path, forced
         )
         most = self._config.limits.max_logprobs
         if not 0 <= request.top_logprobs <= most:
@@ -140,13 +140,13 @@ class RequestReader:
         )
 
     async def _read_given(
-        self, source: Prompt, target: str | Ids | None, path: str, forced: Ids
+        self, prompt: Prompt, target: str | Ids | None, path: str, forced: Ids
     ) -> tuple[Ids, Ids, Violations]:
-        """Return source and target, and what is wrong in them.
+        """Return prompt and target, and what is wrong in them.
 
         A target that is text stands behind the forced tokens, unless it begins with them.
         """
-        ids, violations = await self._read_source(source, path)
+        ids, violations = await self._read_prompt(prompt, path)
         target_ids: Ids = ()
         if target is not None:
             target_ids, found = await self._read_target(target, path, len(ids), forced)
@@ -158,12 +158,12 @@ class RequestReader:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
-    async def _read_source(self, given: Prompt, path: str) -> tuple[Ids, Violations]:
+    async def _read_prompt(self, given: Prompt, path: str) -> tuple[Ids, Violations]:
         problem = f"more than {self._max_tokens}, the longest prompt of this model"
         limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size)
         if isinstance(given, Chat):
             return await self._read_chat(given, f"{path}.chat", limit)
-        return await self._read_ids(given, path, _SOURCE, limit)
+        return await self._read_ids(given, path, _PROMPT, limit)
 
     async def _read_chat(self, chat: Chat, path: str, limit: _Limit) -> tuple[Ids, Violations]:
         if self._chat is None:
@@ -227,9 +227,9 @@ class RequestReader:
 
     def _check_against_engine(self, params: SamplingParams) -> Violations:
         found = []
-        num_slots = self._config.max_num_seqs
-        if params.num_sequences > num_slots:
-            what = f"{params.num_sequences} is more than the {num_slots} sequences that run at once"
+        most = self._config.max_num_seqs
+        if params.num_sequences > most:
+            what = f"{params.num_sequences} is more than the {most} sequences that run at once"
             found.append(FieldViolation(_field_of_num_sequences(params), what))
         if params.alignment and self._has_source and not self._contract.alignment:
             what = "this package gives no attention; export the model again, or leave it out"

@@ -40,19 +40,19 @@ class RequestStream:
 
     def __init__(
         self,
-        source: TokenRequest,
+        asked: TokenRequest,
         tokenizer: GenerationTokenizer,
         finish_sequence: Callable[[int], None],
     ) -> None:
         """`finish_sequence` tells the engine that no more tokens of a sequence are needed."""
-        params = source.params
-        self._source = source
+        params = asked.params
+        self._asked = asked
         self._finish_sequence = finish_sequence
         is_beam = params.strategy == "beam"
         self._is_streamed = not is_beam and params.num_sequences == params.num_outputs
         count = params.num_outputs if is_beam else params.num_sequences
         self._sequences = [
-            SequenceText(index, params, tokenizer, source.target_ids) for index in range(count)
+            SequenceText(index, params, tokenizer, asked.target_ids) for index in range(count)
         ]
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._admitted = False
@@ -66,7 +66,7 @@ class RequestStream:
     @property
     def request_id(self) -> str:
         """The request's id, as its caller chose it."""
-        return self._source.request_id
+        return self._asked.request_id
 
     @property
     def has_ended(self) -> bool:
@@ -135,26 +135,24 @@ class RequestStream:
     def _best(self) -> list[SequenceText]:
         """Return the sequences with the highest scores, the lower index first among equals."""
         found = [sequence for sequence in self._sequences if sequence.is_finished]
-        return sorted(found, key=lambda sequence: -sequence.score)[
-            : self._source.params.num_outputs
-        ]
+        return sorted(found, key=lambda sequence: -sequence.score)[: self._asked.params.num_outputs]
 
     def _finished(self, timing: Timing, returned: list[SequenceText]) -> RequestFinished:
         made = sum(sequence.num_generated for sequence in self._sequences)
         num_output = sum(sequence.num_generated for sequence in returned)
         self.num_discarded += made - num_output
-        source = self._source
+        asked = self._asked
         usage = Usage(
-            input_tokens=len(source.prompt_ids) + len(source.target_ids),
+            input_tokens=len(asked.prompt_ids) + len(asked.target_ids),
             output_tokens=num_output,
             cached_input_tokens=self._num_cached,
             discarded_tokens=self.num_discarded,
         )
         return RequestFinished(
-            source.request_id,
+            asked.request_id,
             usage,
             timing,
-            source.seed,
+            asked.seed,
             tuple(self._prompt_logprobs),
-            source.prompt_ids if source.params.alignment else (),
+            asked.prompt_ids if asked.params.alignment else (),
         )

@@ -16,7 +16,7 @@ from engine.life.trial import Trial
 
 _log = logging.getLogger(__name__)
 
-_MAX_FAILURES_IN_A_ROW = 3  # of steps, before the engine says it is not healthy
+_MAX_CONSECUTIVE_FAILURES = 3  # of steps, before the engine says it is not healthy
 _RETRY_AFTER = 1.0  # seconds, while starting or draining
 
 ErrorOf = Callable[[str], TokenweirError]  # what a request ends with, by its id
@@ -64,8 +64,8 @@ class Lifecycle:
 
     @property
     def is_invariant(self) -> bool:
-        """Whether the trial has shown that a row is bit-equal alone and among others."""
-        return self._trial is not None and self._trial.rows_are_bit_equal
+        """Whether the trial has shown the same bits alone and among others."""
+        return self._trial is not None and self._trial.is_batch_invariant
 
     @property
     def healthy(self) -> bool:
@@ -73,7 +73,7 @@ class Lifecycle:
         if self.state not in (EngineState.RUNNING, EngineState.DRAINING):
             return False
         runs = self._thread is not None and self._thread.is_alive()
-        return runs and self._step_watch.failures_in_a_row < _MAX_FAILURES_IN_A_ROW
+        return runs and self._step_watch.consecutive_failures < _MAX_CONSECUTIVE_FAILURES
 
     def refuse_if_closed(self) -> None:
         """Raise Starting, ReplicaLost or Draining unless the engine is running."""

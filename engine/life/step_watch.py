@@ -29,7 +29,7 @@ class StepWatch:
         self._limit = limit  # seconds
         self._clock = clock
         self._since: float | None = None
-        self.failures_in_a_row = 0
+        self.consecutive_failures = 0
 
     def allow(self, largest: float) -> None:
         """Let steps take several times as long as the largest took when the model was tried out."""
@@ -51,7 +51,7 @@ class StepWatch:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._since = None
-        self.failures_in_a_row = 0 if error is None else self.failures_in_a_row + 1
+        self.consecutive_failures = 0 if error is None else self.consecutive_failures + 1
 
     @property
     def is_over(self) -> bool:

@@ -9,5 +9,5 @@ from dataclasses import dataclass
 class Trial:
     """How the model behaves on this machine, with the engine's own settings."""
 
-    rows_are_bit_equal: bool = True  # alone and among others
+    is_batch_invariant: bool = True  # the same bits alone and among others
     step_seconds: float = 0.0  # that the largest step takes; 0: it was not looked at

@@ -62,7 +62,7 @@ def _prediction(
     if not (np.isfinite(logits).all() and np.isfinite(embedding).all()):
         return None
     return ItemPrediction(
-        # Copies, so that no row keeps its whole batch in memory.
+        # Copies, so that no item keeps its whole batch in memory.
         logits=(logits[list(item.kept)] if item.kept else logits).copy(),
         embedding=embedding.copy(),
         input_tokens=item.length,

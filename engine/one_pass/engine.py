@@ -23,7 +23,7 @@ from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.job import PredictionJob
 from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
-from engine.one_pass.queue import Row, RowQueue
+from engine.one_pass.queue import ItemQueue, WaitingItem
 from engine.package.package import Package
 from engine.requests.load import LoadSnapshot
 from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
@@ -34,11 +34,11 @@ _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 
 
 class EncoderEngine(Engine):
-    """Batches the rows of all waiting requests by equal length.
+    """Batches the items of all waiting requests by equal length.
 
-    A batch is formed whenever the model is free: the oldest waiting row and all that have its
+    A batch is formed whenever the model is free: the oldest waiting item and all that have its
     length, up to max_num_seqs and max_num_batched_tokens. Nobody waits for others to arrive, and
-    no padding is computed, so a row gives bit for bit what it gives alone. One thread runs the
+    no padding is computed, so an item gives bit for bit what it gives alone. One thread runs the
     model; answers are handed to the event loop of their caller.
     """
 
@@ -59,10 +59,10 @@ class EncoderEngine(Engine):
         self._config = config
         self._clock = clock
         self._changed = threading.Condition()  # guards everything below
-        self._queue = RowQueue()
+        self._queue = ItemQueue()
         self._open: dict[PredictionJob, None] = {}  # in order of arrival
         self._num_encoding = 0  # requests whose items are being encoded
-        self._num_running = 0  # rows in the batch that runs
+        self._num_running = 0  # items in the batch that runs
         self._throughput = DecayingRate()
         self._seconds_per_token = 0.0
 
@@ -111,8 +111,7 @@ class EncoderEngine(Engine):
         """
         loop = asyncio.get_running_loop()
         job = PredictionJob(request_id, deadline, self._clock(), loop, loop.create_future())
-        rows = await self._encode(items, path)
-        self._enqueue(job, rows)
+        self._enqueue(job, await self._encode(items, path))
         try:
             return await job.answer
         finally:  # nothing to do, unless this call was cancelled
@@ -132,12 +131,12 @@ class EncoderEngine(Engine):
             with self._changed:
                 self._num_encoding -= 1
 
-    def _enqueue(self, job: PredictionJob, rows: list[EncodedItem]) -> None:
+    def _enqueue(self, job: PredictionJob, items: list[EncodedItem]) -> None:
         with self._changed:
             self._refuse_if_closed_or_full()
             if job.is_late(self._clock()):
                 raise job.expired()
-            tokens = sum(row.cost for row in rows)
+            tokens = sum(item.cost for item in items)
             allowed = self._config.max_waiting_tokens
             # A request that is larger than the whole budget is taken when nothing else waits.
             if self._queue.num_tokens and self._queue.num_tokens + tokens > allowed:
@@ -146,9 +145,9 @@ class EncoderEngine(Engine):
                     f"{allowed}; try again later",
                     self._retry_after(),
                 )
-            job.outputs = [None] * len(rows)
+            job.outputs = [None] * len(items)
             self._open[job] = None
-            self._queue.add(job, rows)
+            self._queue.add(job, items)
             self._changed.notify()
 
     def _refuse_if_closed_or_full(self) -> None:
@@ -183,21 +182,21 @@ class EncoderEngine(Engine):
     # Below: the engine's thread.
 
     def _serve(self) -> None:
-        while rows := self._next_batch():
-            self._run_batch(rows)
+        while batch := self._next_batch():
+            self._run_batch(batch)
 
-    def _next_batch(self) -> list[Row]:
-        """Wait for rows and return those to run together; none when the engine is to stop."""
+    def _next_batch(self) -> list[WaitingItem]:
+        """Wait for items and return those to run together; none when the engine is to stop."""
         with self._changed:
             while self._life.state is not EngineState.STOPPED:
                 self._expire()
-                if rows := self._queue.take(self._max_rows):
-                    self._num_running = len(rows)
-                    return rows
+                if batch := self._queue.take(self._max_items):
+                    self._num_running = len(batch)
+                    return batch
                 self._changed.wait()
             return []
 
-    def _max_rows(self, item: EncodedItem) -> int:
+    def _max_items(self, item: EncodedItem) -> int:
         by_tokens = self._config.max_num_batched_tokens // item.cost
         return max(1, min(self._config.max_num_seqs, by_tokens))
 
@@ -207,41 +206,41 @@ class EncoderEngine(Engine):
             if job.is_late(now):
                 self._close(job, job.expired())
 
-    def _run_batch(self, rows: list[Row]) -> None:
+    def _run_batch(self, batch: list[WaitingItem]) -> None:
         started = self._clock()
-        for job in _jobs(rows):
-            job.take_part(started, len(rows))
+        for job in _jobs(batch):
+            job.take_part(started, len(batch))
         try:
-            items = [row.item for row in rows]
+            items = [waiting.item for waiting in batch]
             with self._life.step():
                 outputs = split(self._graph.run(stack(items)), items)
         except Exception:
-            _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(rows)])
-            self._fail_batch(rows)
+            _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(batch)])
+            self._fail_batch(batch)
         else:
-            self._deliver(rows, outputs, started)
+            self._deliver(batch, outputs, started)
 
     def _deliver(
-        self, rows: list[Row], outputs: list[ItemPrediction | None], started: float
+        self, batch: list[WaitingItem], outputs: list[ItemPrediction | None], started: float
     ) -> None:
         now = self._clock()
-        tokens = sum(row.item.cost for row in rows)
+        tokens = sum(waiting.item.cost for waiting in batch)
         with self._changed:
             self._num_running = 0
             self._throughput.add(tokens, now)
             self._seconds_per_token = (now - started) / tokens
-            for row, output in zip(rows, outputs, strict=True):
-                row.job.outputs[row.index] = output
+            for waiting, output in zip(batch, outputs, strict=True):
+                waiting.job.outputs[waiting.index] = output
                 if output is None:
-                    self._close(row.job, _not_finite(row))
-            for job in _jobs(rows):
+                    self._close(waiting.job, _not_finite(waiting))
+            for job in _jobs(batch):
                 if prediction := job.prediction(now):
                     self._close(job, prediction)
 
-    def _fail_batch(self, rows: list[Row]) -> None:
+    def _fail_batch(self, batch: list[WaitingItem]) -> None:
         with self._changed:
             self._num_running = 0
-            for job in _jobs(rows):
+            for job in _jobs(batch):
                 self._close(job, failure(job.request_id))
 
     def _close(
@@ -264,12 +263,12 @@ def _is_small(items: Sequence[PredictionItem]) -> bool:
     return sum(len(i.content) + len(i.text_pair or "") for i in items) <= MAX_INLINE_CHARS
 
 
-def _jobs(rows: list[Row]) -> list[PredictionJob]:
-    return list({row.job: None for row in rows})
+def _jobs(batch: list[WaitingItem]) -> list[PredictionJob]:
+    return list({waiting.job: None for waiting in batch})
 
 
-def _not_finite(row: Row) -> TokenweirError:
+def _not_finite(waiting: WaitingItem) -> TokenweirError:
     return EngineFailure(
-        f"request {row.job.request_id}: what the model gives for item {row.index} is not finite; "
-        "the weights or the input drive it out of range"
+        f"request {waiting.job.request_id}: what the model gives for item {waiting.index} is not "
+        "finite; the weights or the input drive it out of range"
     )

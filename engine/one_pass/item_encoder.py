@@ -23,7 +23,7 @@ _PIXELS_PER_TOKEN = 16 * 16
 
 @dataclass(frozen=True, eq=False)
 class EncodedItem:
-    """One row of a batch; rows of equal length can be run together."""
+    """An item as the model reads it; those of equal length can be run together."""
 
     values: NDArray[Any]  # token ids int64 (length,), or pixel values float32
     length: int  # tokens; 0 for an image
@@ -47,17 +47,17 @@ class ItemEncoder:
         self._limits = limits
 
     def encode(self, items: Sequence[PredictionItem], path: str) -> list[EncodedItem]:
-        """Return one row an item, in order; `path` is where the items stand in the request."""
+        """Return what the model reads, in order; `path` is where the items stand in the request."""
         self.check_count(items, path)
-        rows: list[EncodedItem] = []
+        encoded: list[EncodedItem] = []
         violations: list[FieldViolation] = []
         for i, item in enumerate(items):
             try:
-                rows.append(self._encode_item(item, f"{path}[{i}]"))
+                encoded.append(self._encode_item(item, f"{path}[{i}]"))
             except InvalidRequest as error:
                 violations.extend(error.violations)
         raise_if_any(violations)
-        return rows
+        return encoded
 
     def check_count(self, items: Sequence[PredictionItem], path: str) -> None:
         """Raise InvalidRequest unless there is a fair number of items."""

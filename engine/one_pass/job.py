@@ -23,12 +23,12 @@ class PredictionJob:
     loop: asyncio.AbstractEventLoop  # of its caller
     answer: asyncio.Future[Prediction]
     outputs: list[ItemPrediction | None] = field(default_factory=list)
-    started: float | None = None  # when its first row was taken
-    batch_sizes: list[int] = field(default_factory=list)  # of the batches that had a row of it
-    is_open: bool = True  # False: answered, failed or cancelled; its rows are void
+    started: float | None = None  # when its first item was taken
+    batch_sizes: list[int] = field(default_factory=list)  # of the batches that had an item of it
+    is_open: bool = True  # False: answered, failed or cancelled; its items are void
 
     def take_part(self, now: float, batch_size: int) -> None:
-        """Count a batch that has rows of it."""
+        """Count a batch that has items of it."""
         self.started = now if self.started is None else self.started
         self.batch_sizes.append(batch_size)
 

@@ -20,7 +20,7 @@ from engine.package.manifest import EncodingContract, ImageContract, Manifest
 from engine.requests.text import ItemTokenizer
 
 _SHORT = 8  # tokens of a short text
-_MAX_ROWS = 32  # run together at most
+_MAX_ITEMS = 32  # run together at most
 
 Group = tuple[str, Sequence[EncodedItem]]  # what they are called; items of one length
 
@@ -42,17 +42,17 @@ def warm_up_one_pass(
     for what, items in _groups(
         manifest, ItemEncoder(manifest, tokenizer, config.limits), tokenizer
     ):
-        rows = max(1, min(config.max_num_seqs, config.max_num_batched_tokens // items[0].cost))
+        size = max(1, min(config.max_num_seqs, config.max_num_batched_tokens // items[0].cost))
         try:
             alone = _run(graph, items[:1], manifest)
             started = clock()  # the weights are in memory by now
-            together = _run(graph, items[:rows], manifest)
+            together = _run(graph, items[:size], manifest)
         except Exception as error:  # onnxruntime's own have no other class in common
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise PackageError(
                 f"{path}: {what} failed: {reason}; export the model again"
             ) from error
-        slowest = max(slowest, rows / len(together) * (clock() - started))
+        slowest = max(slowest, size / len(together) * (clock() - started))
         is_invariant &= _bits(alone[0]) == _bits(together[0])
     return Trial(is_invariant, slowest)
 
@@ -75,13 +75,13 @@ def _groups(
 def _texts(contract: EncodingContract) -> Iterator[Group]:
     """Yield texts of token ids: short ones, then those of the greatest length."""
     for length in (min(_SHORT, contract.max_len), contract.max_len):
-        ids = np.arange(_MAX_ROWS)[:, None] + np.arange(length)  # [rows, length]
+        ids = np.arange(_MAX_ITEMS)[:, None] + np.arange(length)  # [items, length]
         # The first begins with the last of the vocabulary.
-        rows = (contract.vocab_size - 1 + ids) % contract.vocab_size
+        texts = (contract.vocab_size - 1 + ids) % contract.vocab_size
         types = np.zeros(length, np.int64) if contract.num_token_types > 1 else None
         yield (
             f"a text of {length} tokens",
-            [EncodedItem(row.astype(np.int64), length, length, types) for row in rows],
+            [EncodedItem(text.astype(np.int64), length, length, types) for text in texts],
         )
 
 

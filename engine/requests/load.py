@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class WastedWork:
     """Tokens computed that are in no answer, since the engine was started."""
 
-    padding_tokens: int = 0  # rows that belong to nobody
+    padding_tokens: int = 0  # computed for nobody
     cancelled_tokens: int = 0  # of requests whose client went away
     expired_tokens: int = 0  # of requests that failed at their deadline
     failed_tokens: int = 0  # of requests that failed otherwise

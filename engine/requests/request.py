@@ -114,10 +114,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A target whose log-probability is wanted, behind a source (or a beginning)."""
+    """A target whose log-probability is wanted, behind a prompt."""
 
     request_id: str
-    source: str | tuple[int, ...]
+    prompt: str | tuple[int, ...]
     target: str | tuple[int, ...]
     top_logprobs: int = 0  # alternatives a position
     priority: int = 0

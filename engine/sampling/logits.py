@@ -1,4 +1,4 @@
-"""What a model gives for the rows of a step."""
+"""What a model gives for a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 
 
 class StepLogits(NamedTuple):
-    """What the model gives for the rows of a step; the arrays are overwritten by the next step.
+    """What the model gives for a step; the arrays are overwritten by the next step.
 
     The top tokens are those of the k largest logits, best first, the lower id first among equals.
     """
@@ -23,7 +23,7 @@ class StepLogits(NamedTuple):
     top_ids: NDArray[np.int64]  # [N, k]
     top_logits: Floats  # [N, k]
     top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
-    alignment: Floats | None = None  # [rows of ScheduledBatch.aligned, longest source], if any
+    alignment: Floats | None = None  # [num_aligned, longest source], if any
 
     @property
     def all_logits(self) -> Floats:

@@ -13,8 +13,10 @@ _Continuations = dict[int, dict[tuple[int, ...], tuple[int, ...]]]
 class TokenRules:
     """What a request says of single tokens and of runs of them; logits do not matter here."""
 
-    def __init__(self, params: SamplingParams, stop_rule: StopRule, source: Sequence[int]) -> None:
-        """`source` is what the encoder reads, or the prompt of a model without one."""
+    def __init__(
+        self, params: SamplingParams, stop_rule: StopRule, prompt_ids: Sequence[int]
+    ) -> None:
+        """`prompt_ids` are what the encoder reads, or the prompt of a model without one."""
         controls = params.controls
         self._begin, self._end = params.forced_begin, params.forced_end
         self._last = stop_rule.max_new_tokens - 1
@@ -22,7 +24,7 @@ class TokenRules:
         self._banned = controls.banned_tokens
         self._banned_while_short = (*controls.banned_tokens, *stop_rule.token_ids)
         self._banned_at_begin = controls.begin_banned_tokens
-        self._banned_behind = _continuations(controls, source)
+        self._banned_behind = _continuations(controls, prompt_ids)
 
     @property
     def is_empty(self) -> bool:
@@ -48,25 +50,25 @@ class TokenRules:
 
 
 def token_rules(
-    params: SamplingParams, stop_rule: StopRule, source: Sequence[int]
+    params: SamplingParams, stop_rule: StopRule, prompt_ids: Sequence[int]
 ) -> TokenRules | None:
     """Return the rules of a request; None if it has none, so that they cost nothing."""
-    rules = TokenRules(params, stop_rule, source)
+    rules = TokenRules(params, stop_rule, prompt_ids)
     return None if rules.is_empty else rules
 
 
-def _continuations(controls: LogitControls, source: Sequence[int]) -> _Continuations:
+def _continuations(controls: LogitControls, prompt_ids: Sequence[int]) -> _Continuations:
     """Return the tokens that may not follow a run of tokens, by the length of the run."""
     found: _Continuations = {}
-    for *run, last in (*controls.banned_sequences, *_ngrams(controls, source)):
+    for *run, last in (*controls.banned_sequences, *_ngrams(controls, prompt_ids)):
         behind = found.setdefault(len(run), {})
         behind[tuple(run)] = (*behind.get(tuple(run), ()), last)
     return found
 
 
-def _ngrams(controls: LogitControls, source: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Return the n-grams of the source that the output may not have."""
+def _ngrams(controls: LogitControls, prompt_ids: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """Return the n-grams of the prompt that the output may not have."""
     size = controls.encoder_no_repeat_ngram
     if not size:
         return ()
-    return {tuple(source[i : i + size]): None for i in range(len(source) - size + 1)}
+    return {tuple(prompt_ids[i : i + size]): None for i in range(len(prompt_ids) - size + 1)}

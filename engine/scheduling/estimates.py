@@ -13,7 +13,7 @@ from engine.scheduling.sequence import Request, TokenRequest
 _LEAST_WINDOW = 600.0  # seconds: a time of high load must not pass for what the machine can do
 _RETRY_MARGIN = 1.1  # who is told to come back should not have to do so twice
 _LEAST_RETRY = 0.1  # seconds
-_LEAST_DRAINED = 8  # slots, below which that is no measurement
+_LEAST_DRAINED = 8  # sequences, below which that is no measurement
 
 
 def max_cost(request: Request, contract: GenerationContract) -> int:
@@ -73,13 +73,13 @@ class CompletionEstimates:
     the fastest of late count, and a queue may drain twice as fast as it did.
     """
 
-    def __init__(self, num_slots: int, chunk_size: int) -> None:
-        self._num_slots = num_slots
+    def __init__(self, max_num_seqs: int, chunk_size: int) -> None:
+        self._max_num_seqs = max_num_seqs
         self._chunk_size = chunk_size
         self._least_decode = DecayingLeast(_LEAST_WINDOW)  # seconds a step
         self._least_read = DecayingLeast(_LEAST_WINDOW)  # seconds a source or prompt token
         self._last_decode = 0.0
-        self._drain = DrainMeter(max(num_slots, _LEAST_DRAINED))
+        self._drain = DrainMeter(max(max_num_seqs, _LEAST_DRAINED))
 
     def took_step(self, seconds: float, now: float, *, num_decoding: int, num_read: int) -> None:
         """Measure a step of so many decoding sequences and source or prompt tokens."""
@@ -99,20 +99,23 @@ class CompletionEstimates:
         self._drain.advance(now, num_admitted, is_waiting)
 
     def refusal(
-        self, *, time_left: float, num_read: int, num_new: int, num_slots_to_free: int
+        self, *, time_left: float, num_read: int, num_new: int, num_to_end: int
     ) -> Refusal | None:
-        """Return why a request cannot be done in the time left; None if it may."""
+        """Return why a request cannot be done in the time left; None if it may.
+
+        `num_to_end` sequences are to end before it has room.
+        """
         own_time = num_read * (self._least_read.value or 0.0)
         own_time += (num_new - 1) * (self._least_decode.value or 0.0)
         if own_time > time_left:
             return Refusal(0.0, own_time, None)
         rate = self._drain.rate
-        wait = num_slots_to_free / rate if rate else 0.0
-        if _least_share(num_slots_to_free) * wait + own_time <= time_left:
+        wait = num_to_end / rate if rate else 0.0
+        if _least_share(num_to_end) * wait + own_time <= time_left:
             return None
         slack = max(0.0, time_left - self._likely_time(num_read, num_new))
-        # Slots do not become free one by one: the last may come a whole turnover later.
-        surely = _RETRY_MARGIN * (num_slots_to_free + self._num_slots) / rate if rate else 0.0
+        # Sequences do not end one by one: the last may come a whole turnover later.
+        surely = _RETRY_MARGIN * (num_to_end + self._max_num_seqs) / rate if rate else 0.0
         return Refusal(wait, own_time, max(_LEAST_RETRY, surely - slack))
 
     def _likely_time(self, num_read: int, num_new: int) -> float:
@@ -121,12 +124,12 @@ class CompletionEstimates:
         return num_read * (self._least_read.value or 0.0) + num_steps * self._last_decode
 
 
-def _least_share(num_slots: int) -> float:
-    """Return the share of the expected time in which so many slots may already become free.
+def _least_share(num_to_end: int) -> float:
+    """Return the share of the expected time in which so many sequences may already end.
 
     Half of it for many; less for a few, of which all may happen to be short.
     """
-    return max(0.0, min(0.5, 1 - 2 / math.sqrt(max(1, num_slots))))
+    return max(0.0, min(0.5, 1 - 2 / math.sqrt(max(1, num_to_end))))
 
 
 def _max_new_tokens(request: Request, contract: GenerationContract) -> int:

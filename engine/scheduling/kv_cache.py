@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 from typing import Protocol
 
 from engine.scheduling.sequence import Request, Sequence
@@ -52,7 +51,7 @@ class KVCache(Protocol):
         `sound`: it has ended as it should, so that others may use what it has computed.
         """
 
-    def arrange(self, decoding: Items[Sequence]) -> Items[Sequence]:
+    def arrange(self, decoding: list[Sequence]) -> list[Sequence]:
         """Return the sequences that decode in this step in the order in which it suits best."""
 
     def places(self, parts: Parts) -> Places:

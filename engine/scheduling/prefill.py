@@ -32,7 +32,7 @@ class PrefillPlan:
         """Whether the step may take so many tokens more.
 
         The first piece always runs, or a source longer than the budget would wait forever. So does
-        a single token behind it: it is one row more of the decode call.
+        a single token behind it: it is one sequence more that decodes.
         """
         return size <= max(1, self.num_left) or self.is_empty
 
@@ -57,7 +57,7 @@ class PrefillQueue:
         """Give out the step's budget for sources and prompts, counting their tokens as computed.
 
         Where the given tokens of prompts are scored, a step computes as many of them as one chunk
-        has: a row of logits has a number for every token there is.
+        has: the logits of each have a number for every token there is.
         """
         plan = PrefillPlan(self._budget(num_decoding), self._config.prefill_chunk_size)
         for request in list(self._requests.values()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
 from itertools import chain
 
 from engine.config import EngineConfig
@@ -288,7 +287,7 @@ class Scheduler:
         request.start_again(needs_encoding=self._contract.cross_cache is not None)
         self._waiting.put_back(request)
 
-    def _make_step(self, started: float, decoding: Items[Sequence], plan: PrefillPlan) -> Step:
+    def _make_step(self, started: float, decoding: list[Sequence], plan: PrefillPlan) -> Step:
         for sequence in decoding:
             sequence.num_computed += 1
             sequence.request.num_computed += 1
@@ -315,7 +314,7 @@ class Scheduler:
             aligned=tuple(drawn.aligned),
         )
 
-    def _count_step(self, decoding: Items[Sequence], plan: PrefillPlan) -> None:
+    def _count_step(self, decoding: list[Sequence], plan: PrefillPlan) -> None:
         reading = [request.leader for request in plan.encoding]
         reading += [chunk.sequence for chunk in plan.chunks]
         members = dict.fromkeys([*decoding, *reading]) if reading else decoding
@@ -502,7 +501,7 @@ class Scheduler:
             time_left=time_left,
             num_read=len(asked.prompt_ids) - num_cached,
             num_new=least_new_tokens(request, self._contract),
-            num_slots_to_free=max(0, num_before + request.num_unfinished - self._num_free),
+            num_to_end=max(0, num_before + request.num_unfinished - self._num_free),
         )
         if refusal is not None:
             raise cannot_meet(asked, refusal, time_left=time_left, num_before=num_before)

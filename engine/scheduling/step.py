@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,7 +99,7 @@ class DrawPlan(NamedTuple):
     aligned: dict[Sequence, int]  # those that want to know its attention, and their logits
 
 
-def plan_draws(decoding: Items[Sequence], chunks: Items[Chunk]) -> DrawPlan:
+def plan_draws(decoding: list[Sequence], chunks: list[Chunk]) -> DrawPlan:
     """Return the draws of a step whose logits are those of `decoding`, then those of `chunks`."""
     logits = {sequence: i for i, sequence in enumerate(decoding)}
     scores, scoring = [], []

@@ -20,7 +20,7 @@ class WaitingQueue:
     pause starts level with what those that waited have used: it has saved nothing up.
 
     A group of sequences that was once the next of its priority stays so until it is taken or
-    removed: else single requests could take every slot that becomes free, and it would wait for
+    removed: else single requests could take all room that becomes free, and it would wait for
     ever for several at once.
     """
 

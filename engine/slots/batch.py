@@ -10,15 +10,15 @@ class RowOp(NamedTuple):
     """A change of the cache's rows; an empty row has length 0.
 
     `cut` shortens `target`, and a little behind it may stay in memory; `clear` puts zeros there,
-    for a row that may hold NaN. `move` takes `source` to the empty row `target` and clears
-    `source`; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
+    for a row that may hold NaN. `move` takes `origin` to the empty row `target` and clears
+    `origin`; `copy` leaves it as it is, and what was in `target` is gone; `swap` exchanges the two.
     `cut_source`, `clear_source` and `copy_source` do the same with rows of the sources.
     """
 
     kind: Literal[
         "cut", "clear", "move", "copy", "swap", "cut_source", "clear_source", "copy_source"
     ]
-    source: int
+    origin: int
     target: int
     start: int = 0  # copy: positions before it are equal in both already; cut, clear: they stay
     stop: int | None = None  # copy: the first position that is not wanted; None: all are

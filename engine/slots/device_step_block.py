@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device.memory import ITEM_BYTES, DeviceArray, DeviceMemory, aligned
+from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMemory, aligned
 from engine.package.manifest import GenerationContract
 from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.logits import Floats, StepLogits
@@ -18,7 +18,7 @@ from engine.slots.step_block import Bound, CallOutputs, Standing, StepSize
 _ROW_BYTES = 128  # of standing inputs, a row
 _TOKEN_BYTES = 64  # of the inputs of a source or chunk, a token
 _READ_BYTES = 4096  # of the inputs of a source or chunk beside its tokens
-_TOP_ITEMS = ("int64", "float32", "float32")  # ids, logits, log-probabilities
+_TOP_DTYPES = ("int64", "float32", "float32")  # ids, logits, log-probabilities
 
 
 class DeviceStepBlock:
@@ -145,8 +145,8 @@ class DeviceStepBlock:
         for stop in range(1, len(rows) + 1):
             is_last = stop == len(rows)
             if is_last or rows[stop] != rows[stop - 1] + 1 or rows[stop] in calls:
-                source = self._logits_at(rows[start], rows[start] + stop - start)
-                self._memory.download(target[start:stop], source)
+                origin = self._logits_at(rows[start], rows[start] + stop - start)
+                self._memory.download(target[start:stop], origin)
                 start = stop
 
     def _logits_at(self, first: int, last: int) -> DeviceArray:
@@ -180,7 +180,7 @@ class _SmallOutputs:
     ) -> None:
         """`num_rows` are those of a decode call, and of the chunks of a step."""
         self._memory, self._k, self._longest = memory, k, longest
-        row = sum(ITEM_BYTES[item] for item in _TOP_ITEMS) * k
+        row = sum(DTYPE_BYTES[dtype] for dtype in _TOP_DTYPES) * k
         num_bytes = sum(num_rows) * (row + 4 * longest) + 16 * aligned(1)
         self._device = memory.zeros((num_bytes,), "int8")
         self._host = memory.pinned(num_bytes)
@@ -223,7 +223,7 @@ class _SmallOutputs:
         return piece.view(array.dtype).reshape(array.shape)
 
     def _top(self, num_rows: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        ids, logits, logprobs = (self._array(item, (num_rows, self._k)) for item in _TOP_ITEMS)
+        ids, logits, logprobs = (self._array(dtype, (num_rows, self._k)) for dtype in _TOP_DTYPES)
         return ids, logits, logprobs
 
     def _array(self, dtype: str, shape: tuple[int, ...]) -> DeviceArray:

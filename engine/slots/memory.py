@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.device.cuda_runtime import Extent, Region
-from engine.device.memory import ITEM_BYTES, DeviceArray, DeviceMemory
+from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMemory
 from engine.package.manifest import CacheDtype, CacheShape
 from engine.slots.host_pages import Pages
 
@@ -45,7 +45,7 @@ class CacheMemory(Protocol):
     def clear(self, row: int, start: int, stop: int) -> None:
         """Put zeros into positions `start` to `stop` - 1, and give back what they take."""
 
-    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+    def copy(self, origin: int, target: int, start: int, stop: int) -> None:
         """Copy positions `start` to `stop` - 1 to the same places of another row."""
 
     def swap(self, one: int, other: int, one_length: int, other_length: int) -> None:
@@ -98,9 +98,9 @@ class HostCacheMemory:
                     for piece in array[None] if start == 0 else array[:, start:stop]:
                         self._pages.clear(piece)
 
-    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+    def copy(self, origin: int, target: int, start: int, stop: int) -> None:
         """See CacheMemory."""
-        self.memory[:, :, target, :, start:stop] = self.memory[:, :, source, :, start:stop]
+        self.memory[:, :, target, :, start:stop] = self.memory[:, :, origin, :, start:stop]
 
     def swap(self, one: int, other: int, one_length: int, other_length: int) -> None:
         """See CacheMemory."""
@@ -139,7 +139,7 @@ class DeviceCacheMemory:
     def __init__(self, memory: DeviceMemory, num_rows: int, shape: CacheShape) -> None:
         self._device, self._runtime = memory, memory.runtime
         self._shape, self._spare = shape, num_rows
-        self._position = shape.head_dim * ITEM_BYTES[_NAMES[shape.dtype]]  # bytes of a head
+        self._position = shape.head_dim * DTYPE_BYTES[_NAMES[shape.dtype]]  # bytes of a head
         num_planes = 2 * shape.num_layers
         self._memory = memory.zeros((num_planes, num_rows + 1, *_row(shape)), _NAMES[shape.dtype])
         planes = [self._plane(i) for i in range(num_planes)]
@@ -153,10 +153,10 @@ class DeviceCacheMemory:
         if start < stop:
             self._runtime.clear_region(self._region(row, start), self._extent(stop - start))
 
-    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+    def copy(self, origin: int, target: int, start: int, stop: int) -> None:
         """See CacheMemory."""
         if start < stop:
-            self._copy(self._region(target, start), self._region(source, start), stop - start)
+            self._copy(self._region(target, start), self._region(origin, start), stop - start)
 
     def swap(self, one: int, other: int, one_length: int, other_length: int) -> None:
         """See CacheMemory."""
@@ -198,8 +198,8 @@ class DeviceCacheMemory:
         plane = self._memory[i : i + 1]
         return plane.view(0, plane.dtype, plane.shape[1:])[: self._spare]
 
-    def _copy(self, target: Region, source: Region, num_positions: int) -> None:
-        self._runtime.copy_region(target, source, self._extent(num_positions))
+    def _copy(self, target: Region, origin: Region, num_positions: int) -> None:
+        self._runtime.copy_region(target, origin, self._extent(num_positions))
 
     def _region(self, row: int, start: int) -> Region:
         heads = self._shape.num_kv_heads
@@ -223,7 +223,7 @@ class DeviceCacheMemory:
 
 def row_bytes(shape: CacheShape) -> int:
     """Return the bytes of a row of all layers, keys and values."""
-    return 2 * shape.num_layers * math.prod(_row(shape)) * ITEM_BYTES[_NAMES[shape.dtype]]
+    return 2 * shape.num_layers * math.prod(_row(shape)) * DTYPE_BYTES[_NAMES[shape.dtype]]
 
 
 def _row(shape: CacheShape) -> tuple[int, int, int]:

@@ -55,13 +55,13 @@ class SlotCache:
             elif op.kind == "clear_source":
                 self._clear_source(op.target)
             elif op.kind == "copy_source":
-                self._copy_source(op.source, op.target)
+                self._copy_source(op.origin, op.target)
             elif op.kind == "swap":
-                self._swap(op.source, op.target)
+                self._swap(op.origin, op.target)
             else:
-                self._copy(op.source, op.target, op.start, op.stop)
+                self._copy(op.origin, op.target, op.start, op.stop)
                 if op.kind == "move":
-                    self._clear(op.source)
+                    self._clear(op.origin)
 
     def fill(self, value: float, num_rows: int) -> None:
         """Leave a number everywhere in the first rows, as other sequences might have left some."""
@@ -101,17 +101,17 @@ class SlotCache:
         self.sources.clear(row, 0, int(self.source_lengths[row]))
         self.source_lengths[row] = 0
 
-    def _copy_source(self, source: int, target: int) -> None:
+    def _copy_source(self, origin: int, target: int) -> None:
         assert self.sources is not None
-        length = int(self.source_lengths[source])
-        self.sources.copy(source, target, 0, length)
+        length = int(self.source_lengths[origin])
+        self.sources.copy(origin, target, 0, length)
         self.source_lengths[target] = length
 
-    def _copy(self, source: int, target: int, start: int, stop: int | None) -> None:
-        length = int(self.lengths[source])
+    def _copy(self, origin: int, target: int, start: int, stop: int | None) -> None:
+        length = int(self.lengths[origin])
         if stop is not None:
             length = min(length, stop)
-        self.rows.copy(source, target, start, length)
+        self.rows.copy(origin, target, start, length)
         self.rows.clear(target, length, self._end(target))
         self.lengths[target] = length
 

@@ -81,10 +81,10 @@ class SlotTable:
         row = self._owners.index(None, self.num_decoding)
         self._put(sequence, row)
 
-    def copy(self, source: Sequence, target: Sequence) -> None:
+    def copy(self, parent: Sequence, child: Sequence) -> None:
         """Give a sequence a row with the content of another's."""
-        self.take(target)
-        self._ops.append(RowOp("copy", self._rows[source], self._rows[target]))
+        self.take(child)
+        self._ops.append(RowOp("copy", self._rows[parent], self._rows[child]))
 
     def take_prefix(self, sequence: Sequence, holder: Sequence | KeptPrefix, length: int) -> None:
         """Give a sequence a row that begins with the first positions of another."""
@@ -103,9 +103,9 @@ class SlotTable:
             row = holder.row
         self._ops.append(RowOp("copy", row, self._rows[sequence], 0, length))
 
-    def overwrite(self, source: Sequence, target: Sequence, start: int) -> None:
+    def overwrite(self, parent: Sequence, child: Sequence, start: int) -> None:
         """Copy a row over the row of another sequence; before `start` both are equal already."""
-        self._ops.append(RowOp("copy", self._rows[source], self._rows[target], start))
+        self._ops.append(RowOp("copy", self._rows[parent], self._rows[child], start))
 
     def decode(self, sequences: Collection[Sequence]) -> list[Sequence]:
         """Make these the decoding ones, and no others; return them in the order of their rows."""

@@ -176,7 +176,7 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
         "tokenweir import downloads/llama --out checkpoints/llama --max-len 4096",
     ),
 )
-@click.argument("source", type=existing_directory)
+@click.argument("path", type=existing_directory)
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
 @click.option(
     "--max-len", type=click.IntRange(1), help="Tokens of the longest text.  [default: the model's]"
@@ -189,11 +189,11 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
 )
 @needs("export")
 def import_(
-    source: Path, out: Path, max_len: int | None, source_lang: str | None, target_lang: str | None
+    path: Path, out: Path, max_len: int | None, source_lang: str | None, target_lang: str | None
 ) -> None:
-    """Turn the Hugging Face model in the local directory SOURCE into a checkpoint.
+    """Turn the Hugging Face model in the local directory PATH into a checkpoint.
 
-    SOURCE holds config.json, the files of the tokenizer and the weights, as `save_pretrained` of
+    PATH holds config.json, the files of the tokenizer and the weights, as `save_pretrained` of
     transformers writes them. Weights are safetensors or PyTorch's own files, of which nothing but
     tensors is read. exporter/README.md lists the families.
     """
@@ -202,7 +202,7 @@ def import_(
 
     with cleaned_up(), show_progress("Weights") as progress:
         imported = import_checkpoint(
-            source, out, progress, max_len=max_len, languages=Languages(source_lang, target_lang)
+            path, out, progress, max_len=max_len, languages=Languages(source_lang, target_lang)
         )
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
     for note in imported.notes:

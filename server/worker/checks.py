@@ -65,7 +65,7 @@ def check_sizes(
 def check_num_ids(
     inputs: Sequence[generation_service_pb2.Input], contract: GenerationContract
 ) -> None:
-    """Raise InvalidRequest for token ids that no row has room for; the engine counts exactly."""
+    """Raise InvalidRequest for more token ids than any sequence has; the engine counts exactly."""
     most = max(shape.max_len for shape in (contract.cache, contract.cross_cache) if shape)
     raise_if_any(
         [

@@ -89,9 +89,9 @@ async def gathered(
 
     async def read() -> None:
         # The engine's iterator is a generator: closing it is what aborts the request.
-        source = cast(AsyncGenerator[GenerationEvent, None], events)
-        async with aclosing(source):
-            async for event in source:
+        generator = cast(AsyncGenerator[GenerationEvent, None], events)
+        async with aclosing(generator):
+            async for event in generator:
                 if buffer.add(event):
                     wake.set()
 

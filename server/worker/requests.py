@@ -89,7 +89,7 @@ def score_requests(
     return [
         ScoreRequest(
             request_id=next(request_ids),
-            source=_prompt(one),
+            prompt=_prompt(one),
             target=_target_prefix(one),
             top_logprobs=request.top_logprobs,  # 0 if it is absent
             priority=request.scheduling.priority,

@@ -133,11 +133,11 @@ class FakeCuda:
         self.queue(lambda: ctypes.memset(address, byte, num_bytes))
 
     def _fake_cudaMemcpyAsync(
-        self, target: int, source: int, num_bytes: int, kind: int, stream: int
+        self, target: int, origin: int, num_bytes: int, kind: int, stream: int
     ) -> None:
-        for address in {1: [target], 2: [source], 3: [target, source]}[kind]:
+        for address in {1: [target], 2: [origin], 3: [target, origin]}[kind]:
             self._check(address, num_bytes)
-        self.queue(lambda: ctypes.memmove(target, source, num_bytes))
+        self.queue(lambda: ctypes.memmove(target, origin, num_bytes))
 
     def _fake_cudaMemset3DAsync(self, where: Any, byte: int, extent: Any, stream: int) -> None:
         for address in self._rows(where, _NOWHERE, extent):
@@ -146,10 +146,10 @@ class FakeCuda:
     def _fake_cudaMemcpy3DAsync(self, given: Any, stream: int) -> None:
         copy = given._obj
         targets = self._rows(copy.dstPtr, copy.dstPos, copy.extent)
-        sources = self._rows(copy.srcPtr, copy.srcPos, copy.extent)
+        origins = self._rows(copy.srcPtr, copy.srcPos, copy.extent)
         width = copy.extent.width
-        for target, source in zip(targets, sources, strict=True):
-            self.queue(lambda to=target, at=source: ctypes.memmove(to, at, width))
+        for target, origin in zip(targets, origins, strict=True):
+            self.queue(lambda to=target, at=origin: ctypes.memmove(to, at, width))
 
     def _rows(self, where: Any, first: Any, extent: Any) -> list[int]:
         assert first.x + extent.width <= where.xsize and first.y + extent.height <= where.ysize

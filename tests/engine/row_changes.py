@@ -70,7 +70,7 @@ class TwoCaches:
         after = self.content(self.device.rows), self.content(self.device.sources)
         self.compare(f"after {op}")
         of_sources = op.kind.endswith("_source")
-        changed = {op.target} | ({op.source} if op.kind in ("move", "swap") else set())
+        changed = {op.target} | ({op.origin} if op.kind in ("move", "swap") else set())
         for row in range(NUM_SLOTS):
             for i, is_changed in enumerate((not of_sources, of_sources)):
                 if not (is_changed and row in changed):

@@ -218,19 +218,19 @@ def test_what_need_not_be_read_again_does_not_count(simulate) -> None:
 
 
 def test_a_few_prompt_tokens_tell_nothing_of_a_long_prompt() -> None:
-    estimates = CompletionEstimates(num_slots=2, chunk_size=128)
+    estimates = CompletionEstimates(max_num_seqs=2, chunk_size=128)
     estimates.took_step(0.05, 100.0, num_decoding=0, num_read=4)
 
-    refusal = estimates.refusal(time_left=1.0, num_read=400, num_new=1, num_slots_to_free=0)
+    refusal = estimates.refusal(time_left=1.0, num_read=400, num_new=1, num_to_end=0)
 
     assert refusal is None
 
 
 def test_a_step_without_a_model_is_no_measurement() -> None:
-    estimates = CompletionEstimates(num_slots=2, chunk_size=128)
+    estimates = CompletionEstimates(max_num_seqs=2, chunk_size=128)
     estimates.took_step(0.05, 100.0, num_decoding=2, num_read=0)
     estimates.took_step(0.0, 101.0, num_decoding=0, num_read=0)
 
-    refusal = estimates.refusal(time_left=1.0, num_read=4, num_new=100, num_slots_to_free=0)
+    refusal = estimates.refusal(time_left=1.0, num_read=4, num_new=100, num_to_end=0)
 
     assert refusal is not None and refusal.retry_after is None

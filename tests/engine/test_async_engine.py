@@ -792,7 +792,7 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
     def warm_up() -> Trial:
         threads.append(threading.current_thread())
         assert engine.is_warming and not engine.healthy
-        return Trial(rows_are_bit_equal=False)
+        return Trial(is_batch_invariant=False)
 
     engine = unstarted(make_package, byte_tokenizer, runner, warm_up)
     await engine.start()

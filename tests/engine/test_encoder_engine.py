@@ -705,7 +705,7 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(tokenizer: 
 
     def warm_up() -> Trial:
         threads.append(threading.current_thread())
-        return Trial(rows_are_bit_equal=False)
+        return Trial(is_batch_invariant=False)
 
     engine = EncoderEngine(make_package(), graph, tokenizer, EngineConfig(), warm_up=warm_up)
     await engine.start()

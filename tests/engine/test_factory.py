@@ -231,7 +231,7 @@ def test_a_full_batch_of_a_one_pass_model_is_timed_when_its_weights_are_in_memor
         session, package.manifest, tokenizer, config, package.path, clock=count().__next__
     )
 
-    assert trial == Trial(rows_are_bit_equal=True, step_seconds=seconds)
+    assert trial == Trial(is_batch_invariant=True, step_seconds=seconds)
 
 
 def test_graph_that_is_not_the_one_that_was_hashed_is_refused(tmp_path: Path) -> None:

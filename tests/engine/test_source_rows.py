@@ -88,8 +88,8 @@ class SourceMachine(RuleBasedStateMachine):
                 self.rows[op.target] = None
             else:
                 assert op.kind == "copy_source"
-                assert self.rows[op.target] is None and self.rows[op.source] is not None
-                self.rows[op.target] = self.rows[op.source]
+                assert self.rows[op.target] is None and self.rows[op.origin] is not None
+                self.rows[op.target] = self.rows[op.origin]
 
 
 TestSources = SourceMachine.TestCase
