@@ -36,6 +36,10 @@ def _sides(width: int, inner: int, layers: int, heads: int, **options: Any) -> d
 _T5 = {"decoder_start_token_id": 0}
 _GATED = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _GEMMA3_270M = _sizes(640, 2048, 18, 4, num_key_value_heads=1, head_dim=256, sliding_window=512)
+_ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+# Of a DeiT there are two classifiers.
+PLAIN_DEIT = {"architectures": ["DeiTForImageClassification"]}
+_TINY_IMAGES = _sizes(192, 768, 12, 3)
 
 SHAPES: Mapping[str, FamilyShape] = {
     "opus-mt": FamilyShape(
@@ -109,4 +113,14 @@ SHAPES: Mapping[str, FamilyShape] = {
         "gemma3_text", {**_GEMMA3_270M, "vocab_size": 262144, "max_position_embeddings": 32768}
     ),
     "phi3-mini": FamilyShape("phi3", {"sliding_window": 2047}),
+    "bert-tiny": FamilyShape("bert", _sizes(128, 512, 2, 2), max_len=None),
+    "roberta-base": FamilyShape("roberta", {**_ROBERTA, "vocab_size": 50265}, max_len=None),
+    "xlm-roberta-base": FamilyShape(
+        "xlm-roberta", {**_ROBERTA, "vocab_size": 250002}, max_len=None
+    ),
+    "camembert-base": FamilyShape("camembert", {**_ROBERTA, "vocab_size": 32005}, max_len=None),
+    "distilbert-base": FamilyShape("distilbert", max_len=None),
+    "modernbert-base": FamilyShape("modernbert"),
+    "vit-tiny": FamilyShape("vit", _TINY_IMAGES, max_len=None),
+    "deit-tiny": FamilyShape("deit", {**_TINY_IMAGES, **PLAIN_DEIT}, max_len=None),
 }

@@ -143,18 +143,18 @@ def _draw_layers(model: torch.nn.Module, gain: float) -> None:
             weight.normal_(0, gain * inputs**-0.5)
 
 
-@torch.no_grad()
-def save_source(model: Any, out: Path) -> None:
-    """Save a model of any family with weights of which none is neutral, and a made-up tokenizer."""
-    for weight in model.parameters():
-        if weight.ndim == 1:
-            weight.add_(0.1 * torch.randn(weight.shape))
-    _save(model, out, _byte_level(model.config.vocab_size), 1.5)
+def save_with_words(model: Any, out: Path) -> None:
+    """Save a model of texts as it is, and a made-up tokenizer."""
+    _write(model, out, _byte_level(model.config.vocab_size))
 
 
 def _save(model: Any, out: Path, tokenizer: Tokenizer, gain: float) -> None:
     _draw_layers(model, gain)
-    model.eval().save_pretrained(out)
+    _write(model.eval(), out, tokenizer)
+
+
+def _write(model: Any, out: Path, tokenizer: Tokenizer) -> None:
+    model.save_pretrained(out)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD)
     fast.save_pretrained(out)
 

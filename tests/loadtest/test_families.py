@@ -3,35 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoConfig
 
 from exporter.huggingface import FAMILIES
-from loadtest.peers.families import measure
-from loadtest.peers.family_shapes import SHAPES, FamilyShape
+from loadtest.peers.families import measure, problems
+from loadtest.peers.family_shapes import PLAIN_DEIT, SHAPES, FamilyShape
 
-GENERATING = [n for f in FAMILIES if "generate" in f.abilities for n in f.model_types]
+GOOD: dict[str, Any] = {
+    "prompts_equal": "8 of 8",
+    "distinct_answers": 8,
+    "largest_logit": 20.0,
+    "largest_logit_difference_eager": 1e-4,
+    "largest_logit_difference_certificate": 1.2e-4,
+}
 
 
-def test_every_decoder_has_a_published_shape() -> None:
-    decoders = {n for n in GENERATING if not AutoConfig.for_model(n).is_encoder_decoder}
+def test_every_family_has_a_published_shape() -> None:
+    types = {name for family in FAMILIES for name in family.model_types}
 
-    assert decoders <= {shape.model_type for shape in SHAPES.values()} <= set(GENERATING)
+    assert {shape.model_type for shape in SHAPES.values()} == types
+
+
+def test_a_line_that_holds_has_no_problems() -> None:
+    assert problems(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"prompts_equal": "7 of 8"}, "7 of 8 prompts equal"),
+        ({"beams_equal": "0 of 8"}, "0 of 8 beams equal"),
+        ({"distinct_answers": 1}, "1 answers differ, so equality shows nothing"),
+        ({"largest_logit": 9.0}, "logits (certificate) differ by 0.00012, allowed 0.0001"),
+        ({"largest_logit_difference_eager": float("nan")}, "logits (eager) differ by nan"),
+    ],
+)
+def test_a_line_that_does_not_hold_is_named(change: dict[str, Any], problem: str) -> None:
+    (found,) = problems({**GOOD, **change})
+
+    assert problem in found
+
+
+WRITER = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+T5 = {"vocab_size": 300, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32}
 
 
 @pytest.mark.long
-def test_a_family_is_measured_whatever_its_size(tmp_path: Path) -> None:
-    tiny = {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 128,
-    }
-
-    found = measure(FamilyShape("gpt_neox", tiny, max_len=120), tmp_path)
-
-    assert found["prompts_equal"] == "8 of 8"
-    assert float(str(found["largest_logit_difference_eager"])) < 1e-4
+@pytest.mark.parametrize(
+    "shape",
+    [
+        FamilyShape("gpt_neox", WRITER, max_len=120),
+        FamilyShape("t5", {**T5, "decoder_start_token_id": 0}, max_len=70),
+        FamilyShape("bert", WRITER, max_len=None),
+        FamilyShape("deit", {**IMAGES, **PLAIN_DEIT}, max_len=None),
+    ],
+    ids=lambda shape: shape.model_type,
+)
+def test_a_family_is_measured_whatever_its_size(shape: FamilyShape, tmp_path: Path) -> None:
+    assert problems(measure(shape, tmp_path)) == []

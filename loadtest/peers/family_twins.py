@@ -1,0 +1,81 @@
+"""Random models of every family as transformers makes them, scaled so that their answers differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    ViTImageProcessorPil,
+)
+
+from exporter.huggingface import FAMILIES
+from loadtest.peers.family_shapes import FamilyShape
+from loadtest.peers.models import save_with_words
+
+_GAIN = 1.5  # of a layer's matrices: with the usual small ones an answer hardly depends on its text
+_ABILITIES = {name: family.abilities for family in FAMILIES for name in family.model_types}
+_OF_LAYERS = (".h.", "layers.", "layer.", ".block.")  # in the names of their weights
+
+
+def make_twin(shape: FamilyShape, out: Path) -> Any:
+    """Make a model of a shape, and save it at `out` with a tokenizer or the settings of images."""
+    torch.manual_seed(0)
+    model = _model(shape)
+    _draw(model)
+    model.eval()
+    if _is_of_images(shape):
+        model.save_pretrained(out)
+        size = model.config.image_size
+        ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(out)
+    else:
+        save_with_words(model, out)
+    return model
+
+
+def num_parameters(shape: FamilyShape) -> int:
+    """Return how many parameters a model of a shape has, without making them."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in _model(shape).parameters())
+
+
+def _model(shape: FamilyShape) -> Any:
+    config = AutoConfig.for_model(shape.model_type, **shape.options)
+    if _is_of_images(shape):
+        kind: Any = AutoModelForImageClassification
+    elif "generate" not in _ABILITIES[shape.model_type]:
+        kind = AutoModelForSequenceClassification
+    else:
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return kind.from_config(config)
+
+
+def _is_of_images(shape: FamilyShape) -> bool:
+    return shape.model_type in ("vit", "deit")
+
+
+@torch.no_grad()
+def _draw(model: nn.Module) -> None:
+    """Draw matrices of layers by how many numbers they read; no bias or norm stays neutral."""
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1:
+            weight.add_(0.1 * torch.randn(weight.shape))
+        elif weight.ndim == 2 and weight.requires_grad and any(n in name for n in _OF_LAYERS):
+            weight.normal_(0, _spread(name, weight, model.config))
+
+
+def _spread(name: str, weight: Tensor, config: Any) -> float:
+    if "relative_attention_bias" in name:
+        return 1.0
+    inputs = weight.shape[0] if ".c_" in name else weight.shape[1]  # GPT-2's are [in, out]
+    if "Attention.q." in name:  # of T5, whose scores are not scaled: its queries are smaller
+        inputs *= config.d_kv
+    spread: float = _GAIN * inputs**-0.5
+    return spread
