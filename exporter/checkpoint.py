@@ -135,6 +135,7 @@ def save_checkpoint(
     tokenizer: Tokenizer | None,
     samples: Sequence[str] = (),
     generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
+    text: TextFiles = TextFiles(),  # noqa: B008
 ) -> None:
     """Write a checkpoint of `model`, whose `config` attribute is its TransformerConfig.
 
@@ -147,7 +148,8 @@ def save_checkpoint(
     refuse: a module that is none of exporter.models, a tokenizer that is missing.
     """
     config = _checked_config(task, model, tokenizer).model_copy(update={"generation": generation})
-    _write(Path(path), config, tokenizer, samples, safetensors.torch.save(unique_weights(model)))
+    weights = safetensors.torch.save(unique_weights(model))
+    _write(Path(path), config, tokenizer, samples, weights, text)
 
 
 def stream_checkpoint(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from exporter.models.config import Family, TransformerConfig
 
+_STRIP = 3  # target lengths that `pack` takes as alike
 IGNORED = -100  # the label of a position that does not count; the default of cross_entropy
 
 
@@ -106,7 +107,7 @@ def pack(examples: Sequence[Example], family: Family, batch_tokens: int) -> list
     current: list[Example] = []
     longest_source = longest_target = 0
     by_length = [(_lengths(example, family), example) for example in examples]
-    by_length.sort(key=lambda pair: pair[0])
+    by_length.sort(key=lambda pair: _place(*pair[0]))
     for (source, target), example in by_length:
         longest_source, longest_target = max(longest_source, source), max(longest_target, target)
         if current and (len(current) + 1) * (longest_source + longest_target) > batch_tokens:
@@ -116,6 +117,16 @@ def pack(examples: Sequence[Example], family: Family, batch_tokens: int) -> list
     if current:
         batches.append(current)
     return batches
+
+
+def _place(source: int, target: int) -> tuple[int, int, int]:
+    """Return where an example stands in a walk on which neighbours have like lengths.
+
+    It goes through strips of target lengths, along the source lengths of one upwards and of the
+    next downwards, so that no step is long in either.
+    """
+    strip = target // _STRIP
+    return strip, source if strip % 2 == 0 else -source, target
 
 
 def collate(examples: Sequence[Example], config: TransformerConfig) -> Batch:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import nn
 
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.models import EncoderDecoder
 from exporter.models.config import TransformerConfig
 from exporter.training.data import IGNORED, Example, collate, pack
@@ -58,10 +59,12 @@ def evaluate(
     config: TransformerConfig,
     examples: Sequence[Example],
     tokenizer: Tokenizer | None = None,
+    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
 ) -> Evaluation:
     """Run the model over `examples` in eval mode; it is left in the mode that it came in.
 
-    Where examples have texts, what the model writes is compared with them, by `tokenizer`.
+    Where examples have texts, what the model writes is compared with them, by `tokenizer`, that
+    of the targets; see `write_greedily` for `generation`.
     """
     was_training = model.training
     model.eval()
@@ -76,7 +79,7 @@ def evaluate(
         num_labels += int(counted.sum())
         labels_right += int(right.sum())
         examples_right += int((~wrong.view(len(group), -1).any(1)).sum())
-    chrf, bleu = _likeness(model, config, examples, tokenizer)
+    chrf, bleu = _likeness(model, config, examples, tokenizer, generation)
     model.train(was_training)
     return Evaluation(
         len(examples), num_labels, nats, labels_right, examples_right, chrf=chrf, bleu=bleu
@@ -88,6 +91,7 @@ def _likeness(
     config: TransformerConfig,
     examples: Sequence[Example],
     tokenizer: Tokenizer | None,
+    generation: GenerationDefaults,
 ) -> tuple[float, float]:
     """Return chrF and BLEU of what the model writes for the examples that have texts."""
     with_text = [(example, example.text) for example in examples if example.text is not None]
@@ -96,5 +100,5 @@ def _likeness(
     from exporter.training.writing import likeness, write_greedily  # loads sacrebleu
 
     sources = [cast(NDArray[np.int64], example.source) for example, _ in with_text]
-    written = write_greedily(cast(EncoderDecoder, model), config, sources)
+    written = write_greedily(cast(EncoderDecoder, model), config, sources, generation)
     return likeness(tokenizer.decode_batch(written), [text for _, text in with_text])

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.requests.generation_defaults import GenerationDefaults
+from exporter.checkpoint import TextFiles
 from exporter.models.config import TransformerConfig
 from exporter.training.data import ChunkSource, Example
 from exporter.training.evaluation import Evaluation
@@ -61,6 +62,12 @@ class Task:
     # The model starts from these, by the names of its weights; others are freshly drawn.
     initial_weights: Mapping[str, Tensor] = field(default_factory=dict)
     generation: GenerationDefaults = GenerationDefaults()  # of what it starts from
+    text: TextFiles = TextFiles()  # likewise
+
+    @property
+    def target_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of what is written."""
+        return self.text.target_tokenizer or self.tokenizer
 
 
 def accuracy_judge(

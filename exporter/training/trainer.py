@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,9 +28,11 @@ import torch
 from torch import nn
 
 from engine.errors import CheckpointError, ConfigError
+from engine.text.chat_format import CHAT_NAME
 from exporter.checkpoint import (
     CONFIG_NAME,
     SAMPLES_NAME,
+    TARGET_TOKENIZER_NAME,
     TOKENIZER_NAME,
     WEIGHTS_NAME,
     load_checkpoint,
@@ -39,7 +41,7 @@ from exporter.checkpoint import (
 from exporter.files import writing_to
 from exporter.models import build_model
 from exporter.training.averaging import WeightAverage
-from exporter.training.data import BatchStream, Position
+from exporter.training.data import BatchStream, Example, Position
 from exporter.training.evaluation import Evaluation, evaluate
 from exporter.training.losses import batch_logits, cross_entropy
 from exporter.training.progress import TrainingProgress, make_progress
@@ -163,7 +165,7 @@ class Run:
         """Judge the best checkpoint by the held-out examples."""
         best = load_checkpoint(self._out).model
         task = self._task
-        outcome = task.judge(evaluate(best, task.config, task.held_out, task.tokenizer))
+        outcome = task.judge(self._evaluate(best, task.held_out))
         return TrainingReport(
             task=self._task.name,
             out=self._out,
@@ -206,7 +208,7 @@ class Run:
     def _validate(self, display: TrainingProgress) -> None:
         """Save the checkpoint as the last, and as the best if it is better than all before."""
         task, step = self._task, self._state.step
-        result = evaluate(self._model, task.config, task.validation, task.tokenizer)
+        result = self._evaluate(self._model, task.validation)
         score = _score(task, result)
         is_best = self._state.best is None or score > self._state.best
         self._save_checkpoint(self._out / LAST_NAME)
@@ -220,9 +222,14 @@ class Run:
             + (" (best so far)" if is_best else "")
         )
 
+    def _evaluate(self, model: nn.Module, examples: Sequence[Example]) -> Evaluation:
+        task = self._task
+        return evaluate(model, task.config, examples, task.target_tokenizer, task.generation)
+
     def _save_checkpoint(self, out: Path) -> None:
         task, samples = self._task, [text for text, _ in self._task.samples]
-        save_checkpoint(out, task.name, self._model, task.tokenizer, samples, task.generation)
+        model, tokenizer = self._model, task.tokenizer
+        save_checkpoint(out, task.name, model, tokenizer, samples, task.generation, task.text)
 
     def _save(self) -> None:
         save_state(self._out, self._state, self._model, self._average, self._optimizer)
@@ -289,7 +296,8 @@ def _check_overwritable(out: Path) -> None:
 
 
 def _remove_run(out: Path) -> None:
-    for name in (WEIGHTS_NAME, CONFIG_NAME, TOKENIZER_NAME, SAMPLES_NAME, STATE_NAME):
+    text = TOKENIZER_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME, SAMPLES_NAME
+    for name in (WEIGHTS_NAME, CONFIG_NAME, *text, STATE_NAME):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / LAST_NAME, ignore_errors=True)
 

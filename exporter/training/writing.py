@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.models.config import TransformerConfig
 from exporter.models.transformer import EncoderDecoder
 from exporter.training.data import padded_rows
@@ -34,31 +35,41 @@ def likeness(texts: Sequence[str], references: Sequence[str]) -> Likeness:
 
 @torch.no_grad()
 def write_greedily(
-    model: EncoderDecoder, config: TransformerConfig, sources: Sequence[NDArray[np.int64]]
+    model: EncoderDecoder,
+    config: TransformerConfig,
+    sources: Sequence[NDArray[np.int64]],
+    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
 ) -> list[list[int]]:
     """Return the ids that the model writes for each source [S], without the end token.
 
-    At most twice as many as the source has, and ten.
+    At most twice as many as the source has, and ten; they begin as `generation` says, and have
+    none of the tokens that it bans.
     """
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     written: dict[int, list[int]] = {}
     for first in range(0, len(order), _BATCH):
         group = order[first : first + _BATCH]
-        outputs = _write_batch(model, config, [sources[i] for i in group])
+        outputs = _write_batch(model, config, [sources[i] for i in group], generation)
         written.update(zip(group, outputs, strict=True))
     return [written[i] for i in range(len(sources))]
 
 
 def _write_batch(
-    model: EncoderDecoder, config: TransformerConfig, sources: Sequence[NDArray[np.int64]]
+    model: EncoderDecoder,
+    config: TransformerConfig,
+    sources: Sequence[NDArray[np.int64]],
+    generation: GenerationDefaults,
 ) -> list[list[int]]:
     source, mask = padded_rows(sources, config.pad_token_id)
     memory = model.encode(source, mask)
     limits = torch.tensor([_limit(len(row), config) for row in sources])
-    target = torch.full((len(sources), 1), config.bos_token_id or 0)  # [B, T]
+    begin = torch.tensor([[config.bos_token_id or 0, *generation.forced_begin]])
+    target = begin[:, : config.max_target_len].repeat(len(sources), 1)  # [B, T]
+    banned = list(generation.banned_tokens)
     ended = torch.zeros(len(sources), dtype=torch.bool)
     while not ended.all():
         logits = model.decode(target, memory, mask)[:, -1]  # [B, V]
+        logits[:, banned] = -torch.inf
         target = torch.cat((target, logits.argmax(-1, keepdim=True)), dim=1)
         ended |= (target[:, -1] == config.eos_token_id) | (limits < target.shape[1])
     return [

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.package.files import hash_file
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.checkpoint import Checkpoint, unique_weights
+from exporter.checkpoint import Checkpoint, TextFiles, unique_weights
 from exporter.models.config import Family, TransformerConfig
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.size import SIZES, Size, SizeName
@@ -25,7 +25,9 @@ from exporter.training.task import Recipe, Task
 
 Row = TypeVar("Row")
 Vary = Callable[[np.random.Generator, Example], Example]
-_CHUNK_EXAMPLES = 4096  # that are drawn at a time, in another order each time
+# Examples that are drawn at a time, in another order each time. Of many, more are alike in length,
+# and less of a batch is padding; of pictures each is a copy in memory.
+_CHUNK_EXAMPLES, _CHUNK_IMAGES = 16_384, 1024
 _FINE_TUNING = 0.1  # of the learning rate from fresh weights
 
 
@@ -59,24 +61,26 @@ class OwnData:
         `described` are the fields of a Task that are told apart: selection, judge, samples, ...
         """
         start, weights = self.start, {}
-        generation = GenerationDefaults()
+        generation, text = GenerationDefaults(), TextFiles()
         if start is not None:
-            weights, generation = unique_weights(start.model), start.config.generation
+            weights = unique_weights(start.model)
+            generation, text = start.config.generation, start.text
         return Task(
             name=name,
             config=config,
             tokenizer=tokenizer,
             recipe=self.recipe(config),
-            chunks=_chunks(f"{name}/{seed}", examples.training, vary),
+            chunks=_chunks(f"{name}/{seed}", examples.training, vary, _chunk_size(config)),
             validation=examples.validation,
             held_out=examples.held_out,
-            data_fingerprint=self._fingerprint(weights),
+            data_fingerprint=self._fingerprint(weights, text),
             initial_weights=weights,
             generation=generation,
+            text=text,
             **described,
         )
 
-    def _fingerprint(self, weights: Mapping[str, Tensor]) -> str:
+    def _fingerprint(self, weights: Mapping[str, Tensor], text: TextFiles) -> str:
         """Return a digest of all that was given, for a run that is resumed to have the same."""
         digest = hashlib.sha256()
         for path in _files(self.path), _files(self.validation):
@@ -84,6 +88,8 @@ class OwnData:
                 digest.update(file.name.encode() + b"\0" + bytes.fromhex(hash_file(file).sha256))
         for name, weight in weights.items():
             digest.update(name.encode() + b"\0" + weight.numpy().tobytes())
+        for name, content in text.content().items():
+            digest.update(name.encode() + b"\0" + content)
         return digest.hexdigest()
 
     def divided(
@@ -100,11 +106,6 @@ class OwnData:
             raise ConfigError(
                 f"{start.path} holds a model of the family {start.config.model.family}, "
                 f"this task trains {family}; start from a checkpoint of that family"
-            )
-        if start is not None and start.text.target_tokenizer is not None:
-            raise ConfigError(
-                f"{start.path} writes with another tokenizer than it reads with, and training "
-                "knows one for both; start from a checkpoint with one, or from fresh weights"
             )
         return start
 
@@ -124,13 +125,17 @@ class OwnData:
         )
 
 
-def _chunks(name: str, examples: Sequence[Example], vary: Vary) -> ChunkSource:
+def _chunk_size(config: TransformerConfig) -> int:
+    return _CHUNK_IMAGES if config.family == "vit" else _CHUNK_EXAMPLES
+
+
+def _chunks(name: str, examples: Sequence[Example], vary: Vary, size: int) -> ChunkSource:
     """Return what draws examples for a number of a chunk, for the same one always the same."""
 
     def chunk(number: int) -> list[Example]:
         seed = zlib.crc32(f"{name}/{number}".encode())
         rng = np.random.default_rng(seed)
-        drawn = rng.permutation(len(examples))[:_CHUNK_EXAMPLES]
+        drawn = rng.permutation(len(examples))[:size]
         return [vary(rng, examples[i]) for i in drawn]
 
     return chunk

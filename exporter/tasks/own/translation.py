@@ -30,6 +30,9 @@ _WRITTEN = 200  # sentences that are translated to choose the best checkpoint
 _NUM_SAMPLES = 6
 
 
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
 class Pair(NamedTuple):
     """A text and its translation."""
 
@@ -45,7 +48,8 @@ def translation_task(seed: int, data: OwnData) -> Task:
     """
     parts = data.divided(read_pairs, "\t".join)
     tokenizer, config = _start(data, parts.training)
-    encoded = Parts(*(encode_pairs(tokenizer, config, part) for part in parts))
+    encode_target = _target_encoder(data, tokenizer, config)
+    encoded = Parts(*(encode_pairs(tokenizer, encode_target, config, part) for part in parts))
     training, validation, held_out = ([example for _, example in part] for part in encoded)
     silent = [replace(example, text=None) for example in validation[_WRITTEN:]]
     kept = Parts(*([pair for pair, _ in part] for part in encoded))
@@ -77,19 +81,17 @@ def make_tokenizer(pairs: Sequence[Pair], size: Size) -> Tokenizer:
 
 
 def encode_pairs(
-    tokenizer: Tokenizer, config: TransformerConfig, pairs: Sequence[Pair]
+    tokenizer: Tokenizer,
+    encode_target: Encode,
+    config: TransformerConfig,
+    pairs: Sequence[Pair],
 ) -> list[tuple[Pair, Example]]:
     """Return the pairs that the model has room for, with their token ids; targets as texts too."""
     short = [pair for pair in pairs if max(map(len, pair)) <= _MAX_CHARACTERS]
     sources = tokenizer.encode_batch_fast([pair.source for pair in short])
-    targets = tokenizer.encode_batch_fast([pair.target for pair in short])
-    end = [] if config.eos_token_id is None else [config.eos_token_id]
+    targets = encode_target([pair.target for pair in short])
     encoded = [
-        Example(
-            np.array(source.ids),
-            np.array(target.ids if target.ids[-1:] == end else [*target.ids, *end]),
-            pair.target,
-        )
+        Example(np.array(source.ids), np.array(target), pair.target)
         for pair, source, target in zip(short, sources, targets, strict=True)
     ]
     return [
@@ -98,6 +100,23 @@ def encode_pairs(
         if len(example.source) <= config.max_source_len
         and len(example.target) <= config.max_target_len
     ]
+
+
+def _target_encoder(data: OwnData, tokenizer: Tokenizer, config: TransformerConfig) -> Encode:
+    """Return what makes ids of targets; they begin and end as those that the model writes."""
+    begin: tuple[int, ...] = ()
+    if data.start is not None:
+        tokenizer = data.start.target_tokenizer or tokenizer
+        begin = data.start.config.generation.forced_begin
+    end = [] if config.eos_token_id is None else [config.eos_token_id]
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        # Where a beginning is forced, the tokenizer's own is that of a source.
+        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=not begin)
+        rows = ([*begin, *encoding.ids] for encoding in encodings)
+        return [row if row[-1:] == end else [*row, *end] for row in rows]
+
+    return encode
 
 
 def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, TransformerConfig]:

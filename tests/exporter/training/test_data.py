@@ -77,6 +77,17 @@ def test_examples_of_like_length_share_a_batch_so_that_little_is_padding() -> No
     assert real / sum(padded_size(batch, "encoder-decoder") for batch in batches) > 0.85
 
 
+def test_translations_much_longer_or_shorter_than_their_source_leave_little_padding() -> None:
+    rng = random.Random(0)
+    lengths = [1 + round(rng.expovariate(1 / 12)) for _ in range(4000)]
+    examples = [example([1] * n, [1] * (1 + round(n * rng.uniform(0.6, 1.8)))) for n in lengths]
+
+    batches = pack(examples, "encoder-decoder", batch_tokens=2048)
+
+    real = sum(len(e.source) + len(e.target) for batch in batches for e in batch)
+    assert real / sum(padded_size(batch, "encoder-decoder") for batch in batches) > 0.86
+
+
 def test_an_example_longer_than_a_batch_is_a_batch_of_its_own() -> None:
     batches = pack([example([1] * 50, [1]), example([1], [1])], "encoder-decoder", batch_tokens=10)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.models import EncoderDecoder
 from exporter.models.config import TransformerConfig
 from exporter.training.writing import likeness, write_greedily
@@ -49,6 +50,20 @@ def test_it_ends_where_the_model_ends_and_at_the_limit() -> None:
 
     assert len(endless) == CONFIG.max_target_len - 1
     assert nothing == []
+
+
+def test_it_begins_as_it_must_and_writes_no_banned_token() -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
+    with torch.no_grad():
+        model.decoder.output.bias[[5, 7]] = torch.tensor([100.0, 50.0])
+    generation = GenerationDefaults(forced_begin=(9, 8), banned_tokens=(5,))
+
+    (freely,) = write_greedily(model, CONFIG, [np.array([4, 5, 6])])
+    (written,) = write_greedily(model, CONFIG, [np.array([4, 5, 6])], generation)
+
+    assert set(freely) == {5}
+    assert written == [9, 8, *[7] * (len(freely) - 2)]
 
 
 def test_equal_texts_are_wholly_alike_and_others_less() -> None:

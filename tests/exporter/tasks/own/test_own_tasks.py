@@ -5,20 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.errors import ConfigError
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.checkpoint import load_checkpoint, save_checkpoint
-from exporter.models import build_model
+from engine.text.chat_format import ChatFormat
+from exporter.checkpoint import TextFiles, load_checkpoint, save_checkpoint
+from exporter.models import TransformerConfig, build_model
 from exporter.tasks import build_own_task
 from exporter.tasks.own.baseline import CommonestTag, WordByWord, commonest_label
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.images import find_images
 from exporter.tasks.own.labelling import read_sentences
+from exporter.tasks.own.labels import better_than
+from exporter.tasks.own.parts import Parts
+from exporter.tasks.own.subwords import frame, train_subwords
+from exporter.tasks.own.translation import BOS, EOS
 from exporter.tasks.train import train_built
-from exporter.training.data import IGNORED
+from exporter.training.data import IGNORED, Example
+from tests.exporter.conftest import OPTIONS
+from tests.exporter.tasks.own.conftest import WORDS
 
 FIXTURES = {
     "translation": "pairs",
@@ -26,6 +34,7 @@ FIXTURES = {
     "labelling": "sentences",
     "images": "pictures",
 }
+CHAT = ChatFormat(template="{{ messages }}")
 SLOW = pytest.mark.long
 STEPS = {"translation": 200, "classification": 60, "labelling": 80, "images": 20}
 
@@ -123,18 +132,46 @@ def test_a_start_of_another_family_is_refused(texts: Path, sentences: Path, tmp_
         build_own_task("labelling", OwnData(sentences, start=load_checkpoint(tmp_path / "bert")))
 
 
-def test_a_start_with_two_tokenizers_is_refused(pairs: Path, tmp_path: Path) -> None:
-    train_built(
-        lambda seed: build_own_task("translation", OwnData(pairs), seed=seed),
-        tmp_path / "one",
-        steps=1,
-        progress=False,
-    )
-    one = load_checkpoint(tmp_path / "one")
-    two = replace(one, text=replace(one.text, target_tokenizer=one.tokenizer))
+def test_a_start_with_two_tokenizers_keeps_both_and_writes_with_the_second(
+    pairs: Path, tmp_path: Path
+) -> None:
+    fresh = build_own_task("translation", OwnData(pairs))
+    assert fresh.tokenizer is not None
+    targets = train_subwords(WORDS.values(), 300, (BOS, EOS))
+    frame(targets, f"{BOS} $A {EOS}", (BOS, EOS))  # as a source of another language
+    forced = targets.token_to_id("z")
+    model, text = build_model(fresh.config), TextFiles(target_tokenizer=targets, chat=CHAT)
+    generation = GenerationDefaults(forced_begin=(forced,))
+    save_checkpoint(tmp_path / "first", "mine", model, fresh.tokenizer, (), generation, text)
+    start = load_checkpoint(tmp_path / "first")
 
-    with pytest.raises(ConfigError, match="writes with another tokenizer than it reads with"):
-        build_own_task("translation", OwnData(pairs, start=two))
+    task = build_own_task("translation", OwnData(pairs, start=start))
+    train_built(lambda seed: task, tmp_path / "second", steps=1, progress=False)
+
+    example, (source, target) = task.held_out[0], task.samples[0]
+    assert example.source.tolist() == fresh.tokenizer.encode(source).ids
+    plain = targets.encode(target, add_special_tokens=False).ids
+    assert example.target.tolist() == [forced, *plain, targets.token_to_id(EOS)]
+    second = load_checkpoint(tmp_path / "second")
+    assert second.text.target_tokenizer is not None and second.text.chat == CHAT
+    assert second.text.target_tokenizer.to_str() == targets.to_str()
+    again = OwnData(pairs, start=replace(start, text=TextFiles(targets)))
+    assert build_own_task("translation", again).data_fingerprint != task.data_fingerprint
+
+
+def test_more_examples_are_drawn_at_a_time_than_fill_a_batch_but_few_pictures() -> None:
+    examples = [Example(np.array([1]), np.array([1]))] * 20_000
+    data = OwnData(Path(__file__))  # only its digest is asked for
+
+    def drawn(family: str) -> int:
+        config = TransformerConfig.model_validate({"family": family, **OPTIONS[family]})
+        parts = Parts(examples, examples[:10], examples[:10])
+        judge = better_than(0.5, "texts", "a guess")
+        task = data.task("mine", 0, config, None, parts, selection="exact_match", judge=judge)
+        return len(task.chunks(0))
+
+    assert drawn("bert") > 16_000
+    assert drawn("vit") <= 1024
 
 
 def test_every_token_of_a_word_has_the_words_tag(sentences: Path) -> None:
