@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import EncodingContract, ImageContract, Manifest
+from engine.package.manifest import EncodingContract, ImageContract, Task
 from engine.requests.checks import raise_if_any
 from engine.requests.text import ItemTokenizer
 from engine.requests.token_ids import check_token_ids
@@ -34,15 +34,26 @@ class EncodedItem:
     continues: tuple[bool, ...] = ()  # labeller: which of them go on with a word
 
 
+class OnePassModel(Protocol):
+    """What is told of a model; a manifest tells it."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def encoding(self) -> EncodingContract | None: ...
+    @property
+    def image(self) -> ImageContract | None: ...
+
+
 class ItemEncoder:
     """Checks and encodes items for one model; `encode` raises InvalidRequest for all at once."""
 
     def __init__(
-        self, manifest: Manifest, tokenizer: ItemTokenizer | None, limits: RequestLimits
+        self, model: OnePassModel, tokenizer: ItemTokenizer | None, limits: RequestLimits
     ) -> None:
-        self._task = manifest.task
-        self._text = manifest.encoding
-        self._image = manifest.image
+        self._task = model.task
+        self._text = model.encoding
+        self._image = model.image
         self._tokenizer = tokenizer
         self._limits = limits
 

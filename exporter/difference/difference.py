@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +23,10 @@ from exporter.difference.lines import (
     read_lines,
     with_reference,
 )
+from exporter.difference.shared import Progress, other_files, quantiles
 from exporter.difference.sides import BATCH_SIZE, Side, open_side, size_of
 from exporter.samples import Tokens
 from exporter.training.writing import likeness
-
-QUANTILES = (0.5, 0.9, 0.99, 1.0)
-
-Progress = Callable[[int, int], None]  # lines that are done, of how many
 
 
 class First(NamedTuple):
@@ -95,7 +92,7 @@ def compare(
     sides = open_side(one), open_side(other)
     contract = sides[0].contract
     tokenizer, target = _tokenizers(one)
-    problems = [*contracts_agree(contract, sides[1].contract), *_other_files(one, other)]
+    problems = [*contracts_agree(contract, sides[1].contract), *other_files(one, other)]
     if problems:
         raise ConfigError(
             f"{one} and {other} differ in {', '.join(problems)}; their tokens are not the same, "
@@ -118,17 +115,6 @@ def _tokenizers(path: Path) -> tuple[Tokenizer, Tokenizer]:
     source = Tokenizer.from_file(str(path / TOKENIZER_NAME))
     other = path / TARGET_TOKENIZER_NAME
     return source, Tokenizer.from_file(str(other)) if other.is_file() else source
-
-
-def _other_files(one: Path, other: Path) -> list[str]:
-    contents = [
-        [
-            file.read_bytes() if (file := path / name).is_file() else b""
-            for name in (TOKENIZER_NAME, TARGET_TOKENIZER_NAME)
-        ]
-        for path in (one, other)
-    ]
-    return ["their tokenizers"] if contents[0] != contents[1] else []
 
 
 class _Counts:
@@ -195,7 +181,7 @@ class _Counts:
             lines_equal=sum(one == other for one, other in pairs),
             tokens=len(largest),
             tokens_equal=self._equal,
-            logit_quantiles={f"{q:.0%}": float(np.quantile(largest, q)) for q in QUANTILES},
+            logit_quantiles=quantiles(largest),
             chrf_between=likeness(texts[1], texts[0]).chrf if any(texts[0]) else None,
             one=self._side(0, texts[0]),
             other=self._side(1, texts[1]),

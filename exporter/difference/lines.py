@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,21 +38,30 @@ def read_lines(
     After each of them `new` tokens may follow. Empty lines are skipped. Raises ConfigError for a
     file without lines or not in UTF-8, and for a line that the model has no room for.
     """
+    lines = []
+    for number, row in rows_of(path):
+        text, _, reference = row.partition("\t")
+        ids = tuple(tokenizer.encode(text).ids)
+        following = target.encode(reference).ids if reference else ()
+        case = _case(ids, contract, new, f"{path}, line {number}")
+        lines.append(Line(number, case, reference or None, tuple(following)))
+    if not lines:
+        raise ConfigError(f"{path} has no lines; give a prompt or a source in each")
+    return lines
+
+
+def rows_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a UTF-8 file that begin with a text, and their numbers from 1.
+
+    Raises ConfigError for a file that is not in UTF-8.
+    """
     try:
         content = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}; give a UTF-8 file") from error
-    lines = []
     for number, row in enumerate(content.split("\n"), start=1):
-        text, _, reference = row.removesuffix("\r").partition("\t")
-        if text.strip():
-            ids = tuple(tokenizer.encode(text).ids)
-            following = target.encode(reference).ids if reference else ()
-            case = _case(ids, contract, new, f"{path}, line {number}")
-            lines.append(Line(number, case, reference or None, tuple(following)))
-    if not lines:
-        raise ConfigError(f"{path} has no lines; give a prompt or a source in each")
-    return lines
+        if row.partition("\t")[0].strip():
+            yield number, row.removesuffix("\r")
 
 
 def random_lines(contract: GenerationContract, new: int) -> list[Line]:

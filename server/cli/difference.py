@@ -1,42 +1,29 @@
-"""The command that compares two models on a person's own lines: diff."""
+"""The command that compares two models on what a person has: diff."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from server.cli.difference_report import Bound, First, Report
 from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import Number, any_path, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
-    from exporter.difference.difference import Difference, First, OfSide
+    from exporter.difference.answers import AnswerDifference
+    from exporter.difference.difference import Difference
 
-_SUITE = "tokenweir diff"
-
-
-class Bound(NamedTuple):
-    """A loss, and how large it may be."""
-
-    name: str
-    found: float
-    allowed: float
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the loss is within the bound."""
-        return self.found <= self.allowed
-
-    def __str__(self) -> str:
-        word = "at most" if self.is_kept else "more than"
-        return f"{self.name} {self.found:.4g}, {word} {self.allowed:g}"
+_Row = tuple[str, str, str]
+_NEW_TOKENS = 32
+# The options of models that generate, and of those that answer in one pass.
+_OF_WRITING = ("new_tokens", "max_token_loss", "max_chrf_loss")
+_OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
 
 
 @click.command(
@@ -45,6 +32,7 @@ class Bound(NamedTuple):
     epilog=examples(
         "tokenweir diff packages/dates packages/dates-int8 --text lines.txt",
         "tokenweir diff checkpoints/dates packages/dates-int8 --max-token-loss 0.01",
+        "tokenweir diff packages/digits packages/digits-int8 --images photos",
     ),
 )
 @click.argument("one", metavar="A", type=existing_directory)
@@ -52,26 +40,38 @@ class Bound(NamedTuple):
 @click.option(
     "--text",
     type=existing_file,
-    help="A prompt or source a line, behind a tab a reference.  [default: random tokens]",
+    help="A prompt, source or text a line, behind a tab a reference.  [default: random tokens]",
+)
+@click.option(
+    "--images",
+    type=existing_directory,
+    help="PNG and JPEG files, in folders named by their labels.  [default: noise]",
 )
 @click.option(
     "--new-tokens",
     type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Most that are written behind a line.",
+    help=f"Most that are written behind a line.  [default: {_NEW_TOKENS}]",
 )
 @click.option(
     "--max-token-loss",
     type=Number(min=0, max=1),
-    default=0.0,
-    show_default=True,
-    help="Tokens of A that B may write otherwise, as a share.",
+    help="Tokens of A that B may write otherwise, as a share.  [default: 0]",
 )
 @click.option(
     "--max-chrf-loss",
     type=Number(min=0, max=100),
     help="Points of chrF that B may lose: to references, else to what A writes.",
+)
+@click.option(
+    "--max-answer-loss",
+    type=Number(min=0),
+    help="Labels of A that B may tell otherwise, as a share; of vectors the largest "
+    "1 - cosine, of numbers the largest difference.  [default: 0]",
+)
+@click.option(
+    "--max-accuracy-loss",
+    type=Number(min=0, max=1),
+    help="References that B may tell less often than A, as a share.",
 )
 @click.option("--json", "json_path", type=any_path, help="Write all that was found as JSON.")
 @click.option("--markdown", type=any_path, help="Write the table in Markdown.")
@@ -80,120 +80,121 @@ class Bound(NamedTuple):
 def diff(
     one: Path,
     other: Path,
-    text: Path | None,
-    new_tokens: int,
-    max_token_loss: float,
-    max_chrf_loss: float | None,
-    **files: Path | None,
+    json_path: Path | None,
+    markdown: Path | None,
+    junit: Path | None,
+    **given: Any,
 ) -> None:
     """Compare what B gives with what A gives, on the CPU: packages or checkpoints of one model.
 
-    Both write behind every line, each time the likeliest token. B is also asked what it would
-    write in the place of every token of A. The command fails where B loses more than the bounds
-    allow.
+    Models that generate write behind every line, each time the likeliest token; B is also asked
+    what it would write in the place of every token of A. A line is a prompt or a source, and
+    behind a tab may stand a reference.
+
+    Others tell labels, or give vectors. Behind a text may stand a tab and its label; behind a pair
+    of texts, with a tab between them, another tab and its label; for a labeller a label for every
+    word. The command fails where B loses more than the bounds allow.
     """
+    from exporter.difference.predictors import generates
+
+    is_writing = generates(one)
+    _refuse(one, given, _OF_ANSWERS if is_writing else _OF_WRITING)
+    report = (_compare_writing if is_writing else _compare_answers)(one, other, given)
+    report.write(json_path=json_path, markdown=markdown, junit=junit)
+    report.show()
+    if report.missed:
+        raise CommandError(f"{other} loses more than is allowed: {report.missed[0]}", FAILED)
+
+
+def _refuse(path: Path, given: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    """Refuse options that are for models of another kind."""
+    wrong = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None]
+    if wrong:
+        what = "generates" if names == _OF_ANSWERS else "does not generate"
+        raise click.UsageError(f"{path} {what}; leave out {' and '.join(wrong)}")
+
+
+def _compare_writing(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
     from exporter.difference.difference import compare
     from server.cli.progress import show_progress
 
+    new = given["new_tokens"] or _NEW_TOKENS
     with cleaned_up(), show_progress("Comparing") as progress:
-        found = compare(one, other, text, new_tokens, progress)
-    bounds = [Bound("token loss", found.token_loss, max_token_loss)]
-    if max_chrf_loss is not None:
-        bounds.append(Bound("chrF loss", found.chrf_loss, max_chrf_loss))
-    rows = list(_rows(found))
-    _write(files["json_path"], _as_json(found, bounds))
-    _write(files["markdown"], _as_markdown(rows, bounds))
-    _write(files["junit"], _as_junit(bounds))
-    _print(rows, found.first, bounds)
-    missed = [bound for bound in bounds if not bound.is_kept]
-    if missed:
-        raise CommandError(f"{other} loses more than is allowed: {missed[0]}", FAILED)
+        found = compare(one, other, given["text"], new, progress)
+    bounds = [Bound("token loss", found.token_loss, given["max_token_loss"] or 0.0)]
+    if given["max_chrf_loss"] is not None:
+        bounds.append(Bound("chrF loss", found.chrf_loss, given["max_chrf_loss"]))
+    first = found.first and First(
+        f"line {found.first.line}, token {found.first.token}", found.first.texts
+    )
+    losses = {"token_loss": found.token_loss, "chrf_loss": found.chrf_loss}
+    return Report(list(_rows_of_writing(found)), first, bounds, {**asdict(found), **losses})
 
 
-def _write(path: Path | None, content: str) -> None:
-    from exporter.files import replace_file
+def _compare_answers(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
+    from exporter.difference.answers import compare_answers
+    from server.cli.progress import show_progress
 
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content.encode())
+    with cleaned_up(), show_progress("Comparing") as progress:
+        found = compare_answers(one, other, given["text"], given["images"], progress)
+    bounds = [Bound("answer loss", found.answer_loss, given["max_answer_loss"] or 0.0)]
+    if (allowed := given["max_accuracy_loss"]) is not None:
+        if found.accuracy_loss is None:
+            raise click.UsageError("--max-accuracy-loss needs labels to tell; --text has none")
+        bounds.append(Bound("accuracy loss", found.accuracy_loss, allowed))
+    content = {**asdict(found), "accuracy_loss": found.accuracy_loss}
+    first = found.first and First(*found.first)
+    return Report(list(_rows_of_answers(found)), first, bounds, content)
 
 
-def _rows(found: Difference) -> Iterator[tuple[str, str, str]]:
+def _rows_of_writing(found: Difference) -> Iterator[_Row]:
     """Yield a name, and what was found of A and of B; of both together in the last column."""
-    tokens = f"{found.tokens_equal:,} of {found.tokens:,} ({1 - found.token_loss:.2%})"
-    yield "tokens equal", "", tokens
+    yield "tokens equal", "", _of(found.tokens_equal, found.tokens)
     yield "lines equal", "", f"{found.lines_equal:,} of {found.lines:,}"
-    quantiles = ", ".join(f"{name} {value:.2g}" for name, value in found.logit_quantiles.items())
-    yield "largest logit difference", "", quantiles
+    yield "largest logit difference", "", _quantiles(found.logit_quantiles)
     if found.chrf_between is not None:
         yield "chrF of B to A", "", f"{found.chrf_between:.1f}"
-    for name, form in (
-        ("perplexity", ".4f"),
-        ("chrf", ".1f"),
-        ("bleu", ".1f"),
-        ("tokens_per_second", ",.0f"),
-        ("num_bytes", ",d"),
-    ):
-        values = [_formatted(side, name, form) for side in (found.one, found.other)]
-        if any(values):
-            yield _TITLES[name], values[0], values[1]
+    yield from _sides(
+        found.one,
+        found.other,
+        ("perplexity", "perplexity", ".4f"),
+        ("chrF to references", "chrf", ".1f"),
+        ("BLEU to references", "bleu", ".1f"),
+        ("tokens/s", "tokens_per_second", ",.0f"),
+        ("bytes", "num_bytes", ",d"),
+    )
 
 
-_TITLES = {
-    "perplexity": "perplexity",
-    "chrf": "chrF to references",
-    "bleu": "BLEU to references",
-    "tokens_per_second": "tokens/s",
-    "num_bytes": "bytes",
-}
+def _rows_of_answers(found: AnswerDifference) -> Iterator[_Row]:
+    """Do as `_rows_of_writing` for models that answer in one pass."""
+    yield "answers equal", "", _of(found.answers_equal, found.answers)
+    if found.items != found.answers:
+        yield "texts equal", "", f"{found.items_equal:,} of {found.items:,}"
+    if found.score_quantiles is not None:
+        yield "largest score difference", "", _quantiles(found.score_quantiles)
+    if found.cosine_quantiles is not None:
+        yield "1 - cosine of vectors", "", _quantiles(found.cosine_quantiles)
+    yield from _sides(
+        found.one,
+        found.other,
+        (f"accuracy on {found.references:,} references", "accuracy", ".2%"),
+        ("items/s", "items_per_second", ",.0f"),
+        ("bytes", "num_bytes", ",d"),
+    )
 
 
-def _formatted(side: OfSide, name: str, form: str) -> str:
-    value = getattr(side, name)
-    return "" if value is None else format(value, form)
+def _sides(one: object, other: object, *facts: tuple[str, str, str]) -> Iterator[_Row]:
+    """Yield what is known of both: facts by title, name and form."""
+    for title, name, form in facts:
+        values = [getattr(side, name) for side in (one, other)]
+        if any(value is not None for value in values):
+            told = ["" if value is None else format(value, form) for value in values]
+            yield title, told[0], told[1]
 
 
-def _print(
-    rows: Sequence[tuple[str, str, str]], first: First | None, bounds: Sequence[Bound]
-) -> None:
-    from rich.table import Table
-
-    from server.cli.tables import print_table
-
-    table = Table("", "A", "B")
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
-    if first is not None:
-        click.echo(f"first difference: line {first.line}, token {first.token}")
-        for name, text in zip("AB", first.texts, strict=True):
-            click.echo(f"  {name}: {text}")
-    for bound in bounds:
-        click.echo(str(bound))
+def _of(equal: int, total: int) -> str:
+    return f"{equal:,} of {total:,} ({equal / total:.2%})"
 
 
-def _as_json(found: Difference, bounds: Sequence[Bound]) -> str:
-    content = {
-        **asdict(found),
-        "token_loss": found.token_loss,
-        "chrf_loss": found.chrf_loss,
-        "bounds": [{**bound._asdict(), "is_kept": bound.is_kept} for bound in bounds],
-    }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def _as_markdown(rows: Sequence[tuple[str, str, str]], bounds: Sequence[Bound]) -> str:
-    lines = ["| | A | B |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    lines += [f"- {'kept' if bound.is_kept else '**missed**'}: {bound}" for bound in bounds]
-    return "\n".join(lines) + "\n"
-
-
-def _as_junit(bounds: Sequence[Bound]) -> str:
-    missed = [bound for bound in bounds if not bound.is_kept]
-    counts = {"tests": str(len(bounds)), "failures": str(len(missed)), "errors": "0"}
-    suite = ElementTree.Element("testsuite", {"name": _SUITE, **counts})
-    for bound in bounds:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": _SUITE, "name": bound.name})
-        if not bound.is_kept:
-            ElementTree.SubElement(case, "failure", {"message": str(bound)})
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+def _quantiles(quantiles: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2g}" for name, value in quantiles.items())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import prediction_service_pb2 as pb
 
 from engine.one_pass.prediction import ItemPrediction
+from engine.one_pass.scores import SCORES, softmax
 from engine.package.manifest import LabelScores
 from server.worker.entities import Entity, Strategy, find_entities
 
@@ -21,7 +21,7 @@ def classes(
     scores: LabelScores = "softmax",
 ) -> pb.ClassifyResponse.Classes:
     """Return the `top` best classes, all for 0, the best one for None."""
-    probabilities = _SCORES[scores](item.logits)  # (num_labels,)
+    probabilities = SCORES[scores](item.logits)  # (num_labels,)
     count = 1 if top is None else top or len(probabilities)
     best = np.argsort(-probabilities, kind="stable")[:count]
     return pb.ClassifyResponse.Classes(
@@ -67,31 +67,6 @@ def vector(item: ItemPrediction, *, normalize: bool) -> pb.EmbedResponse.Vector:
 def prediction_usage(items: Sequence[ItemPrediction]) -> common_pb2.Usage:
     """Return what a prediction consumed."""
     return common_pb2.Usage(input_tokens=sum(item.input_tokens for item in items))
-
-
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return probabilities over the last axis; shape as given."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    exponentials = np.exp(shifted)
-    probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    return probabilities
-
-
-def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the probability of each label by itself; shape as given."""
-    probabilities: NDArray[np.float64] = (1 + np.tanh(logits.astype(np.float64) / 2)) / 2
-    return probabilities
-
-
-def _as_they_are(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    return logits.astype(np.float64)
-
-
-_SCORES: Mapping[LabelScores, Callable[[NDArray[np.float32]], NDArray[np.float64]]] = {
-    "softmax": softmax,
-    "sigmoid": sigmoid,
-    "none": _as_they_are,
-}
 
 
 def _scored_label(index: int, probability: float, labels: Sequence[str]) -> pb.ScoredLabel:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from exporter.difference import difference
+from exporter.difference import answers, difference, predictors
+from exporter.difference.answers import AnswerDifference, FirstAnswer, OfPredictor
 from exporter.difference.difference import Difference, First, OfSide
 from server.cli.app import run
 
@@ -19,13 +21,43 @@ FOUND = Difference(
 )
 
 
+SAID = AnswerDifference(
+    items=4,
+    items_equal=3,
+    answers=20,
+    answers_equal=19,
+    answer_loss=0.05,
+    score_quantiles={"50%": 0.01, "100%": 0.2},
+    cosine_quantiles={"50%": 1e-5, "100%": 0.002},
+    references=20,
+    one=OfPredictor("a", 1000, 50.0, 0.9),
+    other=OfPredictor("b", 500, 100.0, 0.85),
+    first=FirstAnswer("line 3, token 2 'saw'", ("[VERB] 0.9100", "NOUN 0.5200")),
+)
+
+
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(difference, "compare", lambda *_: FOUND)
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("COLUMNS", "80")
     for name in "ab":
         (tmp_path / name).mkdir()
     return ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+@pytest.fixture
+def given(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A comparison of models that generate."""
+    monkeypatch.setattr(predictors, "generates", lambda _: True)
+    monkeypatch.setattr(difference, "compare", lambda *_: FOUND)
+    return paths
+
+
+@pytest.fixture
+def asked(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A comparison of models that answer in one pass."""
+    monkeypatch.setattr(predictors, "generates", lambda _: False)
+    monkeypatch.setattr(answers, "compare_answers", lambda *_: SAID)
+    return paths
 
 
 def test_a_loss_above_the_bound_fails(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +93,57 @@ def test_files_hold_what_was_found(given: list[str], tmp_path: Path) -> None:
     assert [case.get("name") for case in suite.iter("testcase")] == ["token loss", "chrF loss"]
     failure = suite.find("testcase/failure")
     assert failure is not None and failure.get("message") == "chrF loss 1.5, more than 1"
+
+
+def test_answers_that_are_others_fail(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(asked) == 1
+
+    captured = capsys.readouterr()
+    assert "answer loss 0.05, more than 0" in captured.err
+    assert "19 of 20 (95.00%)" in captured.out and "90.00%" in captured.out
+    first = "first difference: line 3, token 2 'saw'\n  A: [VERB] 0.9100\n  B: NOUN 0.5200\n"
+    assert first in captured.out
+    assert max(map(len, captured.out.splitlines())) <= 80
+
+
+def test_answers_have_bounds_and_files(asked: list[str], tmp_path: Path) -> None:
+    files = {kind: tmp_path / "new" / f"diff.{kind}" for kind in ("json", "markdown", "junit")}
+    options = [part for kind, path in files.items() for part in (f"--{kind}", str(path))]
+
+    assert run([*asked, *options, "--max-answer-loss", "0.05", "--max-accuracy-loss", "0.04"]) == 1
+    assert run([*asked, "--max-answer-loss", "0.05", "--max-accuracy-loss", "0.06"]) == 0
+
+    content = json.loads(files["json"].read_text())
+    assert content["answers_equal"] == 19 and content["one"]["accuracy"] == 0.9
+    assert content["accuracy_loss"] == pytest.approx(0.05)
+    assert [bound["is_kept"] for bound in content["bounds"]] == [True, False]
+    assert "| accuracy on 20 references | 90.00% | 85.00% |" in files["markdown"].read_text()
+    suite = ElementTree.parse(files["junit"]).getroot()
+    assert [case.get("name") for case in suite.iter("testcase")] == ["answer loss", "accuracy loss"]
+
+
+def test_options_of_another_kind_of_model_are_refused(
+    given: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([*given, "--images", str(tmp_path), "--max-answer-loss", "0"]) == 2
+    monkeypatch.setattr(predictors, "generates", lambda _: False)
+    assert run([*given, "--new-tokens", "3"]) == 2
+
+    error = capsys.readouterr().err
+    assert "generates; leave out --images and --max-answer-loss" in error
+    assert "does not generate; leave out --new-tokens" in error
+
+
+def test_an_accuracy_needs_labels_to_tell(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [replace(side, accuracy=None) for side in (SAID.one, SAID.other)]
+    without = replace(SAID, references=0, one=sides[0], other=sides[1])
+    monkeypatch.setattr(answers, "compare_answers", lambda *_: without)
+
+    assert run([*asked, "--max-accuracy-loss", "0.04"]) == 2
+
+    assert "--max-accuracy-loss needs labels to tell" in capsys.readouterr().err
