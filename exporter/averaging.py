@@ -23,8 +23,9 @@ from exporter.checkpoint import (
 )
 from exporter.files import write_directory, writing_to
 from exporter.training.state import STATE_NAME
+from exporter.training.trainer import REPORT_NAME
 
-_NOT_COPIED = {WEIGHTS_NAME, STATE_NAME}
+_NOT_COPIED = {WEIGHTS_NAME, STATE_NAME, REPORT_NAME}
 _MAX_FILE_BYTES = 2**28  # of what lies beside the weights
 
 

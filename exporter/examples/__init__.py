@@ -1,1 +1,1 @@
-"""Complete programs of people whose models are none of ours: trained, exported, asked."""
+"""Complete programs: models of other classes trained, exported and asked; pairs to train on."""

@@ -5,6 +5,7 @@ A run's directory OUT is itself the checkpoint that did best on the validation e
     OUT/config.json, model.safetensors, tokenizer.json    the best checkpoint
     OUT/last/                                             the checkpoint of the last validation
     OUT/training_state.safetensors                        what `resume` needs
+    OUT/report.json                                       how the run went, once it is finished
 
 Checkpoints hold the moving average of the weights if the recipe asks for one, the state both.
 Runs of one seed are bit-equal on one machine, and so is a run that was interrupted and resumed.
@@ -13,6 +14,7 @@ Runs of one seed are bit-equal on one machine, and so is a run that was interrup
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import shutil
 import signal
@@ -28,6 +30,7 @@ import torch
 from torch import nn
 
 from engine.errors import CheckpointError, ConfigError
+from engine.machine import machine_name
 from engine.text.chat_format import CHAT_NAME
 from exporter.checkpoint import (
     CONFIG_NAME,
@@ -38,7 +41,7 @@ from exporter.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from exporter.files import writing_to
+from exporter.files import replace_file, writing_to
 from exporter.models import build_model
 from exporter.training.averaging import WeightAverage
 from exporter.training.data import BatchStream, Example, Position
@@ -50,6 +53,7 @@ from exporter.training.state import STATE_NAME, RunState, read_state, restore_st
 from exporter.training.task import Recipe, Task
 
 LAST_NAME = "last"
+REPORT_NAME = "report.json"
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
 MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # what torch can be seeded with
 ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
@@ -133,6 +137,7 @@ class Run:
 
     def train(self, display: TrainingProgress, interrupt: threading.Event) -> None:
         """Do the steps that are left; the state is saved whatever ends them."""
+        (self._out / REPORT_NAME).unlink(missing_ok=True)
         started, before = time.monotonic(), self._state.seconds
         self._model.train()
         while self._state.step < self._state.steps:
@@ -166,7 +171,7 @@ class Run:
         best = load_checkpoint(self._out).model
         task = self._task
         outcome = task.judge(self._evaluate(best, task.held_out))
-        return TrainingReport(
+        report = TrainingReport(
             task=self._task.name,
             out=self._out,
             steps=self._state.step,
@@ -179,6 +184,16 @@ class Run:
             target_reached=outcome.reached,
             samples=self._task.samples,
         )
+        self._write(report)
+        return report
+
+    def _write(self, report: TrainingReport) -> None:
+        shown = {**asdict(report), "machine": machine_name()}
+        for name in ("out", "samples"):
+            del shown[name]
+        with writing_to(self._out):
+            content = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+            replace_file(self._out / REPORT_NAME, content.encode())
 
     def _update(self) -> tuple[float, int]:
         """Do one step of gradient descent; return its loss and number of tokens."""
@@ -297,7 +312,7 @@ def _check_overwritable(out: Path) -> None:
 
 def _remove_run(out: Path) -> None:
     text = TOKENIZER_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME, SAMPLES_NAME
-    for name in (WEIGHTS_NAME, CONFIG_NAME, *text, STATE_NAME):
+    for name in (WEIGHTS_NAME, CONFIG_NAME, *text, STATE_NAME, REPORT_NAME):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / LAST_NAME, ignore_errors=True)
 

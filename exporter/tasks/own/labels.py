@@ -46,6 +46,7 @@ def better_than(
             f"{value:.2%} of the held-out {what} right; {rival} gets {baseline:.2%} "
             "(target: above it)"
         )
-        return Outcome({metric: value, "loss": evaluation.loss}, summary, value > baseline)
+        metrics = {metric: value, "loss": evaluation.loss, "baseline": baseline}
+        return Outcome(metrics, summary, value > baseline)
 
     return judge

@@ -163,7 +163,13 @@ def _judge(parts: Parts[Pair]) -> Callable[[Evaluation], Outcome]:
             f"held-out lines; chrF of copying {copied.chrf:.1f}, word by word {by_word.chrf:.1f} "
             "(target: above both)"
         )
-        metrics = {"chrf": evaluation.chrf, "bleu": evaluation.bleu, "loss": evaluation.loss}
+        metrics = {
+            "chrf": evaluation.chrf,
+            "bleu": evaluation.bleu,
+            "loss": evaluation.loss,
+            "chrf_of_copying": copied.chrf,
+            "chrf_word_by_word": by_word.chrf,
+        }
         return Outcome(metrics, summary, evaluation.chrf > target)
 
     return judge

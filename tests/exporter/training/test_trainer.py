@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from exporter.tasks.train import train
 from exporter.training import trainer
 from exporter.training.state import STATE_NAME, read_state
 from exporter.training.task import Task
-from exporter.training.trainer import Run, train_task
+from exporter.training.trainer import REPORT_NAME, Run, train_task
 
 MakeTask = Callable[..., Task]
 
@@ -51,6 +52,7 @@ def test_a_run_leaves_the_best_and_the_last_checkpoint_and_its_state(
         "samples.json",
         "last",
         STATE_NAME,
+        REPORT_NAME,
     }
     assert load_checkpoint(tmp_path / "run").samples == ("3",)
     assert load_checkpoint(tmp_path / "run").config.task == "copy"
@@ -61,6 +63,21 @@ def test_a_run_leaves_the_best_and_the_last_checkpoint_and_its_state(
     assert not report.target_reached
     assert "target 99%" in report.summary
     assert report.samples == (("3", "3"),)
+    written = json.loads((tmp_path / "run" / REPORT_NAME).read_text())
+    assert (written["metrics"], written["summary"]) == (report.metrics, report.summary)
+    assert written["machine"].endswith("cores")
+
+
+def test_a_run_that_goes_on_has_no_report_until_its_end(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_task(make_task(), tmp_path / "run", steps=4, progress=False)
+    _interrupt_after(monkeypatch, 6)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_task(make_task(), tmp_path / "run", steps=12, resume=True, progress=False)
+
+    assert not (tmp_path / "run" / REPORT_NAME).exists()
 
 
 def test_training_lowers_the_loss(tmp_path: Path, make_task: MakeTask) -> None:
