@@ -36,7 +36,10 @@ from loadtest.studies.loading import (
     summary_under_load,
 )
 from loadtest.studies.machine import Machine
+from loadtest.studies.overhead import Cost, costs_of
+from loadtest.studies.overhead_stages import SERVED, STAGES, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
 from loadtest.workload import LoadConfig
 
@@ -368,3 +371,27 @@ def test_a_tree_that_cannot_read_its_package_is_named(
     ):
         pass
     assert "PackageError" in capfd.readouterr().err
+
+
+def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
+    short = Used(40, 10, {"worker": 3.0}, FullSteps())
+    long = Used(120, 30, {"worker": 7.0}, FullSteps())
+
+    assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
+    async with STAGES[stage](2, "0.001 a row") as do:
+        used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
+
+    assert used.num_tokens == 16
+    assert 0 < used.num_messages <= (4 if stage in SERVED else 16)
+    assert used.full_steps.num_tokens > 0
+    assert all(seconds > 0 for seconds in used.processor.values())
+
+
+def test_a_model_that_waits_is_idle_between_its_steps() -> None:
+    steps = FullSteps(num_tokens=20, busy=0.3, first=1.0, last=2.0)
+
+    assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))

@@ -1,0 +1,198 @@
+"""The study of overhead: what a token and a request cost outside of the model.
+
+`python -m loadtest.studies.overhead --out loadtest/results/overhead`
+
+The model computes nothing. Its engine is asked step by step, then as AsyncEngine, then behind a
+worker, then behind a worker and a gateway; worker, gateway and client have a process each. Counted
+is processor time, so what else the machine does changes little. The same requests are made with
+short and with long outputs: the difference is what tokens cost, the rest what requests cost.
+
+Deltas are joined by 16 tokens, or each token is a message. For that a step waits so long that its
+messages have gone before the next one has others: if not, they would be fewer.
+
+At last the model waits as long as a GPU computes: 0.45 ms for a step of 32 sequences, 1.8 ms for
+256. The study tells how many tokens a second that gives, and how long the model had nothing to do.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import uvloop
+
+from engine.machine import machine_name
+from loadtest.errors import LoadTestError
+from loadtest.origin import code_commit, now, versions_of
+from loadtest.result_file import write_document
+from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
+
+_SHORT = 16  # tokens of an output
+_LEAST_REQUESTS = 32  # of a measurement
+_GPU_TOKENS = 1200  # of an output
+
+
+class Deltas(NamedTuple):
+    """How tokens become messages."""
+
+    tokens_per_message: int
+    long: int  # tokens of an output
+    step: str  # see step_time
+
+
+_DELTAS = {
+    "joined": Deltas(16, 16 + 128, "0.00002 a row"),
+    "one by one": Deltas(1, 16 + 32, "0.0003 a row"),
+}
+
+
+class Cost(NamedTuple):
+    """What one process takes, in microseconds of processor time."""
+
+    token: float
+    message: float  # that of the tokens, by messages
+    request: float  # without its tokens
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What one stage takes with so many streams."""
+
+    stage: str
+    deltas: str
+    num_streams: int
+    tokens_per_message: float
+    costs: Mapping[str, Cost]  # by process, medians
+
+
+@dataclass(frozen=True)
+class Paced:
+    """How one stage keeps a model busy that takes the time of a GPU."""
+
+    stage: str
+    num_streams: int
+    tokens_per_second: float
+    idle: float  # the share of the time in which the model had nothing to do
+
+
+def costs_of(short: Used, long: Used, num_requests: int) -> dict[str, Cost]:
+    """Return what every process takes, from the same requests with short and with long outputs."""
+    tokens, messages = long.num_tokens - short.num_tokens, long.num_messages - short.num_messages
+    found = {}
+    for process, seconds in short.processor.items():
+        more = long.processor[process] - seconds
+        rest = seconds - more * short.num_tokens / tokens
+        found[process] = Cost(1e6 * more / tokens, 1e6 * more / messages, 1e6 * rest / num_requests)
+    return found
+
+
+async def measure_overhead(
+    stage: str, deltas: str, counts: Sequence[int], num_rounds: int
+) -> list[Overhead]:
+    """Measure a stage with these numbers of streams, in turns; the first round warms up."""
+    how = _DELTAS[deltas]
+    rounds: dict[int, list[tuple[Used, Used]]] = {count: [] for count in counts}
+    async with STAGES[stage](max(counts), how.step) as do:
+        for _ in range(num_rounds + 1):
+            for count in counts:
+                rounds[count].append(await _short_and_long(do, count, how))
+    return [_overhead(stage, deltas, count, found[1:]) for count, found in rounds.items()]
+
+
+async def measure_paced(stage: str, num_streams: int) -> Paced:
+    """Measure a stage on a model that takes the time of a GPU."""
+    work = Work(num_streams, num_streams, _GPU_TOKENS)
+    async with STAGES[stage](num_streams, "gpu") as do:
+        await do(work._replace(num_tokens=_SHORT))
+        steps = (await do(work)).full_steps
+    if not steps.num_tokens:
+        raise LoadTestError(f"{num_streams} streams never ran at once; give outputs more tokens")
+    return Paced(stage, num_streams, steps.tokens_per_second, steps.idle)
+
+
+async def _short_and_long(do: Do, num_streams: int, how: Deltas) -> tuple[Used, Used]:
+    work = Work(num_streams, _num_requests(num_streams), _SHORT, how.tokens_per_message)
+    return await do(work), await do(work._replace(num_tokens=how.long))
+
+
+def _num_requests(num_streams: int) -> int:
+    return max(num_streams, _LEAST_REQUESTS)
+
+
+def _overhead(
+    stage: str, deltas: str, num_streams: int, rounds: Sequence[tuple[Used, Used]]
+) -> Overhead:
+    found = [costs_of(short, long, _num_requests(num_streams)) for short, long in rounds]
+    medians = {
+        process: Cost(*map(statistics.median, zip(*(one[process] for one in found), strict=True)))
+        for process in found[0]
+    }
+    _, long = rounds[-1]
+    return Overhead(stage, deltas, num_streams, long.num_tokens / long.num_messages, medians)
+
+
+@click.command()
+@click.option("--streams", default="1,32,256", show_default=True, metavar="COUNT,...")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--stages", default=",".join(STAGES), show_default=True, metavar="STAGE,...")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
+def main(streams: str, rounds: int, stages: str, out: Path) -> None:
+    """Measure what tokens and requests cost outside of the model, and write OUT.json."""
+    counts, names = [int(count) for count in streams.split(",")], stages.split(",")
+    overheads: list[Overhead] = []
+    for stage in names:
+        for deltas in _DELTAS if stage in SERVED else ["joined"]:
+            found = uvloop.run(measure_overhead(stage, deltas, counts, rounds))
+            overheads += found
+            _tell(found)
+    paced = [uvloop.run(measure_paced(name, n)) for name in names for n in counts if n > 1]
+    _tell_paced(paced)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_document(_document(overheads, paced), out.with_suffix(".json"))
+
+
+def _document(overheads: Sequence[Overhead], paced: Sequence[Paced]) -> dict[str, object]:
+    return {
+        "command": shlex.join(["python", "-m", "loadtest.studies.overhead", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "written_at": now(),
+        "machine": machine_name(),
+        "versions": versions_of("grpcio", "protobuf", "uvloop", "numpy", "tokenizers"),
+        "unit": "microseconds of processor time",
+        "overheads": [
+            {**asdict(one), "costs": {name: cost._asdict() for name, cost in one.costs.items()}}
+            for one in overheads
+        ],
+        "paced": [asdict(one) for one in paced],
+    }
+
+
+def _tell(overheads: Sequence[Overhead]) -> None:
+    for one in overheads:
+        costs = "; ".join(
+            f"{process} {cost.token:.1f} us a token, {cost.message:.1f} a message, "
+            f"{cost.request:.0f} a request"
+            for process, cost in one.costs.items()
+        )
+        click.echo(
+            f"{one.stage}, {one.num_streams} streams, {one.deltas} "
+            f"({one.tokens_per_message:.1f} tokens a message): {costs}"
+        )
+
+
+def _tell_paced(paced: Sequence[Paced]) -> None:
+    for one in paced:
+        click.echo(
+            f"{one.stage}, {one.num_streams} streams, a model as fast as a GPU: "
+            f"{one.tokens_per_second:,.0f} tokens/s, idle {one.idle:.0%} of the time"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The stages of the study of overhead: the same is asked of one part more each time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenweir import AsyncClient
+
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.requests.events import TextDelta
+from engine.requests.request import GenerationRequest, SamplingParams
+from engine.scheduling.sequence import TokenRequest
+from loadtest.errors import LoadTestError
+from loadtest.studies.stand_in import (
+    NAME,
+    FullSteps,
+    StandInModel,
+    stand_in_config,
+    stand_in_core,
+    stand_in_engine,
+    step_time,
+)
+
+_PROMPT = "What does a token cost, by itself?"
+
+
+class Work(NamedTuple):
+    """So many requests, so many of them at once."""
+
+    num_streams: int
+    num_requests: int
+    num_tokens: int  # of every output
+    tokens_per_message: int = 1
+
+
+class Used(NamedTuple):
+    """What some work has taken."""
+
+    num_tokens: int
+    num_messages: int
+    processor: Mapping[str, float]  # seconds, by process
+    full_steps: FullSteps  # of the model meanwhile
+
+
+Ask = Callable[[Work], Awaitable[int]]  # returns the number of messages
+Do = Callable[[Work], Awaitable[Used]]
+
+
+class Part(NamedTuple):
+    """A process of the server."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def full_steps(self) -> FullSteps:
+        """Return those of its model since this was asked last."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return FullSteps(*json.loads(_line(self.process)))
+
+    def processor_seconds(self) -> float:
+        """Return what it has used so far; the kernel has a clock for every process."""
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+
+@asynccontextmanager
+async def core_alone(num_slots: int, step: str) -> AsyncIterator[Do]:
+    """Let the inner loop run by itself, all in one thread."""
+    model = StandInModel(num_slots, step_time(step))
+    core, keys = stand_in_core(stand_in_config(num_slots), model), count()
+
+    async def ask(work: Work) -> int:
+        for _ in range(0, work.num_requests, work.num_streams):
+            for key in [next(keys) for _ in range(work.num_streams)]:
+                core.scheduler.add(_token_request(key, work))
+            _run(core)
+        return work.num_requests * work.num_tokens
+
+    yield _measured(ask, {"engine": time.process_time}, model.take_full_steps)
+
+
+@asynccontextmanager
+async def engine_alone(num_slots: int, step: str) -> AsyncIterator[Do]:
+    """Let streams be read from the engine in this process."""
+    model, names = StandInModel(num_slots, step_time(step)), count()
+    with tempfile.TemporaryDirectory() as directory:
+        engine = stand_in_engine(stand_in_config(num_slots), model, Path(directory))
+
+        async def ask(work: Work) -> int:
+            return await _in_streams(work, lambda: _read_engine(engine, f"{next(names)}", work))
+
+        await engine.start()
+        yield _measured(ask, {"engine": time.process_time}, model.take_full_steps)
+        await engine.stop()
+
+
+@asynccontextmanager
+async def behind_worker(num_slots: int, step: str) -> AsyncIterator[Do]:
+    """Let a client in this process ask a worker."""
+    with part("worker", num_slots, step) as worker:
+        async with _client(worker.address) as ask:
+            processes = {"client": time.process_time, "worker": worker.processor_seconds}
+            yield _measured(ask, processes, worker.full_steps)
+
+
+@asynccontextmanager
+async def behind_gateway(num_slots: int, step: str) -> AsyncIterator[Do]:
+    """Let a client in this process ask a gateway, and that a worker."""
+    with part("worker", num_slots, step) as worker:
+        with part("gateway", num_slots, worker.address) as gateway:
+            async with _client(gateway.address) as ask:
+                processes = {
+                    "client": time.process_time,
+                    "gateway": gateway.processor_seconds,
+                    "worker": worker.processor_seconds,
+                }
+                yield _measured(ask, processes, worker.full_steps)
+
+
+SERVED = {"worker": behind_worker, "gateway": behind_gateway}
+STAGES = {"core": core_alone, "engine": engine_alone, **SERVED}
+
+
+@contextmanager
+def part(what: str, num_slots: int, argument: str) -> Iterator[Part]:
+    """Run a part of the server in a process, until the end of the block."""
+    command = [sys.executable, "-m", "loadtest.studies.served_stand_in", what]
+    process = subprocess.Popen(
+        [*command, str(num_slots), argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Part(process, _line(process).strip())
+    finally:
+        process.communicate()  # it ends with its input
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    if line := process.stdout.readline():
+        return line
+    raise LoadTestError("a process of the server has ended; what it wrote says why")
+
+
+def _measured(
+    ask: Ask, processes: Mapping[str, Callable[[], float]], full_steps: Callable[[], FullSteps]
+) -> Do:
+    async def do(work: Work) -> Used:
+        full_steps()  # those of others are forgotten
+        before = {name: seconds() for name, seconds in processes.items()}
+        num_messages = await ask(work)
+        used = {name: seconds() - before[name] for name, seconds in processes.items()}
+        return Used(work.num_requests * work.num_tokens, num_messages, used, full_steps())
+
+    return do
+
+
+@asynccontextmanager
+async def _client(address: str) -> AsyncIterator[Ask]:
+    async with AsyncClient(address, timeout=600, max_attempts=1) as client:
+
+        async def ask(work: Work) -> int:
+            return await _in_streams(work, lambda: _read_client(client, work))
+
+        yield ask
+
+
+async def _in_streams(work: Work, read: Callable[[], Awaitable[int]]) -> int:
+    """Make the requests of some work, and return how many messages came in all."""
+    left = iter(range(work.num_requests))
+
+    async def stream() -> int:
+        return sum([await read() for _ in left])
+
+    return sum(await asyncio.gather(*(stream() for _ in range(work.num_streams))))
+
+
+async def _read_engine(engine: AsyncEngine, name: str, work: Work) -> int:
+    params = SamplingParams(max_new_tokens=work.num_tokens)
+    events = engine.generate(GenerationRequest(name, _PROMPT, params))
+    return sum([isinstance(event, TextDelta) async for event in events])
+
+
+async def _read_client(client: AsyncClient, work: Work) -> int:
+    messages = client.stream_events(
+        NAME,
+        _PROMPT,
+        max_new_tokens=work.num_tokens,
+        tokens_per_message=work.tokens_per_message,
+    )
+    return sum([message.HasField("delta") async for message in messages])
+
+
+def _token_request(key: int, work: Work) -> TokenRequest:
+    return TokenRequest(
+        key=key,
+        request_id=str(key),
+        prompt_ids=tuple(_PROMPT.encode()),
+        params=SamplingParams(max_new_tokens=work.num_tokens),
+        seed=0,
+        arrival=time.monotonic(),
+    )
+
+
+def _run(core: EngineCore) -> None:
+    while core.scheduler.has_work:
+        core.step()

@@ -1,0 +1,224 @@
+"""A model that computes nothing: its answers are there at once, or after a time that is told."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, pre_tokenizers
+
+from engine.config import EngineConfig
+from engine.factory import core_on_slots
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
+from engine.package.package import Package
+from engine.sampling.lazy_rows import LazyRows, Row
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
+from engine.text.constraint import ConstraintCompiler
+from engine.text.tokenizer import Tokenizer
+
+NAME = "stand-in"
+_NUM_WORDS = 1000  # behind the 256 bytes; what it says are words
+_EOS = 256 + _NUM_WORDS  # never said
+_VOCAB_SIZE = _EOS + 1
+_MOST_COLUMNS = 256  # of the likeliest tokens
+
+StepSeconds = Callable[[int], float]  # what a step takes, by the number of its sequences
+
+
+class FullSteps(NamedTuple):
+    """Steps of at least nine tenths of the sequences that the model takes."""
+
+    num_tokens: int = 0
+    busy: float = 0.0  # seconds that they were to take
+    first: float = 0.0  # when the first one began, and
+    last: float = 0.0  # when the last one was to end
+
+    def with_step(self, num_tokens: int, seconds: float) -> FullSteps:
+        """Return these and one more, that begins now."""
+        now = time.perf_counter()
+        return FullSteps(
+            self.num_tokens + num_tokens, self.busy + seconds, self.first or now, now + seconds
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        """From the beginning of the first to the end of the last."""
+        return self.num_tokens / (self.last - self.first)
+
+    @property
+    def idle(self) -> float:
+        """The share of that time in which the model had nothing to do."""
+        return 1 - self.busy / (self.last - self.first)
+
+
+def step_time(name: str) -> StepSeconds | None:
+    """Return what a step takes: "at once", "gpu", or so many seconds "0.001 a row"."""
+    if name == "at once":
+        return None
+    if name == "gpu":  # 0.45 ms for 32 sequences, 1.8 ms for 256
+        return lambda num_rows: 0.00045 + (num_rows - 32) * 0.00135 / 224
+    seconds = float(name.removesuffix(" a row"))
+    return lambda num_rows: num_rows * seconds
+
+
+class StandInModel:
+    """A ModelRunner that says words in a fixed order, whatever was asked.
+
+    It waits for its time without holding the interpreter, as a device does.
+    """
+
+    def __init__(self, num_slots: int, seconds: StepSeconds | None = None) -> None:
+        self.num_padding = 0
+        self._full_steps = FullSteps()
+        self._num_slots = num_slots
+        self._seconds = seconds
+        # Distances of the likeliest from each other do not matter, as long as all may be drawn.
+        self._logits = np.linspace(9, 8, _MOST_COLUMNS, dtype=np.float32)
+        self._logprobs = self._logits - np.float32(9 + np.log(_VOCAB_SIZE))
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all sequences, see ModelRunner."""
+        self._lengths = np.zeros(self._num_slots, np.int64)
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        """How many tokens each row holds."""
+        return RowLengths(tuple(self._lengths.tolist()), (0,) * self._num_slots)
+
+    def take_full_steps(self) -> FullSteps:
+        """Return the full steps since this was asked last."""
+        steps, self._full_steps = self._full_steps, FullSteps()
+        return steps
+
+    def run(self, batch: ScheduledBatch) -> StepLogits:
+        """Run one step, see ModelRunner."""
+        for op in batch.row_ops:
+            self._change(op)
+        last_ids = list(batch.decode_ids)
+        self._lengths[: len(last_ids)] += 1
+        for chunk in batch.chunks:
+            self._lengths[chunk.row] += len(chunk.token_ids)
+            last_ids += chunk.token_ids[len(chunk.token_ids) - chunk.num_logits :]
+        if self._seconds is not None:
+            self._wait(len(batch.decode_ids), self._seconds(len(last_ids)))
+        return self._behind(np.array(last_ids, np.int64), batch.num_top)
+
+    def _wait(self, num_decoding: int, seconds: float) -> None:
+        if num_decoding >= 0.9 * self._num_slots:
+            self._full_steps = self._full_steps.with_step(num_decoding, seconds)
+        time.sleep(seconds)
+
+    def _behind(self, last_ids: NDArray[np.int64], num_top: int) -> StepLogits:
+        N, k = len(last_ids), min(num_top, _MOST_COLUMNS)
+        top_ids = 256 + (last_ids[:, None] + np.arange(1, k + 1)) % _NUM_WORDS  # (N, k)
+        return StepLogits(
+            LazyRows(N, _VOCAB_SIZE, _no_rows),
+            top_ids,
+            np.broadcast_to(self._logits[:k], (N, k)),
+            np.broadcast_to(self._logprobs[:k], (N, k)),
+        )
+
+    def _change(self, op: RowOp) -> None:
+        lengths, origin, target = self._lengths, op.origin, op.target
+        if op.kind == "swap":
+            lengths[[origin, target]] = lengths[[target, origin]]
+        elif op.kind in ("cut", "clear"):
+            lengths[target] = min(lengths[target], op.start)
+        else:
+            lengths[target] = min(lengths[origin], op.stop or lengths[origin])
+            if op.kind == "move":
+                lengths[origin] = 0
+
+
+def _no_rows(rows: Sequence[int]) -> list[Row]:
+    raise NotImplementedError(f"row {rows[0]}: only the likeliest tokens are there")
+
+
+def stand_in_config(num_slots: int) -> EngineConfig:
+    """Return the settings of an engine that takes in so many requests at once."""
+    return EngineConfig(
+        max_num_seqs=num_slots,
+        max_num_batched_tokens=max(1024, 2 * num_slots),
+        max_queue_size=2 * num_slots,
+        reuse_prefixes=False,  # every request has the same prompt
+    )
+
+
+def stand_in_core(config: EngineConfig, model: StandInModel) -> EngineCore:
+    """Return the inner loop on a stand-in."""
+    return core_on_slots(config, _contract(), model)
+
+
+def stand_in_engine(config: EngineConfig, model: StandInModel, directory: Path) -> AsyncEngine:
+    """Return an engine on a stand-in; its tokenizer is written into a directory."""
+    contract = _contract()
+    tokenizer = Tokenizer(_written_tokenizer(directory))
+    return AsyncEngine(
+        Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32)),
+        core_on_slots(config, contract, model),
+        tokenizer,
+        config,
+        constraints=ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids),
+    )
+
+
+def _contract() -> GenerationContract:
+    return GenerationContract(
+        vocab_size=_VOCAB_SIZE,
+        num_heads=1,
+        cache=CacheShape(num_layers=1, num_kv_heads=1, max_len=4096, head_dim=1),
+        cross_cache=None,
+        decoder_start_token_id=None,
+        eos_token_ids=(_EOS,),
+    )
+
+
+def _manifest(contract: GenerationContract) -> Manifest:
+    shown = Certificate(
+        cases=1,
+        tokens_compared=1,
+        tokens_equal=1,
+        max_abs_logit_diff=0.0,
+        tolerance=1e-4,
+        batch_invariant=True,
+        dtype="fp32",
+        covered={},
+    )
+    return Manifest(
+        format_version=1,
+        name=NAME,
+        architecture="decoder",
+        task="generate",
+        target="cpu",
+        layout="slots",
+        weights="fp32",
+        generation=contract,
+        files={},
+        toolchain={},
+        certificate=shown,
+    )
+
+
+def _written_tokenizer(directory: Path) -> Path:
+    """Write a byte-level tokenizer whose words have the length of those of GPT-2; say where."""
+    draw = random.Random(0)
+    words = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    while len(words) < 256 + _NUM_WORDS:
+        letters = draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 6))
+        words.setdefault("\u0120" + "".join(letters), len(words))
+    made = tokenizers.Tokenizer(models.BPE(words, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["</s>"])
+    made.save(str(path := directory / "tokenizer.json"))
+    return path
