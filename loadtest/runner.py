@@ -25,6 +25,7 @@ from loadtest.sender import Item, Progress, Sender
 from loadtest.workload import LoadConfig
 
 _METHODS = ("generate", "classify", "label", "embed")  # the first that the model has is used
+_ASK_TIMEOUT = 10.0  # seconds for the server to say what it has; requests have their own
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,13 @@ def run(config: LoadConfig, progress: Progress | None = None) -> LoadReport:
 
 async def _run(config: LoadConfig, progress: Progress) -> LoadReport:
     # One attempt: a retry would hide a refusal from the statistics.
-    async with AsyncClient(config.address, timeout=config.timeout, max_attempts=1) as client:
+    async with AsyncClient(config.address, timeout=_ASK_TIMEOUT, max_attempts=1) as client:
         model = await _find_model(client, config)
+        versions = await _versions(client, model)
+    async with AsyncClient(config.address, timeout=config.timeout, max_attempts=1) as client:
         method = _method(model)
         sender = Sender(client, config, method, _items(config, model), progress)
         await sender.warm_up()
-        versions = await _versions(client, model)
         started_at = datetime.now(UTC)
         interrupted = await _sent_until_cancelled(sender)
         return LoadReport(

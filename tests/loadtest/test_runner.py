@@ -168,6 +168,23 @@ def test_request_past_its_deadline_is_an_error(server):
     assert report.summary.errors == {"DEADLINE_EXCEEDED": 2}
 
 
+def test_requests_that_are_given_no_time_expire_at_a_server_that_answers(server):
+    def late(answer):
+        def give(request, context):
+            time.sleep(0.2)
+            return answer(request, context)
+
+        return give
+
+    server.answers["ListModels"] = late(list_models("m"))
+    server.answers["GenerateStream"] = late(lambda request, context: stream_messages(["a"]))
+    config = replace(closed_loop(server, num_requests=2, concurrency=2), timeout=0.05)
+
+    report = run(config)
+
+    assert report.summary.errors == {"DEADLINE_EXCEEDED": 2}
+
+
 def test_stream_without_its_summary_is_an_error(server):
     server.answers["GenerateStream"] = lambda request, context: list(stream_messages(["a"]))[:-1]
 

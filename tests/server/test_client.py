@@ -366,6 +366,14 @@ def test_refusal_says_when_to_come_back(server):
     assert caught.value.retry_after == 1.5
 
 
+def test_a_message_larger_than_the_server_reads_is_wrong_and_no_want_of_room(server, client):
+    with pytest.raises(InvalidArgument, match="takes 4,194,304 at most; send less") as caught:
+        client.generate("m", "x" * 2**22)
+
+    assert caught.value.reason == "MESSAGE_TOO_LARGE"
+    assert "4,194,3" in str(caught.value)
+
+
 def test_status_details_that_are_garbage_do_not_hide_the_error(server, client):
     def garbage(request, context):
         context.set_trailing_metadata([("grpc-status-details-bin", b"\xff\xff\xff")])

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ class BrokenStream(Internal):
 
 _SERVER_AHEAD = 0.05  # seconds by which a server may see a deadline pass before its client does
 
+# gRPC's own refusal, on either side: it has no details, and asking again does not help.
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
+
 _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingProxyType(
     {
         grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
@@ -189,6 +193,9 @@ def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> Toke
         if time.monotonic() >= deadline - _SERVER_AHEAD:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
             message = "the deadline passed before the answer was complete"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not status.details:
+        if (sizes := _TOO_LARGE.search(message)) is not None:
+            return _too_large(*map(int, sizes.groups()))
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
@@ -202,6 +209,15 @@ def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> Toke
         metadata=info.metadata,
         retry_after=retry.retry_delay.ToTimedelta().total_seconds() if has_retry else None,
         violations=[FieldViolation(v.field, v.description) for v in bad_request.field_violations],
+    )
+
+
+def _too_large(num_bytes: int, limit: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"a message of {num_bytes:,} bytes was sent, and its reader takes {limit:,} at most; send "
+        "less in a call, or ask for less",
+        code=grpc.StatusCode.INVALID_ARGUMENT,
+        reason="MESSAGE_TOO_LARGE",
     )
 
 
