@@ -13,7 +13,7 @@ class FamilyShape:
 
     model_type: str
     options: Mapping[str, Any] = field(default_factory=dict)  # beside the defaults of transformers
-    max_len: int | None = 256  # tokens of a row; None: as published, where positions are learned
+    max_len: int | None = 128  # tokens of a row; None: as published, where positions are learned
 
 
 def _sizes(width: int, inner: int, layers: int, heads: int, **options: Any) -> dict[str, Any]:

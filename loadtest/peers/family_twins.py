@@ -22,7 +22,8 @@ from loadtest.peers.models import save_with_words
 
 _GAIN = 1.5  # of a layer's matrices: with the usual small ones an answer hardly depends on its text
 _ABILITIES = {name: family.abilities for family in FAMILIES for name in family.model_types}
-_OF_LAYERS = (".h.", "layers.", "layer.", ".block.")  # in the names of their weights
+# In the names of matrices of layers and heads; a head that is the embedding has its name.
+_DRAWN = (".h.", "layers.", "layer.", ".block.", "classifier", "pooler", "head", "embed_out")
 
 
 def make_twin(shape: FamilyShape, out: Path) -> Any:
@@ -63,11 +64,11 @@ def _is_of_images(shape: FamilyShape) -> bool:
 
 @torch.no_grad()
 def _draw(model: nn.Module) -> None:
-    """Draw matrices of layers by how many numbers they read; no bias or norm stays neutral."""
+    """Draw matrices by how many numbers they read; no bias or norm stays neutral."""
     for name, weight in model.named_parameters():
         if weight.ndim == 1:
             weight.add_(0.1 * torch.randn(weight.shape))
-        elif weight.ndim == 2 and weight.requires_grad and any(n in name for n in _OF_LAYERS):
+        elif weight.ndim == 2 and weight.requires_grad and any(part in name for part in _DRAWN):
             weight.normal_(0, _spread(name, weight, model.config))
 
 
