@@ -29,6 +29,7 @@ from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_ch
 from exporter.files import stage
 from exporter.graphs.contracts import contract_of
 from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
+from exporter.graphs.target import DEFAULT
 from exporter.toolchain import read_toolchain
 
 
@@ -38,7 +39,7 @@ def export_package(
     *,
     name: str | None = None,
     version: str = "1",
-    target: Target = "cpu",
+    target: Target = DEFAULT.name,
     precision: Precision = "fp32",
     weights: Weights | None = None,
     kv_cache: CacheDtype | None = None,

@@ -152,8 +152,8 @@ def _judge(package: Package, found: Certificate) -> Iterator[str]:
     if device:
         yield (
             f"not shown here, but claimed: what it gives on {device.gpu} with driver "
-            f"{device.driver} and onnxruntime {device.onnxruntime}, for which --device cuda is to "
-            "be given there"
+            f"{device.driver} and onnxruntime {device.onnxruntime}, for which --device "
+            f"{manifest.target} is to be given there"
         )
     yield from _chosen(package)
     yield _made_with(manifest.toolchain, here)

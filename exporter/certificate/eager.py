@@ -45,7 +45,7 @@ def eager_alignment(model: nn.Module, case: Case, tokens: Tokens) -> Floats:
     The cross-attention of the last layer, mean over the heads.
     """
     target, ours = (*case.prompt, *tokens[:-1]), generator(model)
-    with torch.inference_mode(), record_probabilities(ours.decoder) as recorded:
+    with torch.inference_mode(), record_probabilities(model.get_submodule("decoder")) as recorded:
         memory = ours.encode(torch.tensor([case.source]))
         ours.decoder.hidden_states(torch.tensor([target]), memory)
     last = [part for name, part in recorded.items() if name.endswith("cross_attention")][-1]

@@ -26,9 +26,9 @@ import onnx_ir as ir
 import torch
 
 from engine.package.manifest import GenerationContract
+from exporter.graphs.target import DEFAULT
 from exporter.models.cache import LayerCache
 from exporter.models.protocol import Generator
-from exporter.operators import bodies
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cached_attention import INT8_OF
 from exporter.operators.cross_attention import SourceRow
@@ -39,6 +39,7 @@ NUM_PROMPTS = 8
 PROMPT_TOKENS = 256
 
 _STEPS = 127
+_FUNCTIONS = DEFAULT.functions["fp32"]
 
 
 class CacheScale(NamedTuple):
@@ -73,7 +74,7 @@ def calibrate(
 
 
 def quantize_cache(
-    decoder: ir.Model, scales: Sequence[CacheScale], functions: Functions = bodies.CPU
+    decoder: ir.Model, scales: Sequence[CacheScale], functions: Functions = _FUNCTIONS
 ) -> None:
     """Rewrite every layer of a decoder in place; its past and present become int8.
 

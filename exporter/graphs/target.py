@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import onnx_ir as ir
@@ -12,6 +12,7 @@ import torch
 from engine.package.manifest import PackageFormat, Precision
 from engine.package.manifest import Target as TargetName
 from exporter.graphs.fuse import fuse
+from exporter.models.config import KernelFeature
 from exporter.operators import bodies
 from exporter.operators.domain import Functions
 
@@ -32,9 +33,14 @@ class Target:
     rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
-    relative_positions: bool = True  # its attention to a decoder's own row takes a bias
-    plain_attention: tuple[Precision, ...] = ()  # types whose attention has no window, no softcap
+    # Types in which its attention to a decoder's own row lacks something.
+    no_kernel: Mapping[KernelFeature, tuple[Precision, ...]] = field(default_factory=dict)
     runs_here: bool = True  # the bits that a CPU computes are those that are served
+
+    def precisions_with(self, features: Iterable[KernelFeature]) -> tuple[Precision, ...]:
+        """Return the types in which it has kernels for all of these."""
+        lacking = {precision for one in features for precision in self.no_kernel.get(one, ())}
+        return tuple(precision for precision in self.functions if precision not in lacking)
 
 
 CPU = Target(
@@ -52,13 +58,19 @@ CUDA = Target(
     patches_as_product=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
-    relative_positions=False,
-    plain_attention=("fp32",),
+    no_kernel=MappingProxyType(
+        {
+            "window": ("fp32",),
+            "attention_softcap": ("fp32",),
+            "relative positions": ("fp32", "fp16", "bf16"),
+        }
+    ),
     runs_here=False,
 )
-_TARGETS = {target.name: target for target in (CPU, CUDA)}
+TARGETS: Mapping[TargetName, Target] = MappingProxyType({one.name: one for one in (CPU, CUDA)})
+DEFAULT = CPU  # unless another is asked for
 
 
 def target_of(form: PackageFormat) -> Target:
     """Return the target of a format."""
-    return _TARGETS[form.target]
+    return TARGETS[form.target]

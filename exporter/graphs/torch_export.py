@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -24,13 +24,11 @@ from engine.package.manifest import PackageFormat, Precision
 from exporter.graphs.arguments import arguments_of
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.rewrite import simplify
-from exporter.graphs.target import CPU, DTYPES, Target
+from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
-from exporter.models.layers import OUTPUT_BIAS, Decoder, EncoderOutput
-from exporter.models.own import OwnDecoder
-from exporter.models.protocol import Generator, generator
-from exporter.models.vit import PatchEmbeddings
+from exporter.models.layers import OUTPUT_BIAS, EncoderOutput
+from exporter.models.protocol import CachedDecoder, Generator, generator, viewer
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cross_attention import SourceRow
 from exporter.operators.domain import OPSET, Functions
@@ -48,7 +46,7 @@ _PIECE = 4  # numbers in float32
 def build_graphs(
     model: nn.Module,
     *,
-    target: Target = CPU,
+    target: Target = DEFAULT,
     precision: Precision = "fp32",
     functions: Functions | None = None,
 ) -> Graphs:
@@ -79,11 +77,12 @@ def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     for name, bias in model.named_parameters():
         if name == OUTPUT_BIAS:
             kept = nn.Parameter(bias.detach().float().clone(), requires_grad=False)
-            cast(Decoder, generator(copied).decoder).output.bias = kept
+            owner, _, attribute = OUTPUT_BIAS.rpartition(".")
+            setattr(copied.get_submodule(owner), attribute, kept)
     return copied
 
 
-def widen_heads(decoder: Decoder | OwnDecoder) -> None:
+def widen_heads(decoder: CachedDecoder) -> None:
     """Widen every head of a decoder to the width of its cache, by zero weights.
 
     The kernels want one width for keys and values, a multiple of 8. A zero changes neither a dot
@@ -135,7 +134,7 @@ class _DecoderOutput(NamedTuple):
 class _DecoderGraph(nn.Module):
     """One step of a decoder: the newest tokens of every row in, the logits asked for out."""
 
-    def __init__(self, decoder: Decoder | OwnDecoder, *, in_pieces: bool) -> None:
+    def __init__(self, decoder: CachedDecoder, *, in_pieces: bool) -> None:
         """`in_pieces`: where rows begin decides how they are summed."""
         super().__init__()
         self.decoder = decoder
@@ -167,7 +166,7 @@ class _DecoderGraph(nn.Module):
         hidden = self.decoder.hidden_states(input_ids, position_ids=position_ids, caches=caches)
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
-        logits = _logits(self.decoder, rows)
+        logits = self.decoder.logits_in_float32(rows)
         # The best few leave the graph sorted: to look for them outside costs more than the head.
         top_logits, top_ids = emit_top(logits, num_top)
         summed = _whole_pieces(logits) if self._in_pieces else logits
@@ -175,16 +174,6 @@ class _DecoderGraph(nn.Module):
         present = [(cache.key, cache.value) for cache in caches]
         alignment = caches[-1].alignment
         return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
-
-
-def _logits(decoder: Decoder | OwnDecoder, rows: Tensor) -> Tensor:
-    if isinstance(decoder, OwnDecoder):
-        return decoder.logits(rows).float()
-    output = decoder.output
-    if output.weight.dtype == torch.float32:
-        return decoder.logits(rows)
-    logits = decoder.capped(functional.linear(rows, output.weight).float())
-    return logits if output.bias is None else logits + output.bias
 
 
 def _whole_pieces(logits: Tensor) -> Tensor:
@@ -277,9 +266,8 @@ def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> 
 
 
 def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graphs:
-    for part in model.modules():
-        if isinstance(part, PatchEmbeddings):
-            part.patches_as_product = target.patches_as_product
+    if target.patches_as_product:
+        viewer(model).multiply_patches()
     return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 

@@ -8,9 +8,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.package.manifest import Precision, Target
 from exporter.huggingface.conversion import NameTable
-from exporter.models.config import TransformerConfig
+from exporter.models.config import KernelFeature, TransformerConfig
 
 Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
 
@@ -65,12 +64,7 @@ class Family(Generic[Source]):
     to_config: Callable[[Source, SpecialTokens], TransformerConfig]
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
-    targets: tuple[Target, ...] = ("cpu", "cuda")
-    cuda_types: tuple[Precision, ...] = (
-        "fp32",
-        "fp16",
-        "bf16",
-    )  # of cuda, if it has all
+    needs: tuple[KernelFeature, ...] = ()  # of a target, for all that a model may have
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     # A stored output that is not the embedding counts, though the options tie the two.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
+from engine.package.manifest import Precision
+from exporter.graphs.target import TARGETS, Target
 from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Ability, Family
 
@@ -23,9 +26,13 @@ def _row(family: Family[Any]) -> tuple[str, ...]:
 
 
 def _targets(family: Family[Any]) -> str:
-    precisions = "" if len(family.cuda_types) == 3 else f" in {', '.join(family.cuda_types)}"
-    suffix = {"cuda": precisions}
-    return ", ".join(target + suffix.get(target, "") for target in family.targets)
+    served = {target: target.precisions_with(family.needs) for target in TARGETS.values()}
+    return ", ".join(_named(target, types) for target, types in served.items() if types)
+
+
+def _named(target: Target, precisions: Sequence[Precision]) -> str:
+    in_all = len(precisions) == len(target.functions)
+    return target.name if in_all else f"{target.name} in {', '.join(precisions)}"
 
 
 if __name__ == "__main__":

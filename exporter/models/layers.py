@@ -278,6 +278,13 @@ class Decoder(nn.Module):
         capped = self.capped(functional.linear(hidden, self.output.weight))
         return capped if self.output.bias is None else capped + self.output.bias
 
+    def logits_in_float32(self, hidden: Tensor) -> Tensor:
+        """Return them as a graph gives them: a bias in float32 is added in float32."""
+        if self.output.weight.dtype == torch.float32:
+            return self.logits(hidden)
+        logits = self.capped(functional.linear(hidden, self.output.weight).float())
+        return logits if self.output.bias is None else logits + self.output.bias
+
     def capped(self, logits: Tensor) -> Tensor:
         """Return logits, bounded if the model bounds them."""
         return cap(logits, self.logit_softcap)

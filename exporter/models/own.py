@@ -245,6 +245,10 @@ class OwnDecoder(nn.Module):
         """Return the logits (..., vocab_size) of hidden states (..., D)."""
         return self._own.head(hidden)
 
+    def logits_in_float32(self, hidden: Tensor) -> Tensor:
+        """Return them as a graph gives them."""
+        return self.logits(hidden).float()
+
     def cross_key_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of a source, ready to be written into a row of its cache."""
         heads, width = self.config.num_heads, self.cache_head_dim
@@ -318,6 +322,9 @@ class _Reader(_OnePass):
 
 
 class _Viewer(_OnePass):
+    def multiply_patches(self) -> None:
+        """Change nothing: what such a model makes of pixels is its own."""
+
     def forward(self, pixel_values: Tensor) -> EncoderOutput:  # type: ignore[override]
         return super().forward(pixel_values)
 

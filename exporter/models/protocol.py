@@ -1,22 +1,58 @@
-"""What is asked of a model that writes: a class of your own that answers is exported as ours."""
+"""What is asked of a model: a class of your own that answers is exported as ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, cast
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeGuard
 
 from torch import Tensor, nn
 
+from exporter.models.attention import MultiHeadAttention
+from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
-from exporter.models.layers import Decoder
-from exporter.models.own import OwnDecoder
+
+
+class CachedDecoder(Protocol):
+    """A decoder whose layers keep what they have seen."""
+
+    cache_head_dim: int  # width of a head in the cache
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        memory: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """Return what the head reads, (B, T, D).
+
+        input_ids, position_ids int64 (B, T); memory (B, S, D); source_mask bool (B, S). With
+        `caches`, one a layer, the ids are the newest of each row, and each cache holds them then.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (..., vocab_size) of hidden states (..., D)."""
+
+    def logits_in_float32(self, hidden: Tensor) -> Tensor:
+        """Return them as a graph gives them, in whatever type the weights are."""
+
+    def cross_key_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values of a source (B, S, D), as rows of its cache."""
+
+    def attentions(self) -> Iterator[MultiHeadAttention]:
+        """Yield the attention of our blocks, whose heads are widened for the cache."""
 
 
 class Generator(Protocol):
     """A model with a decoder, behind a source or not."""
 
     config: TransformerConfig
-    decoder: Decoder | OwnDecoder
+
+    @property
+    def decoder(self) -> CachedDecoder:
+        """What writes."""
 
     def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> Tensor | None:
         """Return the memory (B, S, D) of sources; None if the model reads none."""
@@ -25,8 +61,30 @@ class Generator(Protocol):
         """Return all weights."""
 
 
+class Viewer(Protocol):
+    """A model that sees pictures."""
+
+    def multiply_patches(self) -> None:
+        """Compute what patches become by a product, for a target that has no convolution."""
+
+
 def generator(model: nn.Module) -> Generator:
     """Return a model as one that writes; TypeError if it has no decoder."""
-    if getattr(model, "decoder", None) is None:
+    if not _writes(model):
         raise TypeError(f"{type(model).__name__} has no decoder, so that it writes nothing")
-    return cast(Generator, model)
+    return model
+
+
+def viewer(model: nn.Module) -> Viewer:
+    """Return a model as one that sees; TypeError if it cannot be told how."""
+    if not _sees(model):
+        raise TypeError(f"{type(model).__name__} has no multiply_patches, so that it sees nothing")
+    return model
+
+
+def _writes(model: nn.Module) -> TypeGuard[Generator]:
+    return getattr(model, "decoder", None) is not None
+
+
+def _sees(model: nn.Module) -> TypeGuard[Viewer]:
+    return hasattr(model, "multiply_patches")

@@ -35,7 +35,7 @@ class PatchEmbeddings(nn.Module):
         assert positions is not None, "TransformerConfig keeps rotary positions to gpt"
         self.positions = positions
         self.dropout = nn.Dropout(config.dropout)
-        self.patches_as_product = False  # for a target whose convolutions need another library
+        self.patches_as_product = False
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Map (B, channels, size, size) to (B, num_tokens, d_model)."""
@@ -86,6 +86,10 @@ class ViT(nn.Module):
         self.distillation_classifier = (
             make_classifier(config) if config.image.distillation == "head" else None
         )
+
+    def multiply_patches(self) -> None:
+        """Let patches be rows of a product, and of no convolution, which gives the same."""
+        self.embeddings.patches_as_product = True
 
     def forward(self, pixel_values: Tensor) -> EncoderOutput:
         """Return logits (B, num_labels), if there are labels, and the class token (B, d_model).

@@ -142,7 +142,7 @@ GEMMA2 = Family(
     to_config=_config_of_2,
     weights=_weights,
     abilities=("generate", "beam", "score"),
-    cuda_types=("fp16", "bf16"),
+    needs=("window", "attention_softcap"),
     body="model.",
 )
 GEMMA3 = Family(
@@ -152,6 +152,6 @@ GEMMA3 = Family(
     to_config=_config_of_3,
     weights=_weights,
     abilities=("generate", "beam", "score"),
-    cuda_types=("fp16", "bf16"),
+    needs=("window",),
     body="model.",
 )

@@ -34,7 +34,7 @@ MISTRAL = Family(
     to_config=_config,
     weights=rotary_decoder_weights,
     abilities=("generate", "beam", "score"),
-    cuda_types=("fp16", "bf16"),
+    needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )

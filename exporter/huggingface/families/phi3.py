@@ -72,7 +72,7 @@ PHI3 = Family(
     to_config=_config,
     weights=_weights,
     abilities=("generate", "beam", "score"),
-    cuda_types=("fp16", "bf16"),
+    needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )

@@ -63,7 +63,7 @@ QWEN2 = Family(
     to_config=_config_of_2,
     weights=rotary_decoder_weights,
     abilities=("generate", "beam", "score"),
-    cuda_types=("fp16", "bf16"),
+    needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )
@@ -74,6 +74,6 @@ QWEN3 = Family(
     to_config=_config_of_3,
     weights=rotary_decoder_weights,
     abilities=("generate", "beam", "score"),
-    cuda_types=("fp16", "bf16"),
+    needs=("window",),
     body="model.",
 )

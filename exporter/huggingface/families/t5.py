@@ -152,7 +152,7 @@ T5 = Family(
     to_config=_config,
     weights=_weights,
     abilities=("generate", "beam", "score"),
-    targets=("cpu",),
+    needs=("relative positions",),
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     own_output=True,
 )

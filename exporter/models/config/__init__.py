@@ -11,12 +11,19 @@ from exporter.models.config.rotary_scaling import (
     RotaryScaling,
     YarnScaling,
 )
-from exporter.models.config.sizes import Family, PositiveFloat, PositiveInt, Probability
+from exporter.models.config.sizes import (
+    Family,
+    KernelFeature,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 __all__ = [
     "AnyScaling",
     "Family",
     "ImageConfig",
+    "KernelFeature",
     "LinearScaling",
     "LongScaling",
     "PositiveFloat",

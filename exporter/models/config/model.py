@@ -16,7 +16,14 @@ from exporter.models.config.heads import HeadOptions
 from exporter.models.config.image import ImageConfig
 from exporter.models.config.norm import NormOptions
 from exporter.models.config.positions import PositionOptions
-from exporter.models.config.sizes import WITH_DECODER, PositiveFloat, TokenId, VocabSize, unless
+from exporter.models.config.sizes import (
+    WITH_DECODER,
+    KernelFeature,
+    PositiveFloat,
+    TokenId,
+    VocabSize,
+    unless,
+)
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -71,6 +78,16 @@ class TransformerConfig(
     def gives_alignment(self) -> bool:
         """Whether a decoder tells what it attends to in its source."""
         return self.family == "encoder-decoder"
+
+    @property
+    def kernel_features(self) -> tuple[KernelFeature, ...]:
+        """What its decoder has that not every device has a kernel for."""
+        has: dict[KernelFeature, bool] = {
+            "window": self.window is not None,
+            "attention_softcap": self.attention_softcap is not None,
+            "relative positions": self.positions == "relative",
+        }
+        return tuple(one for one, is_there in has.items() if is_there and self.num_decoder_layers)
 
     @property
     def checks(self) -> Checks:

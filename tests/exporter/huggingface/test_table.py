@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint, CheckpointConfig
 from exporter.graphs.package_graphs import check_format
+from exporter.graphs.target import CUDA
 from exporter.huggingface import FAMILIES
 from exporter.huggingface.family import Family, SpecialTokens
 from exporter.huggingface.table import family_table
@@ -62,15 +63,14 @@ def test_a_model_of_the_published_shape_goes_to_the_targets_of_its_family(name: 
 
     accepted = _accepted(family, AutoConfig.for_model(name).to_dict())
 
-    declared = family.cuda_types if "cuda" in family.targets else ()
-    assert set(declared) <= set(accepted)
+    assert set(CUDA.precisions_with(family.needs)) <= set(accepted)
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "llama", "opt", "mistral", "gemma2", "gemma3_text"])
 def test_a_model_with_all_that_its_family_has_goes_nowhere_else(name: str) -> None:
     raw = AutoConfig.for_model(name, **DECODERS[name]).to_dict()
 
-    assert tuple(_accepted(BY_TYPE[name], raw)) == BY_TYPE[name].cuda_types
+    assert tuple(_accepted(BY_TYPE[name], raw)) == CUDA.precisions_with(BY_TYPE[name].needs)
 
 
 def test_windows_of_a_model_without_a_cache_go_to_every_target() -> None:
