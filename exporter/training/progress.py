@@ -142,11 +142,18 @@ class LineProgress:
         self.say(
             f"{self._title}: step {step}/{self._steps}  loss {self._meter.loss:.4f}  "
             f"{self._meter.tokens_per_second:,.0f} tokens/s"
+            + _left(self._meter.seconds_a_step * (self._steps - step))
         )
 
     def say(self, message: str) -> None:
         """Print the line."""
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def _left(seconds: float) -> str:
+    if seconds == 0:
+        return ""
+    return f"  {seconds / 60:.0f} min left" if seconds >= 90 else f"  {seconds:.0f} s left"
 
 
 class _Meter:
@@ -158,18 +165,21 @@ class _Meter:
         self._clock = clock
         self._started = clock()
         self._tokens = 0
+        self._steps = 0
         self.loss = 0.0
 
     def start(self) -> None:
         self._started = self._clock()
 
     def add(self, loss: float, num_tokens: int) -> None:
-        self.loss = (
-            loss
-            if self._tokens == 0
-            else (self.SMOOTHING * self.loss + (1 - self.SMOOTHING) * loss)
-        )
+        past = min(self.SMOOTHING, self._steps / (self._steps + 5))  # the first counts little soon
+        self.loss = past * self.loss + (1 - past) * loss
+        self._steps += 1
         self._tokens += num_tokens
+
+    @property
+    def seconds_a_step(self) -> float:
+        return (self._clock() - self._started) / self._steps
 
     @property
     def tokens_per_second(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import CommonestTag
@@ -42,7 +42,7 @@ def labelling_task(seed: int, data: OwnData) -> Task:
         Parts(*(encode_sentences(tokenizer, config, part) for part in parts)),
         selection="label_accuracy",
         judge=better_than(
-            CommonestTag(parts.training).accuracy(parts.held_out),
+            CommonestTag(parts.training).accuracy(_by_tokens(tokenizer, config, parts.held_out)),
             "tokens",
             "each word's most frequent tag",
             "label_accuracy",
@@ -83,18 +83,34 @@ def encode_sentences(
     Tokens that are put around a sentence have none.
     """
     numbers = {label: number for number, label in enumerate(config.labels)}
-    tokenizer.enable_truncation(config.max_source_len)
-    encodings = tokenizer.encode_batch(
-        [[word for word, _ in row] for row in rows], is_pretokenized=True
-    )
-    tokenizer.no_truncation()
     return [
         Example(
             np.array(encoding.ids),
             np.array([IGNORED if i is None else numbers[row[i][1]] for i in encoding.word_ids]),
         )
-        for encoding, row in zip(encodings, rows, strict=True)
+        for encoding, row in zip(_encodings(tokenizer, config, rows), rows, strict=True)
     ]
+
+
+def _by_tokens(
+    tokenizer: Tokenizer, config: TransformerConfig, rows: Sequence[TaggedSentence]
+) -> list[TaggedSentence]:
+    """Return sentences with every word as often as it has tokens, as a model is judged."""
+    return [
+        tuple(row[i] for i in encoding.word_ids if i is not None)
+        for encoding, row in zip(_encodings(tokenizer, config, rows), rows, strict=True)
+    ]
+
+
+def _encodings(
+    tokenizer: Tokenizer, config: TransformerConfig, rows: Sequence[TaggedSentence]
+) -> list[Encoding]:
+    tokenizer.enable_truncation(config.max_source_len)
+    encodings = tokenizer.encode_batch(
+        [[word for word, _ in row] for row in rows], is_pretokenized=True
+    )
+    tokenizer.no_truncation()
+    return encodings
 
 
 def _words(sentence: TaggedSentence) -> str:

@@ -40,9 +40,24 @@ def test_anything_else_gets_a_line_every_ten_seconds_and_at_the_end() -> None:
             display.step(step, 0.5, 400)
 
     assert output.getvalue().splitlines() == [
-        "Training dates: step 3/6  loss 0.5000  100 tokens/s",
+        "Training dates: step 3/6  loss 0.5000  100 tokens/s  12 s left",
         "Training dates: step 6/6  loss 0.5000  100 tokens/s",
     ]
+
+
+def test_lines_say_how_long_it_takes_and_a_loss_that_soon_forgets_the_first() -> None:
+    console, output = make_console(terminal=False)
+    now = [0.0]
+    display = LineProgress(console, "Training dates", 1000, clock=lambda: now[0])
+
+    with display:
+        for step in range(501, 526):  # a run that goes on
+            now[0] += 0.5
+            display.step(step, 8.0 if step == 501 else 1.0, 400)
+
+    (line,) = output.getvalue().splitlines()
+    assert line.startswith("Training dates: step 520/1000") and line.endswith("4 min left")
+    assert float(line.split("loss ")[1].split()[0]) < 2
 
 
 def test_plain_lines_hold_no_control_codes() -> None:

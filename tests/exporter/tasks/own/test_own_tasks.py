@@ -25,6 +25,7 @@ from exporter.tasks.own.subwords import frame, train_subwords
 from exporter.tasks.own.translation import BOS, EOS
 from exporter.tasks.train import train_built
 from exporter.training.data import IGNORED, Example
+from exporter.training.evaluation import Evaluation
 from tests.exporter.conftest import OPTIONS
 from tests.exporter.tasks.own.conftest import WORDS
 
@@ -186,6 +187,17 @@ def test_every_token_of_a_word_has_the_words_tag(sentences: Path) -> None:
     wanted = [tags.split()[i] for i in encoding.word_ids if i is not None]
     assert [task.config.labels[i] for i in example.target] == wanted
     assert IGNORED not in example.target
+
+
+def test_a_labeller_and_its_rival_are_counted_by_tokens(sentences: Path, tmp_path: Path) -> None:
+    sentences.write_text("".join(f"one A\ntwo A\nsix{i} B\n\n" for i in range(40)))
+    judged = tmp_path / "judged.conll"
+    judged.write_text("".join(f"one A\nqzxwvkj{i} B\n\n" for i in range(60)))
+
+    task = build_own_task("labelling", OwnData(sentences, validation=judged))
+
+    baseline = task.judge(Evaluation(1, 1, 1.0, 1, 1)).metrics["baseline"]
+    assert 0 < baseline < 0.3  # half of the words, of which the wrong ones have more tokens
 
 
 def test_sentences_are_read_with_the_last_column_and_wrong_lines_named(tmp_path: Path) -> None:
