@@ -24,17 +24,23 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.device.device import open_device
 from engine.errors import CertificateError, TokenweirError
-from engine.package.graph_io import EMBEDDING, LOGITS, PIXEL_VALUES
+from engine.one_pass.batch import Graph
+from engine.one_pass.item_encoder import EncodedItem
+from engine.package.graph_io import EMBEDDING, LOGITS
 from engine.package.manifest import EncodingContract, GenerationContract, Manifest
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
-from engine.session import Session
 from exporter.certificate.cases import prefill_chunk
 from exporter.certificate.comparison import exported_graphs
-from exporter.certificate.driver import Asked, Runner, generate
+from exporter.certificate.driver import Asked, Runner, generate, predict
 from exporter.certificate.execution import Execution, OnCpu, OnDevice
 from exporter.certificate.generation_cases import Case, make_cases
-from exporter.certificate.one_pass_cases import draw_images, graph_inputs, random_groups
+from exporter.certificate.one_pass_cases import (
+    draw_images,
+    image_items,
+    random_groups,
+    text_items,
+)
 from exporter.samples import SEED
 
 _NUM_STEPS = 8
@@ -57,8 +63,8 @@ def find(package: Package, execution: Execution) -> Found:
     manifest = package.manifest
     if manifest.generation is None:
         with exported_graphs():
-            session = execution.load_session(package.path)
-        return Found(_sha256(_computed(session, manifest)), ())
+            graph = execution.load_session(package.path)
+        return Found(_sha256(_computed(graph, manifest)), ())
     with exported_graphs():
         runner, _ = execution.load_runners(manifest.generation, package.path)
     return Found(_sha256(_generated(runner, manifest.generation)), runner.buckets)
@@ -103,20 +109,19 @@ def _arrays(seen: StepLogits) -> Iterator[Array]:
         yield seen.alignment
 
 
-def _computed(session: Session, manifest: Manifest) -> Iterator[Array]:
-    for inputs in _inputs(manifest):
-        with exported_graphs():
-            outputs = session.run(inputs)
+def _computed(graph: Graph, manifest: Manifest) -> Iterator[Array]:
+    for items in _batches(manifest):
+        outputs = predict(graph, items)
         yield from (outputs[name] for name in (LOGITS, EMBEDDING) if name in outputs)
 
 
-def _inputs(manifest: Manifest) -> Iterator[dict[str, Array]]:
+def _batches(manifest: Manifest) -> Iterator[list[EncodedItem]]:
     if manifest.image is not None:
-        yield {PIXEL_VALUES: draw_images(manifest.image)}
+        yield image_items(draw_images(manifest.image))
         return
     assert isinstance(manifest.encoding, EncodingContract), "texts or images"
     for texts in random_groups(np.random.default_rng(SEED), manifest.encoding)[::2]:
-        yield graph_inputs(texts)
+        yield text_items(texts)
 
 
 def _sha256(arrays: Iterator[Array]) -> str:

@@ -1,7 +1,8 @@
 """Plays cases through the engine's runner, one ScheduledBatch after the other, as it serves them.
 
 Only `ModelRunner.run` is used: rows are emptied and copied by the operations of a step, and what
-they hold is seen by what they give.
+they hold is seen by what they give. Items of a one-pass model are stacked as its engine does it,
+and run by the graph that the engine runs.
 
 A case has a row of the cache and, of an encoder-decoder, a row of the sources. Its prompt comes in
 chunks, beside those of the other cases; then all cases decode together, one token a step. Tokens
@@ -16,6 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.one_pass.batch import Graph, stack
+from engine.one_pass.item_encoder import EncodedItem
+from engine.package.graph_io import LENGTHS
 from engine.sampling.logits import Floats, StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from exporter.certificate.comparison import exported_graphs
@@ -211,6 +215,20 @@ def generate(
     replay.prefill(replay.places)
     replay.decode()
     return [replay.seen(i) for i in range(len(cases))]
+
+
+def predict(
+    graph: Graph, items: Sequence[EncodedItem], lengths: Sequence[int] = ()
+) -> dict[str, Floats]:
+    """Run items of one length as a batch; return what the graph has of logits and embeddings.
+
+    `lengths` say how much of each counts, if not all: the engine pads nothing, but graphs may.
+    """
+    inputs = stack(items)
+    if lengths:
+        inputs[LENGTHS] = np.array(lengths, np.int64)
+    with exported_graphs():
+        return graph.run(inputs)
 
 
 def joined(steps: Sequence[StepLogits]) -> StepLogits:

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engine.package.graph_io import EMBEDDING, LOGITS, PIXEL_VALUES
+from engine.one_pass.item_encoder import EncodedItem
+from engine.package.graph_io import EMBEDDING, LOGITS
 from engine.package.manifest import (
     EncodingContract,
     GenerationContract,
@@ -23,19 +24,20 @@ from engine.package.manifest import (
     ImageContract,
     Precision,
 )
-from engine.session import create_session
 from exporter.certificate.cases import BATCH_SIZES, Progress
 from exporter.certificate.comparison import Comparison, Floats, exported_graphs
-from exporter.certificate.driver import generate
+from exporter.certificate.driver import generate, predict
+from exporter.certificate.execution import OnCpu
 from exporter.certificate.generation import affordable_cases
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.half_comparison import Half, HalfComparison
 from exporter.certificate.one_pass_cases import (
     draw_images,
     eager_inputs,
-    graph_inputs,
+    image_items,
     random_groups,
     run_eager,
+    text_items,
 )
 from exporter.certificate.sides import Sides, chunks_of, step_of
 from exporter.graphs.target import DTYPES
@@ -79,7 +81,7 @@ def certify_half_texts(
     batches: list[_Batch] = []
     for group in random_groups(np.random.default_rng(SEED), contract):
         what = f"text of {len(group[0].ids)} tokens"
-        batches.append(_Batch(what, graph_inputs(group), eager_inputs(group)))
+        batches.append(_Batch(what, text_items(group), eager_inputs(group)))
     return _certify_batches(model, batches, directory)
 
 
@@ -88,13 +90,13 @@ def certify_half_images(
 ) -> HalfPrecision:
     """Compare what a vision model in float16 gives for images of noise."""
     pixels = draw_images(contract)
-    batch = _Batch("images", {PIXEL_VALUES: pixels}, (torch.from_numpy(pixels),))
+    batch = _Batch("images", image_items(pixels), (torch.from_numpy(pixels),))
     return _certify_batches(model, [batch], directory)
 
 
 class _Batch(NamedTuple):
     what: str
-    inputs: dict[str, NDArray[np.generic]]  # of the graph
+    items: list[EncodedItem]
     eager_inputs: tuple[Tensor | None, ...]
 
 
@@ -102,10 +104,9 @@ def _certify_batches(model: nn.Module, batches: Sequence[_Batch], directory: Pat
     """Compare the logits of batches, or where a model has none, its vectors."""
     found, half = HalfComparison("fp16"), half_of(model, "fp16")
     with exported_graphs():
-        session = create_session(directory / "model.onnx")
+        graph = OnCpu().load_session(directory)
     for batch in batches:
-        with exported_graphs():
-            outputs = session.run(batch.inputs)
+        outputs = predict(graph, batch.items)
         name, hold = (LOGITS, found.case) if LOGITS in outputs else (EMBEDDING, found.vectors)
         given = outputs[name]
         exact, rounded = (_eager(m, batch.eager_inputs, name) for m in (model, half))

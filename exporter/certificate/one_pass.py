@@ -12,21 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from engine.package.graph_io import (
-    EMBEDDING,
-    INPUT_IDS,
-    LENGTHS,
-    LOGITS,
-    PIXEL_VALUES,
-    TOKEN_TYPE_IDS,
-)
+from engine.one_pass.batch import Graph
+from engine.one_pass.item_encoder import EncodedItem
+from engine.package.graph_io import EMBEDDING, LOGITS
 from engine.package.manifest import EncodingContract, ImageContract
-from engine.session import Session
 from exporter.certificate.cases import BATCH_SIZES, MOST_ROWS, Covered, Progress, largest_batch
-from exporter.certificate.comparison import Comparison, Floats, exported_graphs
+from exporter.certificate.comparison import Comparison, Floats
+from exporter.certificate.driver import predict
 from exporter.certificate.half_comparison import Half
 from exporter.certificate.one_pass_cases import (
     NUM_IMAGES,
@@ -34,13 +28,13 @@ from exporter.certificate.one_pass_cases import (
     draw_images,
     eager_inputs,
     given_texts,
-    graph_inputs,
+    image_items,
     random_groups,
     run_eager,
+    text_items,
 )
 from exporter.samples import SEED, Tokens
 
-Inputs = dict[str, NDArray[np.generic]]  # of a graph, by name
 EagerInputs = tuple[torch.Tensor | None, ...]
 
 
@@ -83,7 +77,7 @@ class Pair:
     """A graph and its eager model; with `half` logits are held to its bound besides."""
 
     model: nn.Module  # in float64 with `half`
-    session: Session
+    graph: Graph
     half: Half | None = None
 
 
@@ -127,7 +121,7 @@ def certify_images(
     pixels = draw_images(contract)
     certifier = _Certifier(pair, comparison)
     given = (torch.from_numpy(pixels),)
-    certifier.check_rows({PIXEL_VALUES: pixels}, given, "image", largest_batch(1))
+    certifier.check_rows(image_items(pixels), given, "image", largest_batch(1))
     certifier.check_half()
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
@@ -149,7 +143,7 @@ class _Certifier:
 
     def check_rows(
         self,
-        inputs: Inputs,
+        items: Sequence[EncodedItem],
         eager_input: EagerInputs,
         what: str,
         most: int,
@@ -159,12 +153,12 @@ class _Certifier:
         In a batch of `most` rows they come again and again.
         """
         expected = self._eager(eager_input)
-        rows = list(range(len(next(iter(inputs.values())))))
-        alone = Output.joined([self._run(inputs, [i]) for i in rows])
+        rows = list(range(len(items)))
+        alone = Output.joined([self._run([items[i]]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
         for members in (*_parts(rows), [i % len(rows) for i in range(most)]):
             self._check_batch(
-                self._run(inputs, members),
+                self._run([items[i] for i in members]),
                 alone.rows(members),
                 expected.rows(members),
                 _place_in_batch(what, members),
@@ -202,11 +196,8 @@ class _Certifier:
         if not equal:
             self._compare(found, expected, place)
 
-    def _run(self, inputs: Inputs, members: Sequence[int]) -> Output:
-        with exported_graphs():
-            return Output(
-                self._pair.session.run({name: array[members] for name, array in inputs.items()})
-            )
+    def _run(self, items: Sequence[EncodedItem], lengths: Sequence[int] = ()) -> Output:
+        return Output(predict(self._pair.graph, items, lengths))
 
     def _compare(self, ours: Output, theirs: Output, place: Callable[[int], str]) -> None:
         places: dict[str, list[str]] = {}
@@ -278,25 +269,24 @@ class _TextCertifier(_Certifier):
         """Compare texts of one length; return the eager model's output."""
         length = len(texts[0].ids)
         what = f"text of {length} tokens, number"
-        return self.check_rows(
-            graph_inputs(texts), eager_inputs(texts), what, largest_batch(length)
-        )
+        return self.check_rows(text_items(texts), eager_inputs(texts), what, largest_batch(length))
 
     def check_padded(self, texts: Sequence[Text], expected: Sequence[Output]) -> None:
         """Compare texts of different lengths in one batch; what pads them is random tokens."""
-        lengths = np.array([len(text.ids) for text in texts], np.int64)
-        ids = self._rng.integers(0, self._vocab_size, (len(texts), lengths.max()))
-        inputs: Inputs = {INPUT_IDS: ids, LENGTHS: lengths}
-        if texts[0].types is not None:
-            inputs[TOKEN_TYPE_IDS] = types = np.ones(ids.shape, np.int64)
-        for row, text in enumerate(texts):
-            ids[row, : len(text.ids)] = text.ids
-            if text.types is not None:
-                types[row, : len(text.types)] = text.types
-        found = self._run(inputs, range(len(texts)))
+        lengths = [len(text.ids) for text in texts]
+        ids = self._rng.integers(0, self._vocab_size, (len(texts), max(lengths)))
+        padded = [_padded(text, row) for text, row in zip(texts, ids.tolist(), strict=True)]
+        found = self._run(text_items(padded), lengths)
         for row, theirs in enumerate(expected):
             ours = found.rows(slice(row, row + 1)).cut(lengths[row])
-            self._compare(ours, theirs, _place_padded(int(lengths[row]), ids.shape[1]))
+            self._compare(ours, theirs, _place_padded(lengths[row], max(lengths)))
+
+
+def _padded(text: Text, padding: Sequence[int]) -> Text:
+    """Return a text with the end of the padding behind it, in types the second text of a pair."""
+    rest = tuple(padding[len(text.ids) :])
+    types = None if text.types is None else (*text.types, *(1 for _ in rest))
+    return Text((*text.ids, *rest), types)
 
 
 def _parts(members: Sequence[int]) -> list[Sequence[int]]:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from engine.package.graph_io import INPUT_IDS, LENGTHS, TOKEN_TYPE_IDS
+from engine.one_pass.item_encoder import EncodedItem
 from engine.package.manifest import EncodingContract, ImageContract
 from exporter.certificate.cases import MAX_PER_LENGTH, spread_lengths
 from exporter.certificate.comparison import Floats
@@ -41,16 +40,20 @@ def given_texts(samples: Sequence[Tokens], contract: EncodingContract) -> list[T
     return [Text(ids, (0,) * len(ids) if takes_types else None) for ids in samples]
 
 
-def graph_inputs(texts: Sequence[Text]) -> dict[str, NDArray[np.generic]]:
-    """Return what a graph takes for texts of one length."""
-    ids = np.array([text.ids for text in texts], np.int64)  # [B, S]
-    inputs: dict[str, NDArray[np.generic]] = {
-        INPUT_IDS: ids,
-        LENGTHS: np.full(len(ids), ids.shape[1], np.int64),
-    }
-    if texts[0].types is not None:
-        inputs[TOKEN_TYPE_IDS] = np.array([text.types for text in texts], np.int64)
-    return inputs
+def text_items(texts: Sequence[Text]) -> list[EncodedItem]:
+    """Return texts as the engine's model reads them."""
+    return [_text_item(text) for text in texts]
+
+
+def _text_item(text: Text) -> EncodedItem:
+    types = None if text.types is None else np.array(text.types, np.int64)
+    num_tokens = len(text.ids)
+    return EncodedItem(np.array(text.ids, np.int64), num_tokens, num_tokens, types)
+
+
+def image_items(pixels: Floats) -> list[EncodedItem]:
+    """Return images as the engine's model sees them."""
+    return [EncodedItem(image, length=0, cost=1) for image in pixels]
 
 
 def eager_inputs(texts: Sequence[Text]) -> tuple[torch.Tensor | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from engine.package.manifest import GenerationContract, PackageFormat
 from engine.sampling.logits import StepLogits
 from engine.session import Session
 from engine.slots.batch import ScheduledBatch
+from exporter.certificate import driver
 from exporter.certificate.certificate import compare_all
 from exporter.certificate.comparison import Comparison
 from exporter.certificate.driver import Runner
@@ -57,3 +59,17 @@ def test_a_certificate_is_found_by_steps_only(tiny_graphs: TinyGraphs, tmp_path:
 
     assert cases > 80
     assert covered["batch_sizes"] == [1, 2, 5, 8]
+
+
+def test_graphs_are_run_by_the_driver_only() -> None:
+    home = Path(driver.__file__).parent
+    calls = [
+        f"{path.name}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in home.glob("*.py")
+        if path.name != "driver.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr == "run" and ast.unparse(node.func) != "subprocess.run"
+    ]
+
+    assert not calls
