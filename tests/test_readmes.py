@@ -7,7 +7,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,12 @@ READMES = sorted(
 # Nothing of ours is in them.
 SHELL = {".", "cat", "do", "done)", "mkdir", "platforms=$(for", "split", "tar", "xz"}
 SHELLS = ("sh", "bash")
+# What a reader has: texts of their own, a model they have downloaded, an older tree.
+YOURS = {"pairs.tsv", "book.txt", "lines.txt", "downloads/llama", "../old"}
+BY_MAKE = {"install": ".venv", "demo": "demo"}
+WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse
+WRITERS = {"exporter.examples.own_class"}  # modules whose argument is what they write
+A_FILE = re.compile(r".*/.*|.*\*|.*\.(conll|json|jsonl|png|toml|tsv|txt)")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -52,7 +58,21 @@ BLOCKS = list(_blocks())
 
 def _commands(script: str) -> Iterator[list[str]]:
     """Give the words of every command; of a here-document those that begin it."""
-    script = re.sub(r"<<'(\w+)'\n.*?^\1$", "", script, flags=re.M | re.S).replace("\\\n", " ")
+    for words in _with_redirects(_HERE.sub("", script)):
+        yield [word for word in words if not isinstance(word, Redirect)]
+
+
+_HERE = re.compile(r"<<'(\w+)'\n(.*?)^\1$", re.M | re.S)
+
+
+class Redirect(str):
+    """Where a command reads from, or writes to."""
+
+    reads: bool
+
+
+def _with_redirects(script: str) -> Iterator[list[str]]:
+    script = script.replace("\\\n", " ")
     for line in script.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split, lexer.commenters = True, "#"
@@ -62,7 +82,9 @@ def _commands(script: str) -> Iterator[list[str]]:
                 yield words
                 words = []
             elif set(word) <= set("<>"):
-                next(lexer)  # the file
+                file = Redirect(next(lexer))
+                file.reads = "<" in word
+                words.append(file)
             else:
                 words.append(word)
         if words:
@@ -123,6 +145,126 @@ def _check_pip(words: list[str]) -> None:
             assert extras <= set(EXTRAS), f"there is no extra {extras - set(EXTRAS)}"
     if "-c" in words:
         assert (ROOT / words[words.index("-c") + 1]).exists()
+
+
+class Files(NamedTuple):
+    """What a command names."""
+
+    read: list[str]
+    written: list[str]
+
+
+def _files(words: list[str]) -> Files:
+    files = Files([], [])
+    for word in words:
+        if isinstance(word, Redirect):
+            (files.read if word.reads else files.written).append(word)
+    program, *rest = [word for word in words if not isinstance(word, Redirect)]
+    if program == "tokenweir":
+        return _add_of_ours(files, rest)
+    if program == "make":
+        files.written.extend(BY_MAKE[word] for word in rest if word in BY_MAKE)
+        return files
+    if program in ("mkdir", "split"):
+        files.written.append(rest[-1])
+        return files
+    if program.startswith("python") and rest[0] == "-m":
+        if rest[1] in WRITERS:
+            files.written.append(rest[2])
+            return files
+        rest = rest[2:]
+    elif program not in (".", "cat", "pip", "pytest", "tar"):
+        return files  # it names none
+    for before, word in zip(["", *rest], rest, strict=False):
+        if before in WRITTEN:
+            files.written.append(word)
+        elif A_FILE.fullmatch(word) and not word.startswith(("-", "$")):
+            files.read.append(word)
+    return files
+
+
+def _add_of_ours(files: Files, words: list[str]) -> Files:
+    """Tell what is read from what is written by the types of options and arguments."""
+    command = cli.commands[words[0]]
+    with click.Context(command, info_name=words[0]) as context:
+        given, _, _ = command.make_parser(context).parse_args(list(words[1:]))
+    for param in command.params:
+        if isinstance(param.type, click.Path) and (value := given.get(str(param.name))):
+            names = [value] if isinstance(value, str) else list(value)
+            (files.read if param.type.exists else files.written).extend(names)
+    return files
+
+
+def _missing(blocks: Iterable[Block], made: set[str]) -> list[str]:
+    """Return the files that are neither there nor made before, and add what is made."""
+    missing = []
+    for block in blocks:
+        for _, text in _HERE.findall(block.text):
+            made |= set(re.findall(r'"([^"\n]+)"', text))
+        for words in _with_redirects(_HERE.sub("", block.text)):
+            files = _files(words)
+            missing += [f"{block}: {name}" for name in files.read if not _is_there(name, made)]
+            made |= set(files.written)
+    return missing
+
+
+def _is_there(name: str, made: set[str]) -> bool:
+    name = name.rstrip("*")
+    folders = {str(folder) for folder in Path(name).parents}
+    return bool({name, *folders} & (made | YOURS) - {"."}) or (ROOT / name).exists()
+
+
+def _read_before(path: Path) -> Iterator[Path]:
+    """Yield the READMEs that come before one: the first of all, and those that it links to."""
+    if path != ROOT / "README.md":
+        yield ROOT / "README.md"
+        for link in re.findall(r"\]\((\.\./\w+/README\.md)", path.read_text()):
+            yield (path.parent / link).resolve()
+
+
+def _shell(path: Path) -> list[Block]:
+    return [block for block in BLOCKS if block.path == path and block.language in SHELLS]
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_commands_name_are_there_or_made_before(path: Path) -> None:
+    made: set[str] = set()
+    for before in _read_before(path):
+        _missing(_shell(before), made)
+
+    assert not _missing(_shell(path), made)
+
+
+@pytest.mark.parametrize(
+    ("script", "missing"),
+    [
+        ("tokenweir export checkpoints/datez --out p", "checkpoints/datez"),
+        ("tokenweir export checkpoints/a --out p\ntokenweir serve q", "q"),
+        ("tokenweir train translation --pairs pears.tsv --check", "pears.tsv"),
+        ("tokenweir diff a b --text lines.text", "lines.text"),
+        ("tokenweir generate --model m --json - < in.txt > out.jsonl", "in.txt"),
+        ("python -m loadtest.studies.growth packages/gpt3 --out r", "packages/gpt3"),
+        ("pip install -c constraint.txt .", "constraint.txt"),
+        ("pytest tests/engines -q", "tests/engines"),
+        ("cat carry.parts.* | tar -C sites -xJf -", "carry.parts.*"),
+        ("python - <<'END'\nsave('a')\nEND\ntokenweir import b --out c", "b"),
+    ],
+)
+def test_a_file_that_nobody_has_made_would_be_seen(script: str, missing: str) -> None:
+    block = Block(ROOT / "README.md", 1, "sh", f"{script}\n")
+
+    assert f"{block}: {missing}" in _missing([block], set())
+
+
+def test_what_an_earlier_command_makes_is_there() -> None:
+    script = (
+        "python - <<'END'\nsave(\"downloads/b\")\nEND\n"
+        "tokenweir import downloads/b --out c > log.txt\n"
+        "tokenweir export c --out p\n"
+        "tokenweir verify p c && cat log.txt\n"
+    )
+
+    assert not _missing([Block(ROOT / "README.md", 1, "sh", script)], set())
 
 
 def _check_folders(settings: list[str]) -> None:
