@@ -32,7 +32,13 @@ _NOTHING = 1e-7
 _FIRST_VERSION = Manifest.model_fields["version"].default  # where nobody chose one
 # What a newer version of made, this machine cannot show: it writes graphs, or runs them.
 _JUDGED = ("tokenweir", "opset", "onnxruntime", "onnxruntime-gpu")
-_OF_TEXT = ("loss.text_tokens", "loss.perplexity", "loss.eager_perplexity")
+_OF_TEXT = frozenset(
+    f"loss.{name}"
+    for name in (
+        *("text_tokens", "perplexity", "eager_perplexity"),
+        *("text_lines", "chrf", "eager_chrf", "chrf_between"),
+    )
+)
 
 AnyCertificate = Certificate | DeviceCertificate
 
@@ -147,8 +153,8 @@ def _judge(package: Package, found: Certificate) -> Iterator[str]:
             f"{listed(wrong)}; {_way_out(manifest.toolchain, here)}"
         )
     loss = manifest.certificate.loss
-    if loss and loss.text_tokens and found.loss and not found.loss.text_tokens:
-        yield "its perplexity was not measured again, for which --text is to be given"
+    if loss and loss.has_text and found.loss and not found.loss.has_text:
+        yield "nothing of --text was measured again, for which it is to be given"
     if device:
         yield (
             f"not shown here, but claimed: what it gives on {device.gpu} with driver "
@@ -199,7 +205,7 @@ def differences(stored: AnyCertificate, found: AnyCertificate) -> Iterator[str]:
     """Yield each field that does not agree, and both its values."""
     was, now = _flat(stored), _flat(found)
     loss = found.loss if isinstance(found, Certificate) else None
-    has_text = loss is not None and loss.text_tokens > 0
+    has_text = loss is not None and loss.has_text
     tokens = _OF_TOKENS * found.tokens_compared if loss else 0
     for name in dict.fromkeys((*was, *now)):
         one, other = was.get(name), now.get(name)

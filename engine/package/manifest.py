@@ -42,6 +42,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 NumRows = Annotated[int, Field(gt=0, le=2**16)]
 PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Points = Annotated[float, Field(ge=0, le=100.001)]  # float arithmetic may pass 100
 MAX_BUCKETS = 64
 # Of a logit in float32, for every FULL_SIZE of the largest one of its position.
 LOGIT_TOLERANCE = 1e-4
@@ -205,9 +206,18 @@ class Loss(_Model):
     text_tokens: Count = 0  # of the text that both perplexities are of
     perplexity: Annotated[float, Field(gt=0)] | None = None
     eager_perplexity: Annotated[float, Field(gt=0)] | None = None
+    text_lines: Count = 0  # of the text that were answered, each time with the likeliest token
+    chrf: Points | None = None  # of the answers to references
+    eager_chrf: Points | None = None
+    chrf_between: Points | None = None  # of the answers to those of the eager model
     max_token_loss: Annotated[float, Field(ge=0)]  # share of greedy tokens that may differ
     max_logit_loss: Annotated[float, Field(ge=0)]  # largest difference, in logit_std
     max_perplexity_loss: Annotated[float, Field(ge=0)]  # share of eager_perplexity
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it was measured on a text besides."""
+        return self.text_tokens > 0 or self.text_lines > 0
 
 
 class HalfPrecision(_Model):

@@ -49,10 +49,10 @@ def certify(
 ) -> Certificate:
     """Compare the graphs in `directory` with the checkpoint's eager model.
 
-    With `limits` differences are counted, and compared with them in the end; perplexity is measured
-    on `text`. Graphs for CUDA are run on the CPU here: those of the same bodies in float32 must be
-    equal to the eager model, those in float16 as near as it is itself in that type. Raises
-    CertificateError: without limits, saying where, at the first difference.
+    With `limits` differences are counted, and compared with them in the end; perplexity and chrF
+    are measured on `text`. Graphs for CUDA are run on the CPU here: those of the same bodies in
+    float32 must be equal to the eager model, those in float16 as near as it is itself in that type.
+    Raises CertificateError: without limits, saying where, at the first difference.
     """
     subject = subject_of(checkpoint, form)
     with _runnable(checkpoint, directory, form) as (runnable, in_it):
@@ -108,10 +108,14 @@ def _certify_loss(
 ) -> Certificate:
     comparison, generation = LossyComparison(), subject.contract.generation
     cases, covered = compare_all(subject, directory, comparison, progress)
-    perplexity = None
-    if generation and text:
-        perplexity = measure_perplexity(subject.model, generation, directory, text)
-    loss = check_loss(comparison, perplexity, limits)
+    perplexity = answers = None
+    if generation and text and text.pieces:
+        perplexity = measure_perplexity(subject.model, generation, directory, text.pieces)
+    if generation and text and text.lines:
+        from exporter.certificate.answers import measure_answers  # loads sacrebleu
+
+        answers = measure_answers(subject.model, generation, directory, text.lines, text.tokenizer)
+    loss = check_loss(comparison, perplexity, limits, answers)
     return _result(comparison, cases, covered, in_it, loss)
 
 

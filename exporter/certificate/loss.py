@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import CertificateError, ConfigError
 from engine.package.manifest import MAX_CASE_RATIO, Loss, Precision, Weights
 from exporter.certificate.comparison import LossyComparison
 from exporter.certificate.half_comparison import MAX_DIFF
 from exporter.certificate.perplexity import Perplexity
+
+if TYPE_CHECKING:
+    from exporter.certificate.answers import Answers
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ DEFAULT_LIMITS = MappingProxyType[Weights, LossLimits](
 
 
 def check_loss(
-    comparison: LossyComparison, perplexity: Perplexity | None, limits: LossLimits
+    comparison: LossyComparison,
+    perplexity: Perplexity | None,
+    limits: LossLimits,
+    answers: Answers | None = None,
 ) -> Loss:
     """Return what was lost; CertificateError if it is more than allowed."""
     for one in _parts(comparison, perplexity, limits):
@@ -58,6 +64,10 @@ def check_loss(
         text_tokens=perplexity.num_tokens if perplexity else 0,
         perplexity=perplexity.exported if perplexity else None,
         eager_perplexity=perplexity.eager if perplexity else None,
+        text_lines=answers.num_lines if answers else 0,
+        chrf=answers.exported if answers else None,
+        eager_chrf=answers.eager if answers else None,
+        chrf_between=answers.between if answers else None,
         max_token_loss=limits.max_token_loss,
         max_logit_loss=limits.max_logit_loss,
         max_perplexity_loss=limits.max_perplexity_loss,

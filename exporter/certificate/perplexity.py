@@ -19,7 +19,7 @@ from exporter.certificate.comparison import Floats, exported_graphs
 from exporter.certificate.driver import Asked, generate
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import load_for_cpu
-from exporter.certificate.scored_text import ScoredText
+from exporter.certificate.scored_text import Pieces
 from exporter.samples import Tokens
 
 BATCH_SIZE = 8
@@ -43,7 +43,7 @@ def measure_perplexity(
     model: nn.Module,
     contract: GenerationContract,
     directory: Path,
-    text: ScoredText,
+    text: Pieces,
 ) -> Perplexity:
     """Measure both sides on a text."""
     exported = eager = 0.0

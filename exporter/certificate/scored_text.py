@@ -1,13 +1,16 @@
-"""The beginning of a text that models give a perplexity, as tokens.
+"""The beginning of a text that a package is judged by besides, as tokens.
 
-A text for an encoder-decoder has lines of source, tab, target.
+Models give it a perplexity. A text for an encoder-decoder has lines of source, tab, target, or of
+sources alone; models answer them.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -20,13 +23,33 @@ from exporter.samples import Tokens
 
 PIECE = 128  # tokens; nothing before a piece is seen
 MAX_TOKENS = 2048
+MAX_LINES = 64  # that are answered
 _MAX_BYTES = 2**20  # of the file
+_PER_TOKEN, _MORE = 2, 10  # most tokens of an answer, by those of its source
 
-ScoredText = Sequence[tuple[Case, Tokens]]  # cases with the tokens that follow
+Pieces = Sequence[tuple[Case, Tokens]]  # cases with the tokens that follow
+
+
+class Line(NamedTuple):
+    """A source that models answer."""
+
+    case: Case
+    reference: str | None  # what a person wrote
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """What of a text is used."""
+
+    pieces: Pieces  # given a perplexity; (): sources alone have none
+    lines: Sequence[Line]  # answered; (): the model reads no source
+    tokenizer: Tokenizer  # of answers
 
 
 def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
-    """Return the first MAX_TOKENS tokens of a text, in pieces.
+    """Return the first MAX_TOKENS tokens of a text in pieces, and the sources in it.
+
+    Where a line has a target, those without one are left out.
 
     Raises ConfigError if they are none or no UTF-8, or the model has no perplexity; OSError if the
     file cannot be read.
@@ -35,15 +58,19 @@ def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     tokenizer, target = checkpoint.tokenizer, checkpoint.target_tokenizer
     if contract is None or tokenizer is None or target is None:
         raise ConfigError(f"{path}: only a model that generates has a perplexity; leave out --text")
+    content = _read(path)
     pieces, num_tokens = [], 0
-    for source, tokens in _parts(contract, tokenizer, target, _read(path)):
+    for source, tokens in _parts(contract, tokenizer, target, content):
         if len(tokens) > 1 and num_tokens < MAX_TOKENS:
             pieces.append((Case(source, tokens[:1], len(tokens) - 1), tokens[1:]))
             num_tokens += len(tokens) - 1
-    if not pieces:
-        wanted = "lines of source, tab, target" if contract.cross_cache else "two tokens or more"
+    begin = checkpoint.config.generation.forced_begin
+    lines = _lines(contract, tokenizer, begin, content)
+    if not pieces and not lines:
+        wanted = "lines of a source, or of source, tab, target"
+        wanted = wanted if contract.cross_cache else "two tokens or more"
         raise ConfigError(f"{path} has no text to measure; give a file with {wanted}")
-    return pieces
+    return ScoredText(pieces, lines, target)
 
 
 def _read(path: Path) -> str:
@@ -92,3 +119,22 @@ def _pairs(
                 source_ids,
                 (start, *target_ids, *contract.eos_token_ids[:1])[: contract.cache.max_len],
             )
+
+
+def _lines(
+    contract: GenerationContract, tokenizer: Tokenizer, begin: Tokens, content: str
+) -> list[Line]:
+    """Return the sources to answer: those with targets, if there are any."""
+    start, cross = contract.decoder_start_token_id, contract.cross_cache
+    if cross is None or start is None:
+        return []
+    prompt, lines = (start, *begin), []
+    room = contract.cache.max_len - len(prompt) + 1
+    for line in content.splitlines():
+        source, tab, target = line.partition("\t")
+        ids = tuple(tokenizer.encode(source).ids[: cross.max_len]) if source.strip() else ()
+        if ids and room > 0:
+            case = Case(ids, prompt, min(room, _PER_TOKEN * len(ids) + _MORE))
+            lines.append(Line(case, target if tab else None))
+    with_target = [line for line in lines if line.reference is not None]
+    return (with_target or lines)[:MAX_LINES]

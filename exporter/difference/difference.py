@@ -25,8 +25,8 @@ from exporter.difference.lines import (
 )
 from exporter.difference.shared import Progress, other_files, quantiles
 from exporter.difference.sides import BATCH_SIZE, Side, open_side, size_of
+from exporter.likeness import likeness
 from exporter.samples import Tokens
-from exporter.training.writing import likeness
 
 
 class First(NamedTuple):

@@ -97,7 +97,8 @@ def _likeness(
     with_text = [(example, example.text) for example in examples if example.text is not None]
     if tokenizer is None or not with_text:
         return 0.0, 0.0
-    from exporter.training.writing import likeness, write_greedily  # loads sacrebleu
+    from exporter.likeness import likeness  # loads sacrebleu
+    from exporter.training.writing import write_greedily
 
     sources = [cast(NDArray[np.int64], example.source) for example, _ in with_text]
     written = write_greedily(cast(EncoderDecoder, model), config, sources, generation)

@@ -1,15 +1,12 @@
-"""What an encoder-decoder writes, word for word the likeliest, and how near it is to references."""
+"""What an encoder-decoder writes, word for word the likeliest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.models.config import TransformerConfig
@@ -17,20 +14,6 @@ from exporter.models.transformer import EncoderDecoder
 from exporter.training.data import padded_rows
 
 _BATCH = 64  # sources that are translated side by side
-
-
-class Likeness(NamedTuple):
-    """How near texts are to references, 0 to 100."""
-
-    chrf: float  # of characters, Popović 2015
-    bleu: float  # of words, Papineni et al. 2002
-
-
-def likeness(texts: Sequence[str], references: Sequence[str]) -> Likeness:
-    """Compare texts with one reference each, by the usual definitions of sacrebleu (Post 2018)."""
-    chrf = CHRF().corpus_score(list(texts), [list(references)]).score
-    bleu = BLEU().corpus_score(list(texts), [list(references)]).score
-    return Likeness(chrf, bleu)
 
 
 @torch.no_grad()

@@ -30,7 +30,8 @@ _SHARE = Number(min=0)
 text_option = click.option(
     "--text",
     type=existing_file,
-    help="UTF-8 text to measure perplexity on; lines of source, tab, target for an encoder.",
+    help="UTF-8 text to measure perplexity on; of an encoder-decoder lines of source, tab, "
+    "target, or of sources, to measure chrF on as well.",
 )
 
 

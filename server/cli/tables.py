@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tokenweir import ModelInfo
+    from tokenweir import ModelInfo, TextQuality
 
     from engine.package.manifest import Certificate, DeviceCertificate, Loss, Manifest
     from loadtest.benchmark.memory import Memory
@@ -115,6 +115,18 @@ def _loss(loss: Loss) -> Iterator[tuple[str, str]]:
             f"{loss.perplexity:.4g}, of the eager model {loss.eager_perplexity:.4g}: "
             f"{rise:+.2%} on {loss.text_tokens:,} tokens (allowed {loss.max_perplexity_loss:+.0%})",
         )
+    if loss.text_lines:
+        yield f"chrF of answers to {loss.text_lines:,} lines", _chrf(loss)
+
+
+def _chrf(told: Loss | TextQuality) -> str:
+    """Return how near answers are to references, and to those of the eager model."""
+    parts = []
+    if told.chrf is not None and told.eager_chrf is not None:
+        parts.append(f"{told.chrf:.1f}, of the eager model's {told.eager_chrf:.1f}")
+    if told.chrf_between is not None:
+        parts.append(f"to the eager model's {told.chrf_between:.1f}")
+    return "; ".join(parts) or "none: nothing was written"
 
 
 def _covered(name: str, covered: list[int] | int) -> str:
@@ -198,6 +210,8 @@ def model_table(model: ModelInfo) -> Table:
         table.add_row("runs on", f"{model.device}, in {model.precision}")
     table.add_row("limits", _limits(model))
     table.add_row("parity", _parity(model))
+    if model.parity is not None and (quality := model.parity.text_quality):
+        table.add_row("chrF of answers", f"{_chrf(quality)}, on {quality.lines:,} lines")
     if model.parity is not None and model.parity.toolchain:
         table.add_row("made with", _toolchain(model.parity.toolchain))
     table.add_row("capabilities", ", ".join(model.capabilities))

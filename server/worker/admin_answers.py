@@ -8,7 +8,7 @@ from google.protobuf.struct_pb2 import Struct
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.config import RequestLimits
-from engine.package.manifest import Certificate
+from engine.package.manifest import Certificate, Loss
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot
 from server.worker.answers import ServedModel
@@ -92,4 +92,16 @@ def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCer
         dtype=certificate.dtype,
         toolchain=toolchain,
         batch_invariant=certificate.shows_invariance,
+        text_quality=_text_quality(certificate.loss),
+    )
+
+
+def _text_quality(loss: Loss | None) -> pb.TextQuality | None:
+    if loss is None or not loss.text_lines:
+        return None
+    return pb.TextQuality(
+        lines=loss.text_lines,
+        chrf=loss.chrf,
+        eager_chrf=loss.eager_chrf,
+        chrf_between=loss.chrf_between,
     )

@@ -182,8 +182,8 @@ def test_both_sides_give_a_text_the_same_perplexity_in_fp32(
     assert contract is not None and checkpoint.tokenizer is not None
     (tmp_path / "text.txt").write_text(content)
 
-    pieces = read_text(tmp_path / "text.txt", checkpoint)
-    found = measure_perplexity(checkpoint.model.double(), contract, tmp_path, pieces)
+    text = read_text(tmp_path / "text.txt", checkpoint)
+    found = measure_perplexity(checkpoint.model.double(), contract, tmp_path, text.pieces)
 
     assert found.num_tokens == (4 if family == "gpt" else 3 + 2)
     assert found.exported == pytest.approx(found.eager, rel=1e-5)
@@ -197,12 +197,12 @@ def test_both_sides_give_a_text_the_same_perplexity_in_fp32(
         ("gpt", b"w1 w2 \xe2\x82", "text.txt is not UTF-8 at its byte 6"),
         (
             "encoder-decoder",
-            b"w1 w2 without a tab",
-            "give a file with lines of source, tab, target",
+            b" \n\tw1 w2\n",
+            "give a file with lines of a source, or of source, tab, target",
         ),
         ("bert", b"w1 w2", "only a model that generates has a perplexity; leave out --text"),
     ],
-    ids=["empty", "another code", "cut off", "no pairs", "no perplexity"],
+    ids=["empty", "another code", "cut off", "no sources", "no perplexity"],
 )
 def test_a_text_that_cannot_be_measured_is_refused_before_anything_is_compared(
     family: str, content: bytes, message: str, export_tiny: ExportTiny, tmp_path: Path
@@ -260,9 +260,9 @@ def test_a_long_text_may_be_cut_within_a_letter(
     monkeypatch.setattr(scored_text, "_MAX_BYTES", 7)
     (tmp_path / "text.txt").write_text("w1 w2 \N{EURO SIGN}")
 
-    pieces = read_text(tmp_path / "text.txt", load_checkpoint(tiny_graphs("gpt")[0]))
+    text = read_text(tmp_path / "text.txt", load_checkpoint(tiny_graphs("gpt")[0]))
 
-    assert [len(tokens) for _, tokens in pieces] == [1]
+    assert [len(tokens) for _, tokens in text.pieces] == [1]
 
 
 @pytest.mark.parametrize("limit", [float("nan"), float("inf"), -0.1])

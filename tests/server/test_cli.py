@@ -33,6 +33,7 @@ from tests.server.fakes import (
     prediction_package,
     running_worker,
 )
+from tests.stand_in_certificate import LOSS
 
 HEAVY = ("torch", "ray", "onnxruntime", "grpc", "numpy", "matplotlib", "transformers")
 MAX_MODULES = 200  # of which 110 are Python's own and click's
@@ -462,6 +463,21 @@ async def test_models_shows_the_defaults_of_a_package(
 
     out = capsys.readouterr().out
     assert "banned_tokens [0 1 2 3 4 5 6 7, 10 in all], beam 4, length_power 1" in out
+
+
+async def test_models_shows_how_near_answers_to_a_text_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    package = generation_package()
+    loss = LOSS.model_copy(update={"text_lines": 12, "chrf_between": 97.0})
+    found = package.manifest.certificate.model_copy(update={"loss": loss})
+    manifest = package.manifest.model_copy(update={"certificate": found})
+    engine = FakeGenerator(package.model_copy(update={"manifest": manifest}))
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, "models") == 0
+
+    assert "to the eager model's 97.0, on 12 lines" in capsys.readouterr().out
 
 
 async def test_health_says_serving_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from server.cli.tables import certificate_table, print_table
 from tests.server.fakes import generation_package
+from tests.stand_in_certificate import LOSS
 
 
 def test_the_certificate_shows_what_a_package_gives_to_requests(
@@ -34,3 +35,24 @@ def test_the_certificate_of_a_package_without_defaults_has_no_row_for_them(
     print_table(certificate_table(package.manifest, package.manifest.certificate))
 
     assert "defaults" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("chrf", "told"),
+    [
+        ((41.26, 41.5, 97.0), "41.3, of the eager model's 41.5; to the eager model's 97.0"),
+        ((None, None, 97.0), "to the eager model's 97.0"),
+        ((None, None, None), "none: nothing was written"),
+    ],
+)
+def test_the_certificate_shows_how_near_answers_to_a_text_are(
+    chrf: tuple[float | None, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = generation_package().manifest
+    names = ("chrf", "eager_chrf", "chrf_between")
+    loss = LOSS.model_copy(update={"text_lines": 12, **dict(zip(names, chrf, strict=True))})
+
+    print_table(certificate_table(manifest, manifest.certificate.model_copy(update={"loss": loss})))
+
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"chrF of answers to 12 lines {told}" in out

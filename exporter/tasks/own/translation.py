@@ -151,7 +151,7 @@ def _judge(parts: Parts[Pair]) -> Callable[[Evaluation], Outcome]:
     """Return a judge that compares the model with copying, and with a dictionary."""
 
     def judge(evaluation: Evaluation) -> Outcome:
-        from exporter.training.writing import likeness
+        from exporter.likeness import likeness
 
         references = [pair.target for pair in parts.held_out]
         dictionary = WordByWord(parts.training)

@@ -29,6 +29,7 @@ from tokenweir._types import (
     Score,
     ScoredLabel,
     ServerInfo,
+    TextQuality,
     Timing,
     TokenLogprob,
     Usage,
@@ -393,6 +394,17 @@ def _parity(parity: admin_service_pb2.ParityCertificate) -> ParityCertificate:
         dtype=parity.dtype,
         toolchain=dict(parity.toolchain),
         batch_invariant=parity.batch_invariant,
+        text_quality=_text_quality(parity) if parity.HasField("text_quality") else None,
+    )
+
+
+def _text_quality(parity: admin_service_pb2.ParityCertificate) -> TextQuality:
+    found = parity.text_quality
+    return TextQuality(
+        lines=found.lines,
+        chrf=found.chrf if found.HasField("chrf") else None,
+        eager_chrf=found.eager_chrf if found.HasField("eager_chrf") else None,
+        chrf_between=found.chrf_between if found.HasField("chrf_between") else None,
     )
 
 

@@ -211,6 +211,16 @@ class ModelLimits:
 
 
 @dataclass(frozen=True)
+class TextQuality:
+    """How near the answers of a format that rounds are, on a person's lines: chrF, 0 to 100."""
+
+    lines: int
+    chrf: float | None  # of the package's answers to references; None: there are none
+    eager_chrf: float | None  # of the eager model's answers to references
+    chrf_between: float | None  # of the package's answers to those of the eager model
+
+
+@dataclass(frozen=True)
 class ParityCertificate:
     """How a model was shown to agree with its eager PyTorch form."""
 
@@ -222,6 +232,7 @@ class ParityCertificate:
     dtype: str
     toolchain: Mapping[str, str]
     batch_invariant: bool  # rows were bit-equal alone and in a batch
+    text_quality: TextQuality | None = None  # None: none was measured
 
 
 @dataclass(frozen=True)

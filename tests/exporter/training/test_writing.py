@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from engine.requests.generation_defaults import GenerationDefaults
+from exporter.likeness import likeness
 from exporter.models import EncoderDecoder
 from exporter.models.config import TransformerConfig
-from exporter.training.writing import likeness, write_greedily
+from exporter.training.writing import write_greedily
 
 CONFIG = TransformerConfig(
     family="encoder-decoder",

@@ -336,6 +336,7 @@ class ParityCertificate(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     TOOLCHAIN_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    TEXT_QUALITY_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
     """Cases: source lengths x batch sizes x paddings x steps."""
     tokens_compared: _builtins.int
@@ -354,6 +355,10 @@ class ParityCertificate(_message.Message):
     def toolchain(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Versions of torch, onnx, onnxruntime; threads, L2 bytes and instruction sets of the machine."""
 
+    @_builtins.property
+    def text_quality(self) -> Global___TextQuality:
+        """What a format that rounds gave on a person's text; absent: none was measured."""
+
     def __init__(
         self,
         *,
@@ -365,14 +370,60 @@ class ParityCertificate(_message.Message):
         dtype: _builtins.str = ...,
         toolchain: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         batch_invariant: _builtins.bool = ...,
+        text_quality: Global___TextQuality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["text_quality", b"text_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "max_abs_logit_diff", b"max_abs_logit_diff", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "max_abs_logit_diff", b"max_abs_logit_diff", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ParityCertificate: _TypeAlias = ParityCertificate  # noqa: Y015
+
+@_typing.final
+class TextQuality(_message.Message):
+    """How near answers to a person's lines are to what they should be: chrF, 0 to 100."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    CHRF_FIELD_NUMBER: _builtins.int
+    EAGER_CHRF_FIELD_NUMBER: _builtins.int
+    CHRF_BETWEEN_FIELD_NUMBER: _builtins.int
+    lines: _builtins.int
+    """Lines that were answered, each time with the likeliest token."""
+    chrf: _builtins.float
+    """Of the package's answers to references; absent: there are none."""
+    eager_chrf: _builtins.float
+    """Of the eager model's answers to references."""
+    chrf_between: _builtins.float
+    """Of the package's answers to those of the eager model."""
+    def __init__(
+        self,
+        *,
+        lines: _builtins.int = ...,
+        chrf: _builtins.float | None = ...,
+        eager_chrf: _builtins.float | None = ...,
+        chrf_between: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chrf", b"_chrf", "_chrf_between", b"_chrf_between", "_eager_chrf", b"_eager_chrf", "chrf", b"chrf", "chrf_between", b"chrf_between", "eager_chrf", b"eager_chrf"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chrf", b"_chrf", "_chrf_between", b"_chrf_between", "_eager_chrf", b"_eager_chrf", "chrf", b"chrf", "chrf_between", b"chrf_between", "eager_chrf", b"eager_chrf", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chrf: _TypeAlias = _typing.Literal["chrf"]  # noqa: Y015
+    _WhichOneofArgType__chrf: _TypeAlias = _typing.Literal["_chrf", b"_chrf"]  # noqa: Y015
+    _WhichOneofReturnType__chrf_between: _TypeAlias = _typing.Literal["chrf_between"]  # noqa: Y015
+    _WhichOneofArgType__chrf_between: _TypeAlias = _typing.Literal["_chrf_between", b"_chrf_between"]  # noqa: Y015
+    _WhichOneofReturnType__eager_chrf: _TypeAlias = _typing.Literal["eager_chrf"]  # noqa: Y015
+    _WhichOneofArgType__eager_chrf: _TypeAlias = _typing.Literal["_eager_chrf", b"_eager_chrf"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chrf) -> _WhichOneofReturnType__chrf | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chrf_between) -> _WhichOneofReturnType__chrf_between | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eager_chrf) -> _WhichOneofReturnType__eager_chrf | None: ...
+
+Global___TextQuality: _TypeAlias = TextQuality  # noqa: Y015
 
 @_typing.final
 class LoadModelRequest(_message.Message):

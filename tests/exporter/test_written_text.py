@@ -1,0 +1,153 @@
+"""What the certificate of a format that rounds tells of answers to a person's own lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import CertificateError
+from engine.package.manifest import Loss, PackageFormat
+from engine.package.package import MANIFEST_NAME, read_manifest, seal
+from engine.requests.generation_defaults import GenerationDefaults
+from exporter.certificate.answers import Answers, eager_answers, measure_answers, num_lines
+from exporter.certificate.comparison import LossyComparison
+from exporter.certificate.generation_cases import Case
+from exporter.certificate.loss import LossLimits, check_loss
+from exporter.certificate.scored_text import MAX_LINES, read_text
+from exporter.checkpoint import load_checkpoint
+from exporter.export import export_package
+from exporter.graphs.contracts import generation_contract
+from exporter.likeness import likeness
+from exporter.training.writing import write_greedily
+from exporter.verification import verify_package
+from tests.exporter.conftest import MakeCheckpoint
+
+ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
+PAIRS = "w3 w4 w5\tw6 w7 w30\n\nw9 w3\tw8\nno tab\nw7 w8 w3 w4\tw30 w30\n"
+SOURCES = "w3 w4 w5\nw9 w3\n"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_checkpoint: MakeCheckpoint) -> Path:
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    return make_checkpoint("encoder-decoder", max_source_len=4, max_target_len=7, **layers)
+
+
+@pytest.fixture(scope="module")
+def package(checkpoint: Path) -> Path:
+    """An 8-bit package, exported with pairs of sentences."""
+    text = checkpoint.parent / "text.tsv"
+    text.write_text(PAIRS)
+    out = checkpoint.parent / "package"
+    export_package(checkpoint, out, weights="int8", limits=ANY_LOSS, text=text)
+    return out
+
+
+def loss_of(package: Path) -> Loss:
+    loss = read_manifest(package).certificate.loss
+    assert loss is not None
+    return loss
+
+
+def measured(package: Path, checkpoint: Path, content: str) -> Answers:
+    (package.parent / "others").write_text(content)
+    loaded = load_checkpoint(checkpoint)
+    text = read_text(package.parent / "others", loaded)
+    contract = generation_contract(loaded.config.model, PackageFormat(weights="int8"))
+    assert contract is not None
+    model = loaded.model.double()
+    return measure_answers(model, contract, package, text.lines, text.tokenizer)
+
+
+def test_answers_are_compared_with_references_and_with_those_of_the_eager_model(
+    package: Path, checkpoint: Path
+) -> None:
+    found = loss_of(package)
+
+    loaded = load_checkpoint(checkpoint)
+    assert loaded.tokenizer is not None
+    lines = read_text(package.parent / "text.tsv", loaded).lines
+    written = eager_answers(loaded.model.double(), [line.case for line in lines], (2,))
+    texts = loaded.tokenizer.decode_batch(written)
+    expected = likeness(texts, ["w6 w7 w30", "w8", "w30 w30"]).chrf
+    assert found.text_lines == 3 and found.perplexity is not None
+    assert found.eager_chrf == pytest.approx(expected)
+    assert found.chrf is not None and 0 < found.chrf < 100
+    assert found.chrf_between is not None and 0 < found.chrf_between <= 100
+    assert measured(package, checkpoint, PAIRS) == Answers(
+        3, found.chrf, found.eager_chrf, found.chrf_between
+    )
+
+
+def test_sources_without_references_have_answers_to_compare(
+    package: Path, checkpoint: Path
+) -> None:
+    found = measured(package, checkpoint, SOURCES)
+
+    assert found.num_lines == 2 and found.exported is found.eager is None
+    assert found.between is not None
+    comparison = LossyComparison()
+    comparison.logits(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), str)
+    loss = check_loss(comparison, None, ANY_LOSS, found)
+    assert loss.has_text and loss.chrf_between == found.between and loss.perplexity is None
+
+
+def test_verify_finds_what_was_told_of_a_text(
+    package: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = read_manifest(package).certificate
+    assert found.loss is not None
+    without = {"text_tokens": 0, "perplexity": None, "eager_perplexity": None, "text_lines": 0}
+    without |= {"chrf": None, "eager_chrf": None, "chrf_between": None}
+    nothing = found.model_copy(update={"loss": found.loss.model_copy(update=without)})
+    edited = tmp_path / "package"
+    shutil.copytree(package, edited)
+    content = json.loads((edited / MANIFEST_NAME).read_text())
+    del content["digest"]
+    content["certificate"]["loss"]["chrf"] = found.loss.chrf / 2  # type: ignore[operator]
+    (edited / MANIFEST_NAME).write_bytes(seal(content))
+
+    monkeypatch.setattr("exporter.verification.certify", lambda *_, **__: nothing)
+    notes = verify_package(package, checkpoint).notes
+    monkeypatch.setattr("exporter.verification.certify", lambda *_, **__: found)
+    with pytest.raises(CertificateError, match=r"loss\.chrf is .*, found"):
+        verify_package(edited, checkpoint)
+
+    assert "nothing of --text was measured again, for which it is to be given" in notes
+
+
+def test_the_eager_model_writes_the_likeliest_tokens(checkpoint: Path) -> None:
+    loaded = load_checkpoint(checkpoint)
+    sources = [(3, 4, 5), (9, 3), (7, 8, 3, 4), (6,), (10, 11), (12, 13), (14,), (15, 16), (17,)]
+
+    answers = eager_answers(loaded.model, [Case(ids, (1,), 6) for ids in sources], (2,))
+
+    arrays = [np.array(ids) for ids in sources]
+    written = write_greedily(loaded.model, loaded.config.model, arrays)  # type: ignore[arg-type]
+    assert [[i for i in ids if i != 2] for ids in answers] == written
+
+
+def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    path = make_checkpoint("encoder-decoder")
+    config = json.loads((path / "config.json").read_text())
+    config["generation"] = GenerationDefaults(forced_begin=(7, 8)).model_dump(mode="json")
+    (path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "text").write_text(SOURCES)
+    loaded = load_checkpoint(path)
+
+    text = read_text(tmp_path / "text", loaded)
+    answers = eager_answers(loaded.model, [line.case for line in text.lines], (2,))
+
+    assert [line.case.prompt for line in text.lines] == [(1, 7, 8)] * 2
+    assert all(line.case.num_tokens == 5 for line in text.lines)  # room for seven, one behind
+    longest = max(map(len, answers))
+    assert 1 <= longest <= 5 and all(2 not in ids[:-1] for ids in answers)
+
+
+def test_a_large_model_answers_fewer_lines() -> None:
+    assert num_lines(10**6) == MAX_LINES
+    assert num_lines(77 * 10**6) == 64 and num_lines(6 * 10**8) == 8 and num_lines(10**10) == 8
