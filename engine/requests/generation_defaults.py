@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=1024)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=0, lt=2**31)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -1,4 +1,4 @@
-"""Keys and values of the running sequences: a row, or slot, for each of them."""
+"""Keys and values of the running sequences: each has a slot, which is a row of the arrays."""
 
 from __future__ import annotations
 

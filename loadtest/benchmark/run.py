@@ -69,8 +69,8 @@ async def _run(
     contract = generation_contract(package)
     check_fits(work, contract)
     work = replace(work, top_k=min(work.top_k, contract.vocab_size))
-    slots = max(max(concurrencies) * work.beam_width, *settings.decode_buckets, 1)
-    bench = EngineBench.load(package, max_num_seqs=slots, settings=settings, tell=tell)
+    max_num_seqs = max(max(concurrencies) * work.beam_width, *settings.decode_buckets, 1)
+    bench = EngineBench.load(package, max_num_seqs=max_num_seqs, settings=settings, tell=tell)
     await bench.start()
     try:
         loading = _Loading(time.perf_counter() - started, memory_before, read_memory())

@@ -5,8 +5,10 @@ Rows 0 to B-1 decode together; of an encoder-decoder each has the source in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,32 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from engine.device.device import CudaDevice
-from engine.device.memory import DeviceArray, aligned
-from engine.package.manifest import CacheShape, GenerationContract
+from engine.device.memory import aligned
+from engine.package.graph_io import (
+    BEAM_ROWS,
+    CROSS,
+    INPUT_IDS,
+    LOGIT_IDX,
+    LOGITS,
+    NUM_TOP,
+    PAST,
+    POSITION_IDS,
+    READ_ON_HOST,
+    ROW_QUERIES,
+    SEQLENS_K,
+    SOURCE_LENGTHS,
+    TOP_IDS,
+    TOP_LOGITS,
+    TOP_LOGPROBS,
+    GraphValue,
+    decoder_shape,
+    layer_names,
+)
+from engine.package.manifest import GenerationContract
 from engine.session import NOT_CAPTURED, Binding, Session
+from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.memory import DeviceCacheMemory
+from engine.slots.rows import SlotCache
 
 _BLOCK_BYTES = 2**20  # of the inputs of a call, at most
 _DEFAULTS = {  # of the provider, as the engine has them
@@ -50,6 +74,12 @@ def create_variant(
     )
 
 
+def zeros_of(value: GraphValue, sizes: Mapping[str, int]) -> NDArray[Any]:
+    """Return zeros as an input of a graph is described, with these open sizes."""
+    shape = [size if isinstance(size, int) else sizes[str(size)] for size in value.shape]
+    return np.zeros(shape, value.dtype)
+
+
 @dataclass(frozen=True)
 class Call:
     """A shape of call with its memory: rows from `first` on, tokens a row, likeliest tokens."""
@@ -69,21 +99,26 @@ class DeviceDecoder:
         device: CudaDevice,
         num_rows: int,
     ) -> None:
-        self.contract, self.num_rows, self._device = contract, num_rows, device
-        self._session = session
+        self.contract, self._device = contract, device
+        self._shape = decoder_shape(contract)
         memory = device.memory
-        self.lengths = np.zeros(num_rows, np.int64)
-        self.rows = DeviceCacheMemory(memory, num_rows, contract.cache)
-        self.sources: DeviceCacheMemory | None = None
-        if contract.cross_cache:
-            self.sources = DeviceCacheMemory(memory, num_rows, contract.cross_cache)
+        allocate = partial(DeviceCacheMemory, memory)
+        self._cache = SlotCache(num_rows, contract.cache, contract.cross_cache, allocate)
+        self._graph = DecoderGraph(
+            contract, session, self._cache, is_on_device=True, graph_ids=count()
+        )
+        self._graph.total_seq[0] = self.capacity
         self._host = memory.pinned(_BLOCK_BYTES)
         self._inputs = memory.zeros((_BLOCK_BYTES,), "int8")
         self._logits = memory.zeros((num_rows, contract.vocab_size), "float32")
         self._top = memory.zeros((num_rows * 128 * 16,), "int8")
         self._read = memory.pinned(self._logits.num_bytes)
-        self._keep: list[NDArray[Any]] = []
         self._calls: dict[tuple[int, int, int, int], Call] = {}
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """How many positions of each row are written; to be set to 0 before a row begins anew."""
+        return self._cache.lengths
 
     @property
     def capacity(self) -> int:
@@ -102,9 +137,9 @@ class DeviceDecoder:
         """Queue a call on rows from `first` on: inputs up, the graph; nothing is read."""
         num_rows, num_tokens = ids.shape
         call = self._call(first, num_rows, num_tokens, num_top)
-        call.inputs["input_ids"][:] = ids
-        call.inputs["position_ids"][:] = positions
-        call.inputs["seqlens_k"][:] = positions[:, -1]
+        call.inputs[INPUT_IDS][:] = ids
+        call.inputs[POSITION_IDS][:] = positions
+        call.inputs[SEQLENS_K][:] = positions[:, -1]
         runtime = self._device.runtime
         runtime.upload(self._inputs.address, self._host.ctypes.data, call.num_bytes)
         call.binding.run(graph_id)
@@ -121,8 +156,8 @@ class DeviceDecoder:
 
     def read_ids(self, num_rows: int, num_top: int = 1) -> Ints:
         """Wait for the stream and return the likeliest tokens of the last call."""
-        part = self._top.view(0, "int64", (num_rows, num_top))
-        host = self._read[: part.num_bytes].view(np.int64).reshape(part.shape)
+        part = self._top.view(0, self._shape.outputs[TOP_IDS].dtype, (num_rows, num_top))
+        host = self._read[: part.num_bytes].view(part.dtype).reshape(part.shape)
         self._device.memory.download(host, part)
         self._device.runtime.synchronize()
         found: Ints = host
@@ -153,17 +188,16 @@ class DeviceDecoder:
 
     def fill(self, rng: np.random.Generator) -> None:
         """Put random numbers into all rows: time may depend on whether there are only zeros."""
-        for cache, shape in self._caches():
+        caches = (self._cache.rows, self._cache.sources)
+        shapes = (self.contract.cache, self.contract.cross_cache)
+        for cache, shape in zip(caches, shapes, strict=True):
+            if cache is None or shape is None:
+                continue
             size = (shape.num_layers, 2, shape.num_kv_heads, shape.max_len, shape.head_dim)
             cache.write(0, rng.standard_normal(size, np.float32))
-            for row in range(1, self.num_rows):
+            for row in range(1, len(self.lengths)):
                 cache.copy(0, row, 0, shape.max_len)
         self._device.runtime.synchronize()
-
-    def _caches(self) -> Iterator[tuple[DeviceCacheMemory, CacheShape]]:
-        yield self.rows, self.contract.cache
-        if self.sources is not None and self.contract.cross_cache is not None:
-            yield self.sources, self.contract.cross_cache
 
     def _call(self, first: int, num_rows: int, num_tokens: int, num_top: int) -> Call:
         key = (first, num_rows, num_tokens, num_top)
@@ -172,60 +206,40 @@ class DeviceDecoder:
         return self._calls[key]
 
     def _bind(self, first: int, num_rows: int, num_tokens: int, num_top: int) -> Call:
-        binding, inputs, at = self._session.bind(), {}, 0
+        binding, inputs, at = self._graph.bind(first, first + num_rows), {}, 0
         for name, array in self._layout(num_rows, num_tokens).items():
             view = self._host[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
             view[...] = array
             inputs[name] = view
-            if name in self._session.inputs:
-                binding.input(name, self._inputs.view(at, str(array.dtype), array.shape))
+            binding.input(name, self._inputs.view(at, str(array.dtype), array.shape))
             at += aligned(max(1, array.nbytes))
-        self._bind_host(binding, num_top)
-        self._bind_rows(binding, first, num_rows)
+        binding.input(NUM_TOP, self._graph.num_top(num_top))
+        self._graph.bind_sources(binding, first, first + num_rows)
         self._bind_outputs(binding, num_rows, num_top)
         return Call(binding, inputs, at)
 
     def _layout(self, num_rows: int, num_tokens: int) -> dict[str, NDArray[Any]]:
-        size = (num_rows, num_tokens)
-        arrays: dict[str, NDArray[Any]] = {
-            "input_ids": np.zeros(size, np.int64),
-            "position_ids": np.zeros(size, np.int64),
-            "logit_idx": np.arange(num_rows) * num_tokens + num_tokens - 1,
-            "seqlens_k": np.zeros(num_rows, np.int32),
+        """Return the inputs beside keys and values that are brought up, as they stand at first."""
+        sizes = {"batch": num_rows, "tokens": num_tokens, "num_logits": num_rows}
+        sizes |= {"sources": num_rows, "beams": 1, "num_alignments": 0}
+        num_layers = len(self._cache.layers)
+        others = {*READ_ON_HOST, *layer_names(PAST, num_layers), *layer_names(CROSS, num_layers)}
+        arrays = {
+            name: zeros_of(value, sizes)
+            for name, value in self._shape.inputs.items()
+            if name not in others
         }
+        arrays[LOGIT_IDX][:] = np.arange(num_rows) * num_tokens + num_tokens - 1
         if self.contract.cross_cache is not None:
-            arrays["source_lengths"] = np.full(num_rows, self.contract.cross_cache.max_len // 2)
-            arrays["beam_rows"] = np.arange(num_rows)[:, None]
-            arrays["row_queries"] = np.arange(num_rows * num_tokens).reshape(size)
-            arrays["alignment_idx"] = arrays["alignment_sources"] = np.zeros(0, np.int64)
+            arrays[SOURCE_LENGTHS][:] = self.contract.cross_cache.max_len // 2
+            arrays[BEAM_ROWS][:, 0] = np.arange(num_rows)
+            arrays[ROW_QUERIES][:] = np.arange(num_rows * num_tokens).reshape(num_rows, -1)
         return arrays
 
-    def _bind_host(self, binding: Binding, num_top: int) -> None:
-        top, total = np.array([num_top], np.int64), np.array([self.capacity], np.int32)
-        self._keep += [top, total]
-        for name, array in (("num_top", top), ("total_seq", total)):
-            if name in self._session.inputs:
-                binding.input(name, array)
-
-    def _bind_rows(self, binding: Binding, first: int, num_rows: int) -> None:
-        for name, array in _named(self.rows, first, first + num_rows):
-            binding.input(f"past_key_values.{name}", array)
-            binding.output(f"present.{name}", array)
-        if self.sources is not None:
-            for name, array in _named(self.sources, first, first + num_rows):
-                binding.input(f"cross_key_values.{name}", array)
-
     def _bind_outputs(self, binding: Binding, num_rows: int, num_top: int) -> None:
-        binding.output("logits", self._logits[:num_rows])
-        size, numbers = (num_rows, num_top), num_rows * num_top
-        binding.output("top_ids", self._top.view(0, "int64", size))
-        binding.output("top_logits", self._top.view(8 * numbers, "float32", size))
-        binding.output("top_logprobs", self._top.view(12 * numbers, "float32", size))
-
-
-def _named(cache: DeviceCacheMemory, first: int, last: int) -> Iterator[tuple[str, DeviceArray]]:
-    """Yield some rows of every layer, and what the graph calls them behind its prefix."""
-    for i, layer in enumerate(cache.layers):
-        for part, array in (("key", layer.key), ("value", layer.value)):
-            assert isinstance(array, DeviceArray)
-            yield f"{i}.{part}", array[first:last]
+        binding.output(LOGITS, self._logits[:num_rows])
+        at = 0
+        for name in (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS):
+            array = self._top.view(at, self._shape.outputs[name].dtype, (num_rows, num_top))
+            binding.output(name, array)
+            at += array.num_bytes

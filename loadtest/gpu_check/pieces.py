@@ -110,10 +110,10 @@ def _versions() -> Any:
 
 def _ceilings() -> dict[str, float]:
     """Return what no step can beat; random numbers, as zeros are multiplied faster."""
-    source = torch.randn(_COPY_BYTES // 4, device="cuda")
-    target = torch.empty_like(source)
+    origin = torch.randn(_COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(origin)
     left, right = torch.randn(2, _MATRIX, _MATRIX, device="cuda", dtype=torch.bfloat16)
-    copied = _median_of(lambda: target.copy_(source))
+    copied = _median_of(lambda: target.copy_(origin))
     multiplied = _median_of(lambda: left @ right)
     return {
         "bytes_per_second": 2 * _COPY_BYTES / copied,

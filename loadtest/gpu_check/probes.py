@@ -10,17 +10,29 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.device.device import CudaDevice, open_device
+from engine.package.graph_io import (
+    INPUT_IDS,
+    LOGIT_IDX,
+    LOGITS,
+    NUM_TOP,
+    PAST,
+    POSITION_IDS,
+    PRESENT,
+    SEQLENS_K,
+    TOTAL_SEQ,
+    decoder_shape,
+    layer_names,
+)
 from engine.package.manifest import PackageFormat, Precision
 from engine.session import NOT_CAPTURED, Session, create_session
 from loadtest.gpu_check.child import elsewhere
 from loadtest.gpu_check.contract_file import read_contract, write_contract
-from loadtest.gpu_check.device_decoder import DeviceDecoder, create_variant
+from loadtest.gpu_check.device_decoder import DeviceDecoder, create_variant, zeros_of
 from loadtest.gpu_check.formats import weights_of
 from loadtest.gpu_check.models import make_checkpoint
 from loadtest.gpu_check.part import Found, Outcome, Settings
@@ -155,28 +167,24 @@ def _cpu_logits(
     cpu: Session, decoder: DeviceDecoder, prompt: Sequence[int], tokens: Sequence[int]
 ) -> Floats:
     """Return the logits behind the prompt and behind each token, [1 + tokens, V]."""
-    shape = decoder.contract.cache
-    size = (1, shape.num_kv_heads, shape.max_len, shape.head_dim)
-    past = {
-        name: np.zeros(size, value.dtype)
-        for name, value in cpu.inputs.items()
-        if name.startswith("past_key_values")
-    }
+    inputs, num_layers = decoder_shape(decoder.contract).inputs, decoder.contract.cache.num_layers
+    past_names, present_names = (layer_names(prefix, num_layers) for prefix in (PAST, PRESENT))
+    caches = [zeros_of(inputs[name], {"batch": 1}) for name in past_names]
     ids, found = [*prompt, *tokens], []
     cuts = [*range(0, len(prompt), _CHUNK), *range(len(prompt), len(ids) + 1)]
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        feeds: dict[str, NDArray[Any]] = {
-            "input_ids": np.array([ids[start:stop]]),
-            "position_ids": np.arange(start, stop)[None],
-            "logit_idx": np.array([stop - start - 1]),
-            "num_top": np.array([1]),
-            "seqlens_k": np.array([stop - 1], np.int32),
-            "total_seq": np.array([stop], np.int32),
-            **past,
+        given = {
+            INPUT_IDS: [ids[start:stop]],
+            POSITION_IDS: [range(start, stop)],
+            LOGIT_IDX: [stop - start - 1],
+            NUM_TOP: [1],
+            SEQLENS_K: [stop - 1],
+            TOTAL_SEQ: [stop],
         }
-        outputs = cpu.run({name: feeds[name] for name in cpu.inputs})
-        past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
-        found.append(outputs["logits"][0])
+        feeds = {name: np.array(value, inputs[name].dtype) for name, value in given.items()}
+        outputs = cpu.run(feeds | dict(zip(past_names, caches, strict=True)))
+        caches = [outputs[name] for name in present_names]
+        found.append(outputs[LOGITS][0])
     return np.stack(found[-len(tokens) - 1 :])
 
 
