@@ -31,7 +31,7 @@ class Recipe:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
     average_decay: float = 0.99  # of the moving average of weights that is kept; 0: no average
-    validate_every: int = 200  # steps; the state of the run is saved as often
+    validate_every: int = 200  # steps; the state of the run is saved as often, or more
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from exporter.training.task import Recipe, Task
 
 LAST_NAME = "last"
 REPORT_NAME = "report.json"
+SAVE_SECONDS = 600.0  # the state is saved at every validation, and as often as this
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
 MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # what torch can be seeded with
 ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
@@ -110,6 +111,7 @@ class Run:
         self._task = task
         self._out = out
         self._state = state
+        self._saved = time.monotonic()
         recipe = task.recipe
         self._schedule = InverseSquareRootSchedule(
             recipe.peak_learning_rate, recipe.warmup_steps, recipe.learning_rate_floor
@@ -158,6 +160,8 @@ class Run:
                 self._state = self._state.model_copy(
                     update={"seconds": before + time.monotonic() - started}
                 )
+                self._save()
+            elif time.monotonic() - self._saved >= SAVE_SECONDS:
                 self._save()
             if interrupt.is_set() and self._state.step < self._state.steps:
                 self._save()
@@ -247,6 +251,7 @@ class Run:
         save_checkpoint(out, task.name, model, tokenizer, samples, task.generation, task.text)
 
     def _save(self) -> None:
+        self._saved = time.monotonic()
         save_state(self._out, self._state, self._model, self._average, self._optimizer)
 
 

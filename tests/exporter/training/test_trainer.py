@@ -80,6 +80,28 @@ def test_a_run_that_goes_on_has_no_report_until_its_end(
     assert not (tmp_path / "run" / REPORT_NAME).exists()
 
 
+def test_a_run_that_is_killed_between_validations_loses_minutes_at_most(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_task(make_task(), tmp_path / "whole", progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "SAVE_SECONDS", 0.0)
+        update = Run._update
+
+        def killed(run: Run) -> tuple[float, int]:
+            if run._state.step == 6:
+                raise SystemExit
+            return update(run)
+
+        patch.setattr(Run, "_update", killed)
+        with pytest.raises(SystemExit):
+            train_task(make_task(), tmp_path / "parts", progress=False)
+
+    assert read_state(tmp_path / "parts").step == 6  # the last validation was after step 4
+    train_task(make_task(), tmp_path / "parts", resume=True, progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_training_lowers_the_loss(tmp_path: Path, make_task: MakeTask) -> None:
     short = train_task(make_task(), tmp_path / "short", steps=1, progress=False)
     longer = train_task(make_task(), tmp_path / "long", steps=60, progress=False)
