@@ -111,12 +111,14 @@ class OwnData:
 
     def recipe(self, config: TransformerConfig) -> Recipe:
         """Return how a model learns from the data."""
-        shape, is_fresh = self.shape, self.start is None
+        shape = self.shape
+        writes = config.family == "encoder-decoder"
+        rate = shape.writing_rate if writes else shape.peak_learning_rate
         warmup_steps = max(1, shape.steps // 15)
         return Recipe(
             steps=shape.steps,
             batch_tokens=64 if config.family == "vit" else shape.batch_tokens,
-            peak_learning_rate=shape.peak_learning_rate * (1 if is_fresh else _FINE_TUNING),
+            peak_learning_rate=rate * (1 if self.start is None else _FINE_TUNING),
             warmup_steps=warmup_steps,
             label_smoothing=0.1,
             weight_decay=0.01,
