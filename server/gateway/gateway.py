@@ -13,11 +13,10 @@ from tokenweir.v1 import admin_service_pb2
 from engine.background import in_background
 from engine.errors import Draining, QueueFull, TokenweirError
 from server.api import HEALTH, METHODS, SERVICES
+from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
-from server.gateway.call_server import CallServer, ServerCall
-from server.gateway.local_services import LocalServices
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import RequestReader
@@ -26,6 +25,7 @@ from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS, abort, in_time
 from server.listening import listen, max_message_bytes, server_options
+from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.request_ids import is_request_id, made_request_id, request_id_in
 from server.status import call_status

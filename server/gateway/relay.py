@@ -19,8 +19,8 @@ from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
 from server.api import WAITING_KEY
+from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost
-from server.gateway.call_server import ServerCall
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.status import DETAILS_KEY, CallStatus, call_status

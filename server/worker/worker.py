@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
+from typing import cast
 
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
@@ -20,12 +21,14 @@ from tokenweir.v1 import (
 from engine.background import in_background
 from engine.errors import ConfigError
 from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, SERVICES
+from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import WorkerConfig
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, server_options
+from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
@@ -65,11 +68,13 @@ class Worker:
         Raises ConfigError if nobody can listen there, and the engines are then not started;
         PackageError if a model fails when it is tried out.
         """
-        self._server = self._make_server()
-        self._add_services()
-        port = listen(self._server, self._config.host, self._config.port)
+        config, self._loop = self._config, asyncio.get_running_loop()
+        self._services = self._make_services()
+        options = server_options(config.max_request_bytes, config.client_silence)
+        self._server = CallServer(self._arrived, options)
+        port = listen(self._server, config.host, config.port)
         self._publish_health()
-        await self._server.start()
+        self._server.start()
         await self._start_engines()
         self._publish_health()
         self._watching = in_background("watching the engines", self._watch_engines)
@@ -88,20 +93,24 @@ class Worker:
         self._health.close()
         await self._server.stop(LAST_WORDS)
 
-    def _make_server(self) -> aio.Server:
-        max_bytes = self._config.max_request_bytes
-        return aio.server(
-            interceptors=(
+    def _arrived(self, call: ServerCall) -> None:
+        """In the thread of the server."""
+        self._loop.call_soon_threadsafe(self._begin, call)
+
+    def _begin(self, call: ServerCall) -> None:
+        call.answer(self._services.answer(call))
+
+    def _make_services(self) -> LocalServices:
+        config = self._config
+        services = LocalServices(
+            (
                 StatusInterceptor(),
                 self._admission,
-                ParsingInterceptor(max_bytes),
+                ParsingInterceptor(config.max_request_bytes),
                 StreamParsingInterceptor(),
-            ),
-            options=server_options(max_bytes, self._config.client_silence),
+            )
         )
-
-    def _add_services(self) -> None:
-        config, server = self._config, self._server
+        server = cast(aio.Server, services)  # it has what is asked of one here
         facts = ServerFacts(
             version=metadata.version("tokenweir"),
             start_time=datetime.now(UTC),
@@ -119,7 +128,8 @@ class Worker:
             AdminService(self._catalog, facts, self._admission), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        enable_reflection((*SERVICES, HEALTH), server)
+        enable_reflection((*SERVICES, HEALTH), services)
+        return services
 
     async def _start_engines(self) -> None:
         started: list[Engine] = []

@@ -17,7 +17,7 @@ import pytest
 from grpc import aio
 
 from engine.errors import QueueFull
-from server.gateway.call_server import CallServer, ServerCall
+from server.call_server import CallServer, ServerCall
 from server.status import call_status
 from tests.server.calls import failure_of, until
 

@@ -164,6 +164,11 @@ class ServerCall:
         self._call.start_server_batch((watch,), self._closed)
         return self._task
 
+    def add_done_callback(self, callback: Callable[[ServerCall], None]) -> None:
+        """Call this when the answer has ended, well or not."""
+        assert self._task is not None, "it is answered"
+        self._task.add_done_callback(lambda _: callback(self))
+
     async def read(self) -> Any:
         """Return the next message; aio.EOF at the end of them."""
         message: asyncio.Future[bytes | None] = self._loop.create_future()

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from server.gateway.call_server import Pairs, ServerCall
+from server.call_server import Pairs, ServerCall
 
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 
@@ -23,11 +23,15 @@ class _Details:
 
 
 class LocalServices:
-    """Takes handlers as a grpc.aio server does, and answers calls with them."""
+    """Takes handlers as a grpc.aio server does, and answers calls with them.
+
+    An interceptor sees every method once: what it makes of a handler serves all calls.
+    """
 
     def __init__(self, interceptors: Sequence[aio.ServerInterceptor]) -> None:
         self._interceptors = interceptors
         self._handlers: list[grpc.GenericRpcHandler] = []
+        self._found: dict[str, Handler] = {}  # by method, as the interceptors have made them
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Know more methods."""
@@ -38,9 +42,12 @@ class LocalServices:
 
     async def answer(self, call: ServerCall) -> None:
         """Answer a call; UNIMPLEMENTED if its method is not known."""
-        handler = await self._find(_Details(call.method, call.invocation_metadata()), 0)
+        handler = self._found.get(call.method)
         if handler is None:
-            await call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            handler = await self._find(_Details(call.method, call.invocation_metadata()), 0)
+            if handler is None:
+                await call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            self._found[call.method] = handler
         call.response_serializer = handler.response_serializer
         if handler.request_streaming:
             await handler.stream_stream(_messages(call), call)
