@@ -28,6 +28,8 @@ LABELS = {"id2label": {0: "O", 1: "B-LOC", 2: "I-LOC", 3: "B-ORG"}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "bert": SIZES,
     "roberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1},
+    "xlm-roberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1},
+    "camembert": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1},
     "distilbert": {
         "vocab_size": VOCAB_SIZE,
         "dim": 16,
@@ -52,6 +54,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 NAMES = {
     "bert": "Bert",
     "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
     "distilbert": "DistilBert",
     "modernbert": "ModernBert",
 }
