@@ -11,6 +11,7 @@ from exporter.huggingface.conversion import (
     SkipRows,
     Squeezed,
     StoredWeight,
+    layers,
     modules,
 )
 from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig, SpecialTokens
@@ -100,27 +101,31 @@ def bart_like_weights(config: TransformerConfig, position_offset: int = 0) -> Na
         **modules(embeddings),
         **modules(positions, SkipRows(position_offset)),
         "decoder.output.bias": StoredWeight(("final_logits_bias",), (Squeezed(),), optional=True),
-        **_layer("encoder.layers.{i}", "model.encoder.layers.{i}"),
-        **_layer("decoder.layers.{i}", "model.decoder.layers.{i}"),
-        **_attention("decoder.layers.{i}.cross_attention", "model.decoder.layers.{i}.encoder_attn"),
-    }
-
-
-def _layer(ours: str, theirs: str) -> NameTable:
-    """Return self-attention and feed-forward, which both stacks have."""
-    return {
-        **_attention(f"{ours}.self_attention", f"{theirs}.self_attn"),
-        **modules(
-            {
-                f"{ours}.feed_forward.up_proj": f"{theirs}.fc1",
-                f"{ours}.feed_forward.down_proj": f"{theirs}.fc2",
-                f"{ours}.feed_forward_residual.norm": f"{theirs}.final_layer_norm",
-            }
+        **layer_weights("encoder"),
+        **layer_weights("decoder"),
+        **layers(
+            "decoder",
+            "model.decoder.layers",
+            source_query="encoder_attn.q_proj",
+            source_key="encoder_attn.k_proj",
+            source_value="encoder_attn.v_proj",
+            source_output="encoder_attn.out_proj",
+            source_norm="encoder_attn_layer_norm",
         ),
     }
 
 
-def _attention(ours: str, theirs: str) -> NameTable:
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    projections = {f"{ours}.{name}": f"{theirs}.{name}" for name in names}
-    return modules({f"{ours}_residual.norm": f"{theirs}_layer_norm", **projections})
+def layer_weights(stack: str) -> NameTable:
+    """Return self-attention and feed-forward, which both stacks have."""
+    return layers(
+        stack,
+        f"model.{stack}.layers",
+        query="self_attn.q_proj",
+        key="self_attn.k_proj",
+        value="self_attn.v_proj",
+        output="self_attn.out_proj",
+        attention_norm="self_attn_layer_norm",
+        up="fc1",
+        down="fc2",
+        feed_forward_norm="final_layer_norm",
+    )

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from exporter.models.config import TransformerConfig
+
 Shape = tuple[int, ...]
 
 
@@ -48,9 +50,10 @@ class StoredWeight:
 
 
 NameTable = Mapping[str, StoredWeight]  # by our names
+ModuleNames = Mapping[str, str | tuple[str, ...]]  # theirs, by our names
 
 
-def modules(theirs: Mapping[str, str | tuple[str, ...]], *steps: Step) -> dict[str, StoredWeight]:
+def modules(theirs: ModuleNames, *steps: Step) -> dict[str, StoredWeight]:
     """Return weight and bias of linear layers, norms and embeddings, by our names of these.
 
     Several names of theirs are those of the same module.
@@ -61,6 +64,16 @@ def modules(theirs: Mapping[str, str | tuple[str, ...]], *steps: Step) -> dict[s
             every = tuple(f"{name}.{kind}" for name in _tuple(names))
             found[f"{ours}.{kind}"] = StoredWeight(every, steps)
     return found
+
+
+def norms(theirs: Mapping[str, str]) -> dict[str, StoredWeight]:
+    """Return weight and bias of norms; those that came from TensorFlow have names of their own."""
+    old = {"weight": "gamma", "bias": "beta"}
+    return {
+        f"{ours}.{kind}": StoredWeight((f"{name}.{kind}", f"{name}.{older}"))
+        for ours, name in theirs.items()
+        for kind, older in old.items()
+    }
 
 
 def packed(
@@ -77,6 +90,58 @@ def packed(
         found |= modules({f"{ours}.{part}": theirs}, *steps, rows)
         first += size
     return found
+
+
+_PARTS = {  # of a layer of ours, by what `layers` calls them
+    "query": "self_attention.q_proj",
+    "key": "self_attention.k_proj",
+    "value": "self_attention.v_proj",
+    "output": "self_attention.out_proj",
+    "query_norm": "self_attention.q_norm",
+    "key_norm": "self_attention.k_norm",
+    "attention_norm": "self_attention_residual.norm",
+    "attention_output_norm": "self_attention_residual.output_norm",
+    "source_query": "cross_attention.q_proj",
+    "source_key": "cross_attention.k_proj",
+    "source_value": "cross_attention.v_proj",
+    "source_output": "cross_attention.out_proj",
+    "source_norm": "cross_attention_residual.norm",
+    "gate": "feed_forward.gate_proj",
+    "up": "feed_forward.up_proj",
+    "down": "feed_forward.down_proj",
+    "feed_forward_norm": "feed_forward_residual.norm",
+    "feed_forward_output_norm": "feed_forward_residual.output_norm",
+}
+
+
+def layers(
+    stack: str, theirs: str, *steps: Step, **parts: str | tuple[str, ...]
+) -> dict[str, StoredWeight]:
+    """Return weight and bias of parts of every layer of a stack, encoder or decoder.
+
+    Names of theirs are those behind the number of a layer.
+    """
+    found = {}
+    for part, names in parts.items():
+        every = tuple(f"{theirs}.{{i}}.{name}" for name in _tuple(names))
+        found[f"{stack}.layers.{{i}}.{_PARTS[part]}"] = every
+    return modules(found, *steps)
+
+
+def packed_inputs(
+    stack: str, theirs: str, config: TransformerConfig, *steps: Step
+) -> dict[str, StoredWeight]:
+    """Return queries, keys and values of every layer, packed in `theirs` one behind another."""
+    width = config.head_key_dim
+    query, key = config.num_heads * width, config.kv_heads * width
+    parts = {"q_proj": query, "k_proj": key, "v_proj": key}
+    return packed(f"{stack}.layers.{{i}}.self_attention", parts, theirs, *steps)
+
+
+def packed_gates(stack: str, theirs: str, config: TransformerConfig) -> dict[str, StoredWeight]:
+    """Return the gate of every layer and what it is multiplied with, packed likewise."""
+    parts = dict.fromkeys(("gate_proj", "up_proj"), config.d_ff)
+    return packed(f"{stack}.layers.{{i}}.feed_forward", parts, theirs)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from exporter.models.config import KernelFeature, TransformerConfig
 
 Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
 
+WRITES: tuple[Ability, ...] = ("generate", "beam", "score")
+READS: tuple[Ability, ...] = ("classify", "label", "embed")
+
 # Names of Hugging Face, and ours.
 Activation = Literal["relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish"]
 ACTIVATIONS: Mapping[Activation, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from exporter.huggingface.conversion import HeadOrder, NameTable, modules
-from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig, SpecialTokens
+from exporter.huggingface.conversion import HeadOrder, NameTable, layers, modules
+from exporter.huggingface.decoder import DecoderConfig, decoder_config
+from exporter.huggingface.family import Activation, SpecialTokens
+from exporter.huggingface.layered import LayerType, sliding
 from exporter.huggingface.rope import RopeParameters
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
-LayerType = Literal["full_attention", "sliding_attention"]
 LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs
 
 
-class RotaryDecoderConfig(SourceConfig):
+class RotaryDecoderConfig(DecoderConfig):
     """`config.json` of such a decoder; older files have `rope_theta` and `rope_scaling` apart."""
 
     turns_parts: ClassVar[bool] = False  # a part of a head may turn, the rest stay as it is
 
-    vocab_size: PositiveInt
     hidden_size: PositiveInt = 4096
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt = 32
@@ -30,10 +30,9 @@ class RotaryDecoderConfig(SourceConfig):
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
     hidden_act: Activation = "silu"
-    max_position_embeddings: PositiveInt
-    rms_norm_eps: float = 1e-6
+    norm_eps: float = Field(1e-6, alias="rms_norm_eps")
     tie_word_embeddings: bool = False
-    attention_dropout: Probability = 0.0
+    attention_probs_dropout_prob: Probability = Field(0.0, alias="attention_dropout")
     rope_theta: float = 10000.0
     rope_scaling: RopeParameters | None = None
     rope_parameters: RopeParameters | None = None
@@ -87,37 +86,21 @@ def rotary_decoder_config(
     width = source.head_dim or source.hidden_size // source.num_attention_heads
     turned = int(width * source.turned_share)
     usual = {
-        "family": "gpt",
-        "d_model": source.hidden_size,
-        "num_heads": source.num_attention_heads,
         "num_kv_heads": source.num_key_value_heads,
         "key_dim": source.head_dim,
         "value_dim": source.head_dim,
         "attention_bias": False,
-        "d_ff": source.intermediate_size,
-        "num_decoder_layers": source.num_hidden_layers,
-        "activation": ACTIVATIONS[source.hidden_act],
         "gated_feed_forward": True,
         "feed_forward_bias": False,
         "norm": "rms",
-        "norm_position": "first",
-        "norm_eps": source.rms_norm_eps,
-        "dropout": 0.0,
-        "attention_dropout": source.attention_dropout,
-        "vocab_size": source.vocab_size,
-        "max_target_len": source.max_len,
         "positions": "rotary",
         "rotary_base": source.rope.rope_theta or source.rope_theta,
         "rotary_scaling": source.rope.scaling(
             source.max_position_embeddings, source.original_max_position_embeddings
         ),
         "rotary_dim": None if turned == width else turned,
-        "scale_embeddings": False,
-        "tie_output": source.tie_word_embeddings,
-        "pad_token_id": tokens.pad or 0,
-        "eos_token_id": tokens.eos,
     }
-    return TransformerConfig.model_validate({**usual, **differences})
+    return decoder_config(source, tokens, **{**usual, **differences})
 
 
 def window_options(
@@ -135,32 +118,32 @@ def window_options(
     return {"window": window, "windowed_layers": layers} if layers else {}
 
 
-def sliding(layer_types: Sequence[LayerType]) -> tuple[int, ...]:
-    """Return which layers have a window."""
-    return tuple(i for i, kind in enumerate(layer_types) if kind == "sliding_attention")
-
-
 def rotary_decoder_weights(config: TransformerConfig) -> NameTable:
     """Return where Llama has its weights, and most decoders after it."""
-    ours, theirs = LAYER
-    return modules(
-        {
-            "decoder.embeddings.token": "model.embed_tokens",
-            "decoder.output": "lm_head",
-            "decoder.final_norm": "model.norm",
-            f"{ours}.self_attention_residual.norm": f"{theirs}.input_layernorm",
-            f"{ours}.self_attention.q_proj": f"{theirs}.self_attn.q_proj",
-            f"{ours}.self_attention.k_proj": f"{theirs}.self_attn.k_proj",
-            f"{ours}.self_attention.v_proj": f"{theirs}.self_attn.v_proj",
-            f"{ours}.self_attention.q_norm": f"{theirs}.self_attn.q_norm",
-            f"{ours}.self_attention.k_norm": f"{theirs}.self_attn.k_norm",
-            f"{ours}.self_attention.out_proj": f"{theirs}.self_attn.o_proj",
-            f"{ours}.feed_forward_residual.norm": f"{theirs}.post_attention_layernorm",
-            f"{ours}.feed_forward.gate_proj": f"{theirs}.mlp.gate_proj",
-            f"{ours}.feed_forward.up_proj": f"{theirs}.mlp.up_proj",
-            f"{ours}.feed_forward.down_proj": f"{theirs}.mlp.down_proj",
-        }
-    )
+    return {
+        **modules(
+            {
+                "decoder.embeddings.token": "model.embed_tokens",
+                "decoder.output": "lm_head",
+                "decoder.final_norm": "model.norm",
+            }
+        ),
+        **layers(
+            "decoder",
+            "model.layers",
+            query="self_attn.q_proj",
+            key="self_attn.k_proj",
+            value="self_attn.v_proj",
+            query_norm="self_attn.q_norm",
+            key_norm="self_attn.k_norm",
+            output="self_attn.o_proj",
+            attention_norm="input_layernorm",
+            gate="mlp.gate_proj",
+            up="mlp.up_proj",
+            down="mlp.down_proj",
+            feed_forward_norm="post_attention_layernorm",
+        ),
+    }
 
 
 def turned_first(config: TransformerConfig, table: NameTable) -> NameTable:

@@ -26,8 +26,8 @@ def _row(family: Family[Any]) -> tuple[str, ...]:
 
 
 def _targets(family: Family[Any]) -> str:
-    served = {target: target.precisions_with(family.needs) for target in TARGETS.values()}
-    return ", ".join(_named(target, types) for target, types in served.items() if types)
+    served = [(target, target.precisions_with(family.needs)) for target in TARGETS.values()]
+    return ", ".join(_named(target, types) for target, types in served if types)
 
 
 def _named(target: Target, precisions: Sequence[Precision]) -> str:

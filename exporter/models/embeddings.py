@@ -122,8 +122,11 @@ def make_positions(config: TransformerConfig, max_len: int) -> Positions | None:
 
 
 def make_token_embedding(config: TransformerConfig, vocab_size: int) -> nn.Embedding:
-    """Return token vectors [vocab_size, d_model], drawn so that they have unit size when scaled."""
-    embedding = nn.Embedding(vocab_size, config.d_model)
+    """Return token vectors [vocab_size, d_model], drawn so that they have unit size when scaled.
+
+    They are as wide as `token_dim` where there is one.
+    """
+    embedding = nn.Embedding(vocab_size, config.token_dim or config.d_model)
     std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
     nn.init.normal_(embedding.weight, std=std)
     return embedding
@@ -146,6 +149,10 @@ class Embeddings(nn.Module):
         if token is None:
             token = make_token_embedding(config, config.vocab_size)
         self.token = token
+        self.token_in: nn.Module = nn.Identity()
+        if config.token_dim is not None:
+            self.token_in = nn.Linear(config.token_dim, config.d_model, bias=False)
+            nn.init.xavier_uniform_(self.token_in.weight)
         self.positions = make_positions(config, max_len)
         self.token_type: nn.Embedding | None = None
         if config.num_token_types:
@@ -164,7 +171,7 @@ class Embeddings(nn.Module):
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Return (B, S, d_model) for int64 ids (B, S); positions count from 0 if not given."""
-        hidden = self.token(input_ids) * self.scale
+        hidden = self.token_in(self.token(input_ids)) * self.scale
         if self.positions is not None:
             if position_ids is None:
                 hidden = hidden + self.positions.first(input_ids.shape[1])

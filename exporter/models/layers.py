@@ -247,7 +247,11 @@ class Decoder(nn.Module):
             for window in windows
         )
         self.final_norm = make_final_norm(config)
-        self.output = make_linear(config.d_model, config.vocab_size, bias=config.output_bias)
+        self.token_out: nn.Module = nn.Identity()
+        if config.token_dim is not None:
+            self.token_out = make_linear(config.d_model, config.token_dim, bias=False)
+        width = config.token_dim or config.d_model  # of what the output reads
+        self.output = make_linear(width, config.vocab_size, bias=config.output_bias)
         if config.tie_output:
             self.output.weight = self.embeddings.token.weight
         self.logit_softcap = config.logit_softcap
@@ -270,7 +274,7 @@ class Decoder(nn.Module):
         return self.logits(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (..., vocab_size) of hidden states (..., d_model)."""
+        """Return the logits (..., vocab_size) of what `hidden_states` returns."""
         if self.logit_softcap is None:
             logits: Tensor = self.output(hidden)
             return logits
@@ -298,7 +302,7 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         caches: Sequence[LayerCache] | None = None,
     ) -> Tensor:
-        """Return what the output head reads, (B, T, d_model), after the final norm.
+        """Return what the output head reads, (B, T, d_model or token_dim), after the final norm.
 
         input_ids, position_ids int64 (B, T); memory (B, S, d_model); source_mask bool (B, S).
         With `caches`, one a layer, the ids are only the newest of each row, `position_ids` says
@@ -308,7 +312,7 @@ class Decoder(nn.Module):
         attention_mask = padding_mask(source_mask)
         for i, layer in enumerate(self.layers):
             hidden = layer(hidden, memory, attention_mask, caches[i] if caches else None)
-        hidden = self.final_norm(hidden)
+        hidden = self.token_out(self.final_norm(hidden))
         return hidden if self.output_scale == 1 else hidden * self.output_scale
 
     def cross_key_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporter.huggingface.bart_like import BartLikeConfig, bart_like, bart_like_weights
 from exporter.huggingface.conversion import NameTable
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.models.config import PositiveInt, TransformerConfig
 
 POSITION_OFFSET = 2  # rows of the table of positions before the first place
@@ -38,6 +38,6 @@ BART = Family(
     source=BartConfig,
     to_config=_config,
     weights=weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     own_output=True,
 )

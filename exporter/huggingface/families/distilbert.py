@@ -2,70 +2,59 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.conversion import NameTable, modules
-from exporter.huggingface.encoder_heads import HeadedConfig, pooler
-from exporter.huggingface.family import ACTIVATIONS, Activation, Family, SpecialTokens
+from pydantic import Field
+
+from exporter.huggingface.conversion import NameTable, layers, modules
+from exporter.huggingface.encoder import EncoderConfig, encoder_config
+from exporter.huggingface.encoder_heads import pooler
+from exporter.huggingface.family import READS, Activation, Family, SpecialTokens
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
 
-class DistilBertConfig(HeadedConfig):
+class DistilBertConfig(EncoderConfig):
     """`config.json` of a DistilBERT.
 
     sinusoidal_pos_embds is not here: such positions are stored like trained ones.
     """
 
-    vocab_size: PositiveInt = 30522
-    max_position_embeddings: PositiveInt = 512
-    n_layers: PositiveInt = 6
-    n_heads: PositiveInt = 12
-    dim: PositiveInt = 768
-    hidden_dim: PositiveInt = 3072
-    dropout: Probability = 0.1
-    attention_dropout: Probability = 0.1
-    activation: Activation = "gelu"
-    pad_token_id: int | None = 0
+    num_hidden_layers: PositiveInt = Field(6, alias="n_layers")
+    num_attention_heads: PositiveInt = Field(12, alias="n_heads")
+    hidden_size: PositiveInt = Field(768, alias="dim")
+    intermediate_size: PositiveInt = Field(3072, alias="hidden_dim")
+    hidden_dropout_prob: Probability = Field(0.1, alias="dropout")
+    attention_probs_dropout_prob: Probability = Field(0.1, alias="attention_dropout")
+    hidden_act: Activation = Field("gelu", alias="activation")
 
 
 def _config(source: DistilBertConfig, tokens: SpecialTokens) -> TransformerConfig:
-    return TransformerConfig(
-        **source.head_options(pooler="relu" if source.head == "classify" else "none"),
-        d_model=source.dim,
-        num_heads=source.n_heads,
-        d_ff=source.hidden_dim,
-        num_encoder_layers=source.n_layers,
-        activation=ACTIVATIONS[source.activation],
-        norm_position="last",
-        norm_eps=1e-12,
-        dropout=source.dropout,
-        attention_dropout=source.attention_dropout,
-        vocab_size=source.vocab_size,
-        max_source_len=source.max_position_embeddings,
-        positions="learned",
-        scale_embeddings=False,
-        embedding_norm=True,
-        pad_token_id=source.pad_token_id or 0,
-    )
+    pooled = source.head_options(pooler="relu" if source.head == "classify" else "none")
+    return encoder_config(source, **pooled)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    ours, theirs = "encoder.layers.{i}", "distilbert.transformer.layer.{i}"
-    return modules(
-        {
-            "embeddings.token": "distilbert.embeddings.word_embeddings",
-            "embeddings.positions": "distilbert.embeddings.position_embeddings",
-            "embeddings.norm": "distilbert.embeddings.LayerNorm",
-            f"{ours}.self_attention.q_proj": f"{theirs}.attention.q_lin",
-            f"{ours}.self_attention.k_proj": f"{theirs}.attention.k_lin",
-            f"{ours}.self_attention.v_proj": f"{theirs}.attention.v_lin",
-            f"{ours}.self_attention.out_proj": f"{theirs}.attention.out_lin",
-            f"{ours}.self_attention_residual.norm": f"{theirs}.sa_layer_norm",
-            f"{ours}.feed_forward.up_proj": f"{theirs}.ffn.lin1",
-            f"{ours}.feed_forward.down_proj": f"{theirs}.ffn.lin2",
-            f"{ours}.feed_forward_residual.norm": f"{theirs}.output_layer_norm",
-            "classifier": "classifier",
-            **pooler(config, "pre_classifier"),
-        }
-    )
+    return {
+        **layers(
+            "encoder",
+            "distilbert.transformer.layer",
+            query="attention.q_lin",
+            key="attention.k_lin",
+            value="attention.v_lin",
+            output="attention.out_lin",
+            attention_norm="sa_layer_norm",
+            up="ffn.lin1",
+            down="ffn.lin2",
+            feed_forward_norm="output_layer_norm",
+        ),
+        **modules(
+            {
+                "embeddings.token": "distilbert.embeddings.word_embeddings",
+                "embeddings.positions": "distilbert.embeddings.position_embeddings",
+                "embeddings.norm": "distilbert.embeddings.LayerNorm",
+                "classifier": "classifier",
+                **pooler(config, "pre_classifier"),
+            }
+        ),
+    }
 
 
 DISTILBERT = Family(
@@ -74,7 +63,7 @@ DISTILBERT = Family(
     source=DistilBertConfig,
     to_config=_config,
     weights=_weights,
-    abilities=("classify", "label", "embed"),
+    abilities=READS,
     body="distilbert.",
     ignored=r"vocab_(transform|layer_norm|projector)\..*",
 )

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
-from exporter.huggingface.conversion import NameTable, PlusOne, modules
-from exporter.huggingface.family import ACTIVATIONS, Activation, Family, SpecialTokens
-from exporter.huggingface.rope import RopeParameters
+from exporter.huggingface.conversion import NameTable, PlusOne, layers, modules
+from exporter.huggingface.family import ACTIVATIONS, WRITES, Activation, Family, SpecialTokens
+from exporter.huggingface.layered import LayeredConfig, LayeredRopeConfig
 from exporter.huggingface.rotary_decoder import (
-    LAYER,
-    LayerType,
     RotaryDecoderConfig,
     rotary_decoder_config,
     rotary_decoder_weights,
-    sliding,
     window_options,
 )
 from exporter.models.config import PositiveInt, TransformerConfig
 
 
-class Gemma2Config(RotaryDecoderConfig):
+class Gemma2Config(LayeredConfig, RotaryDecoderConfig):
     """`config.json` of a Gemma 2."""
+
+    first_full: ClassVar[int] = -1  # the last of every pattern
 
     vocab_size: PositiveInt = 256000
     hidden_size: PositiveInt = 2304
@@ -37,38 +34,13 @@ class Gemma2Config(RotaryDecoderConfig):
     attention_bias: bool = False
     query_pre_attn_scalar: PositiveInt = 256
     sliding_window: PositiveInt | None = 4096
-    sliding_window_pattern: PositiveInt = 2  # every so many-th layer sees all
-    layer_types: tuple[LayerType, ...] | None = None
+    sliding_window_pattern: PositiveInt = 2
     final_logit_softcapping: float | None = 30.0
     attn_logit_softcapping: float | None = 50.0
     use_bidirectional_attention: Literal[False] | None = None
 
-    @property
-    def types(self) -> tuple[LayerType, ...]:
-        """Return which layers have a window."""
-        return self.layer_types or tuple(
-            "sliding_attention" if (i + 1) % self.sliding_window_pattern else "full_attention"
-            for i in range(self.num_hidden_layers)
-        )
 
-
-class LayeredRope(RopeParameters):
-    """How positions turn in each kind of layer; in older files only for those that see all."""
-
-    full_attention: RopeParameters | None = None
-    sliding_attention: RopeParameters | None = None
-
-    @model_validator(mode="after")
-    def _check_local(self) -> Self:
-        local = self.sliding_attention
-        if local is not None and local.rope_type != "default":
-            raise ValueError(
-                f"rope_type of sliding_attention is {local.rope_type}; supported: default"
-            )
-        return self
-
-
-class Gemma3Config(Gemma2Config):
+class Gemma3Config(LayeredRopeConfig, Gemma2Config):
     """`config.json` of the text model of a Gemma 3."""
 
     vocab_size: PositiveInt = 262208
@@ -78,20 +50,6 @@ class Gemma3Config(Gemma2Config):
     final_logit_softcapping: float | None = None
     attn_logit_softcapping: float | None = None
     rope_theta: float = 1_000_000.0
-    rope_local_base_freq: float = 10_000.0
-    rope_parameters: LayeredRope | None = None
-
-    @property
-    def rope(self) -> RopeParameters:
-        """Return how positions turn in layers that see all."""
-        layered = self.rope_parameters and self.rope_parameters.full_attention
-        return layered or self.rope_scaling or RopeParameters()
-
-    @property
-    def local_base(self) -> float:
-        """Return the base of the other layers, where nothing is stretched."""
-        layered = self.rope_parameters and self.rope_parameters.sliding_attention
-        return (layered and layered.rope_theta) or self.rope_local_base_freq
 
 
 def _differences(source: Gemma2Config) -> dict[str, Any]:
@@ -112,27 +70,26 @@ def _config_of_2(source: Gemma2Config, tokens: SpecialTokens) -> TransformerConf
 
 
 def _config_of_3(source: Gemma3Config, tokens: SpecialTokens) -> TransformerConfig:
-    windows = {
-        "window": source.sliding_window,
-        "windowed_layers": sliding(source.types),
-        "local_rotary_base": source.local_base,
-        "qk_norm": True,
-    }
-    return rotary_decoder_config(source, tokens, **_differences(source), **windows)
+    windows = source.local_options(source.sliding_window)
+    return rotary_decoder_config(source, tokens, **_differences(source), **windows, qk_norm=True)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    ours, theirs = LAYER
     norms = {
-        "decoder.final_norm": "model.norm",
-        f"{ours}.self_attention_residual.norm": f"{theirs}.input_layernorm",
-        f"{ours}.self_attention_residual.output_norm": f"{theirs}.post_attention_layernorm",
-        f"{ours}.feed_forward_residual.norm": f"{theirs}.pre_feedforward_layernorm",
-        f"{ours}.feed_forward_residual.output_norm": f"{theirs}.post_feedforward_layernorm",
-        f"{ours}.self_attention.q_norm": f"{theirs}.self_attn.q_norm",
-        f"{ours}.self_attention.k_norm": f"{theirs}.self_attn.k_norm",
+        **modules({"decoder.final_norm": "model.norm"}, PlusOne()),
+        **layers(
+            "decoder",
+            "model.layers",
+            PlusOne(),
+            query_norm="self_attn.q_norm",
+            key_norm="self_attn.k_norm",
+            attention_norm="input_layernorm",
+            attention_output_norm="post_attention_layernorm",
+            feed_forward_norm="pre_feedforward_layernorm",
+            feed_forward_output_norm="post_feedforward_layernorm",
+        ),
     }
-    return {**rotary_decoder_weights(config), **modules(norms, PlusOne())}
+    return {**rotary_decoder_weights(config), **norms}
 
 
 GEMMA2 = Family(
@@ -141,7 +98,7 @@ GEMMA2 = Family(
     source=Gemma2Config,
     to_config=_config_of_2,
     weights=_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("window", "attention_softcap"),
     body="model.",
 )
@@ -151,7 +108,7 @@ GEMMA3 = Family(
     source=Gemma3Config,
     to_config=_config_of_3,
     weights=_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("window",),
     body="model.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.huggingface.rotary_decoder import (
     RotaryDecoderConfig,
     rotary_decoder_config,
@@ -39,7 +39,7 @@ LLAMA = Family(
     source=LlamaConfig,
     to_config=_config,
     weights=rotary_decoder_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )

@@ -8,7 +8,7 @@ from exporter.huggingface.bart_like import (
     bart_like,
     bart_like_weights,
 )
-from exporter.huggingface.family import Activation, Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Activation, Family, SpecialTokens
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
 
@@ -38,7 +38,7 @@ M2M_100 = Family(
     source=M2M100Config,
     to_config=_config,
     weights=bart_like_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     ignored=COMPUTED_POSITIONS,
     own_output=True,
 )

@@ -10,7 +10,7 @@ from exporter.huggingface.bart_like import (
     bart_like,
     bart_like_weights,
 )
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.models.config import PositiveInt, TransformerConfig
 
 
@@ -47,7 +47,7 @@ MARIAN = Family(
     source=MarianConfig,
     to_config=_config,
     weights=bart_like_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     ignored=COMPUTED_POSITIONS,
     own_output=True,
 )

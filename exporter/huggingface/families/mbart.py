@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporter.huggingface.bart_like import bart_like
 from exporter.huggingface.families.bart import BartConfig, weights
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.models.config import TransformerConfig
 
 
@@ -42,6 +42,6 @@ MBART = Family(
     source=MBartConfig,
     to_config=_config,
     weights=weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     own_output=True,
 )

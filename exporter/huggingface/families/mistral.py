@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.huggingface.rotary_decoder import (
     RotaryDecoderConfig,
     rotary_decoder_config,
@@ -33,7 +33,7 @@ MISTRAL = Family(
     source=MistralConfig,
     to_config=_config,
     weights=rotary_decoder_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",

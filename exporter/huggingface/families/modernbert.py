@@ -2,133 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from exporter.huggingface.conversion import NameTable, modules, packed
-from exporter.huggingface.encoder_heads import HeadedConfig, pooler
-from exporter.huggingface.family import ACTIVATIONS, Activation, Family, SpecialTokens
+from exporter.huggingface.conversion import NameTable, layers, modules, packed_gates, packed_inputs
+from exporter.huggingface.encoder import EncoderConfig, encoder_config
+from exporter.huggingface.encoder_heads import pooler
+from exporter.huggingface.family import ACTIVATIONS, READS, Activation, Family, SpecialTokens
+from exporter.huggingface.layered import LayeredRopeConfig
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
-Kind = Literal["full_attention", "sliding_attention"]
 
-
-class RotaryBase(BaseModel):
-    """How the positions of a kind of layer turn."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    rope_type: Literal["default"] = "default"
-    rope_theta: float | None = None
-
-
-class ModernBertConfig(HeadedConfig):
-    """`config.json` of a ModernBERT; older files have the pattern of layers and the bases apart."""
+class ModernBertConfig(LayeredRopeConfig, EncoderConfig):
+    """`config.json` of a ModernBERT."""
 
     vocab_size: PositiveInt = 50368
-    hidden_size: PositiveInt = 768
     intermediate_size: PositiveInt = 1152
     num_hidden_layers: PositiveInt = 22
-    num_attention_heads: PositiveInt = 12
-    hidden_activation: Activation = "gelu"
+    hidden_act: Activation = Field("gelu", alias="hidden_activation")
     max_position_embeddings: PositiveInt = 8192
     norm_eps: float = 1e-5
     norm_bias: bool = False
     pad_token_id: int = 50283
     attention_bias: bool = False
-    attention_dropout: Probability = 0.0
-    layer_types: tuple[Kind, ...] | None = None
-    global_attn_every_n_layers: PositiveInt = 3
-    local_attention: PositiveInt = 128
-    rope_parameters: dict[Kind, RotaryBase] = {}
-    global_rope_theta: float = 160_000.0
-    local_rope_theta: float = 10_000.0
-    embedding_dropout: Probability = 0.0
+    attention_probs_dropout_prob: Probability = Field(0.0, alias="attention_dropout")
+    hidden_dropout_prob: Probability = Field(0.0, alias="embedding_dropout")
     mlp_bias: bool = False
+    sliding_window_pattern: PositiveInt = Field(3, alias="global_attn_every_n_layers")
+    local_attention: PositiveInt = 128
+    rope_theta: float = Field(160_000.0, alias="global_rope_theta")
+    rope_local_base_freq: float = Field(10_000.0, alias="local_rope_theta")
     classifier_pooling: Literal["cls", "mean"] = "cls"
     classifier_bias: bool = False
     classifier_activation: Activation = "gelu"
 
-    @property
-    def local_layers(self) -> tuple[int, ...]:
-        """The layers in which a token sees its neighbours only."""
-        if self.layer_types is not None:
-            return tuple(
-                i for i, kind in enumerate(self.layer_types) if kind == "sliding_attention"
-            )
-        every = self.global_attn_every_n_layers
-        return tuple(i for i in range(self.num_hidden_layers) if i % every)
-
-    def base(self, kind: Kind) -> float:
-        """Return the rotary base of a kind of layer."""
-        old = self.global_rope_theta if kind == "full_attention" else self.local_rope_theta
-        parameters = self.rope_parameters.get(kind)
-        return (parameters.rope_theta if parameters else None) or old
-
 
 def _config(source: ModernBertConfig, tokens: SpecialTokens) -> TransformerConfig:
-    window: dict[str, Any] = {}
-    if source.local_layers:
-        window = {
-            "window": source.local_attention // 2 + 1,
-            "windowed_layers": source.local_layers,
-            "local_rotary_base": source.base("sliding_attention"),
-        }
-    head = source.head_options(
-        pooling="mean" if source.classifier_pooling == "mean" else "first",
-        pooler=ACTIVATIONS[source.classifier_activation],
-        pooler_bias=source.classifier_bias,
-        pooler_norm=True,
-    )
-    return TransformerConfig(
-        **head,
-        **window,
-        d_model=source.hidden_size,
-        num_heads=source.num_attention_heads,
-        attention_bias=source.attention_bias,
-        d_ff=source.intermediate_size,
-        num_encoder_layers=source.num_hidden_layers,
-        activation=ACTIVATIONS[source.hidden_activation],
-        gated_feed_forward=True,
-        feed_forward_bias=source.mlp_bias,
-        norm_position="first",
-        norm_bias=source.norm_bias,
-        norm_eps=source.norm_eps,
-        first_norm=False,
-        dropout=source.embedding_dropout,
-        attention_dropout=source.attention_dropout,
-        vocab_size=source.vocab_size,
-        max_source_len=source.max_position_embeddings,
-        positions="rotary",
-        rotary_base=source.base("full_attention"),
-        scale_embeddings=False,
-        embedding_norm=True,
-        pad_token_id=source.pad_token_id,
-    )
+    differences = {
+        **source.head_options(
+            pooling="mean" if source.classifier_pooling == "mean" else "first",
+            pooler=ACTIVATIONS[source.classifier_activation],
+            pooler_bias=source.classifier_bias,
+            pooler_norm=True,
+        ),
+        **source.local_options(source.local_attention // 2 + 1),
+        "attention_bias": source.attention_bias,
+        "gated_feed_forward": True,
+        "feed_forward_bias": source.mlp_bias,
+        "norm_position": "first",
+        "norm_bias": source.norm_bias,
+        "first_norm": False,
+        "positions": "rotary",
+        "rotary_base": source.rope.rope_theta or source.rope_theta,
+        "rotary_scaling": source.rope.scaling(source.max_position_embeddings),
+    }
+    return encoder_config(source, **differences)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    ours, theirs = "encoder.layers.{i}", "model.layers.{i}"
-    inputs = dict.fromkeys(("q_proj", "k_proj", "v_proj"), config.d_model)
-    gated = dict.fromkeys(("gate_proj", "up_proj"), config.d_ff)
+    theirs = {"output": "attn.Wo", "attention_norm": "attn_norm"}
+    theirs |= {"down": "mlp.Wo", "feed_forward_norm": "mlp_norm"}
+    around = {
+        "embeddings.token": "model.embeddings.tok_embeddings",
+        "embeddings.norm": "model.embeddings.norm",
+        "encoder.final_norm": "model.final_norm",
+        "pooler.norm": "head.norm",
+        "classifier": "classifier",
+        **pooler(config, "head.dense"),
+    }
     return {
-        **packed(f"{ours}.self_attention", inputs, f"{theirs}.attn.Wqkv"),
-        **packed(f"{ours}.feed_forward", gated, f"{theirs}.mlp.Wi"),
-        **modules(
-            {
-                "embeddings.token": "model.embeddings.tok_embeddings",
-                "embeddings.norm": "model.embeddings.norm",
-                f"{ours}.self_attention.out_proj": f"{theirs}.attn.Wo",
-                f"{ours}.self_attention_residual.norm": f"{theirs}.attn_norm",
-                f"{ours}.feed_forward.down_proj": f"{theirs}.mlp.Wo",
-                f"{ours}.feed_forward_residual.norm": f"{theirs}.mlp_norm",
-                "encoder.final_norm": "model.final_norm",
-                "pooler.norm": "head.norm",
-                "classifier": "classifier",
-                **pooler(config, "head.dense"),
-            }
-        ),
+        **packed_inputs("encoder", "model.layers.{i}.attn.Wqkv", config),
+        **packed_gates("encoder", "model.layers.{i}.mlp.Wi", config),
+        **layers("encoder", "model.layers", **theirs),
+        **modules(around),
     }
 
 
@@ -138,7 +85,7 @@ MODERNBERT = Family(
     source=ModernBertConfig,
     to_config=_config,
     weights=_weights,
-    abilities=("classify", "label", "embed"),
+    abilities=READS,
     body="model.",
     ignored=r"head\..*|decoder\..*",
 )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from exporter.huggingface.conversion import NameTable, packed
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.conversion import NameTable, packed_gates, packed_inputs
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.huggingface.rope import RopeParameters
 from exporter.huggingface.rotary_decoder import (
-    LAYER,
     RotaryDecoderConfig,
     rotary_decoder_config,
     rotary_decoder_weights,
@@ -40,7 +39,7 @@ class Phi3Config(RotaryDecoderConfig):
     intermediate_size: PositiveInt = 8192
     max_position_embeddings: PositiveInt = 4096
     original_max_position_embeddings: PositiveInt | None = 4096
-    rms_norm_eps: float = 1e-5
+    norm_eps: float = Field(1e-5, alias="rms_norm_eps")
     sliding_window: PositiveInt | None = None
     rope_scaling: Phi3Rope | None = None
     rope_parameters: Phi3Rope | None = None
@@ -51,18 +50,12 @@ def _config(source: Phi3Config, tokens: SpecialTokens) -> TransformerConfig:
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    ours, theirs = LAYER
-    query, key = config.num_heads * config.head_key_dim, config.kv_heads * config.head_key_dim
-    heads = {"q_proj": query, "k_proj": key, "v_proj": key}
-    gates = {"gate_proj": config.d_ff, "up_proj": config.d_ff}
-    return turned_first(
-        config,
-        {
-            **rotary_decoder_weights(config),
-            **packed(f"{ours}.self_attention", heads, f"{theirs}.self_attn.qkv_proj"),
-            **packed(f"{ours}.feed_forward", gates, f"{theirs}.mlp.gate_up_proj"),
-        },
-    )
+    table = {
+        **rotary_decoder_weights(config),
+        **packed_inputs("decoder", "model.layers.{i}.self_attn.qkv_proj", config),
+        **packed_gates("decoder", "model.layers.{i}.mlp.gate_up_proj", config),
+    }
+    return turned_first(config, table)
 
 
 PHI3 = Family(
@@ -71,7 +64,7 @@ PHI3 = Family(
     source=Phi3Config,
     to_config=_config,
     weights=_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",

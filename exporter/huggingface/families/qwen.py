@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family, SpecialTokens
+from exporter.huggingface.layered import LayerType
 from exporter.huggingface.rotary_decoder import (
-    LayerType,
     RotaryDecoderConfig,
     rotary_decoder_config,
     rotary_decoder_weights,
@@ -62,7 +62,7 @@ QWEN2 = Family(
     source=Qwen2Config,
     to_config=_config_of_2,
     weights=rotary_decoder_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
@@ -73,7 +73,7 @@ QWEN3 = Family(
     source=Qwen3Config,
     to_config=_config_of_3,
     weights=rotary_decoder_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("window",),
     body="model.",
 )

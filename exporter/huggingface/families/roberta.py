@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, SkipRows, modules
+from exporter.huggingface.encoder import encoder_config
 from exporter.huggingface.encoder_heads import pooler
-from exporter.huggingface.families.bert import BertConfig, bert_options, bert_weights
-from exporter.huggingface.family import Family, SpecialTokens
+from exporter.huggingface.families.bert import BertConfig, bert_weights
+from exporter.huggingface.family import READS, Family, SpecialTokens
 from exporter.models.config import PositiveInt, TransformerConfig
 
 
@@ -18,8 +19,7 @@ class RobertaConfig(BertConfig):
 
 def _config(source: RobertaConfig, tokens: SpecialTokens) -> TransformerConfig:
     length = source.max_position_embeddings - source.pad_token_id - 1
-    options = {**bert_options(source), **source.head_options(), "max_source_len": length}
-    return TransformerConfig(**options)
+    return encoder_config(source, num_token_types=source.type_vocab_size, max_source_len=length)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -37,7 +37,7 @@ ROBERTA = Family(
     source=RobertaConfig,
     to_config=_config,
     weights=_weights,
-    abilities=("classify", "label", "embed"),
+    abilities=READS,
     body="roberta.",
     ignored=r"lm_head\..*|(roberta\.)?(pooler\..*|embeddings\.position_ids)",
 )

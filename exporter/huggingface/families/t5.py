@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, cast
 
-from exporter.huggingface.conversion import NameTable, StoredWeight, modules
-from exporter.huggingface.family import ACTIVATIONS, Activation, Family, SourceConfig, SpecialTokens
+from exporter.huggingface.conversion import (
+    ModuleNames,
+    NameTable,
+    StoredWeight,
+    layers,
+    modules,
+)
+from exporter.huggingface.family import (
+    ACTIVATIONS,
+    WRITES,
+    Activation,
+    Family,
+    SourceConfig,
+    SpecialTokens,
+)
 from exporter.models.config import PositiveFloat, PositiveInt, Probability, TransformerConfig
 
 _LENGTH = 512  # of sources and answers where config.json has no n_positions
@@ -104,45 +117,48 @@ def _config(source: T5Config, tokens: SpecialTokens) -> TransformerConfig:
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    tokens: dict[str, str | tuple[str, ...]] = {
+    tokens: ModuleNames = {
         "source_embeddings.token": ("shared", "encoder.embed_tokens"),
         "decoder.embeddings.token": "decoder.embed_tokens",
         "decoder.output": "lm_head",
     }
-    cross = "decoder.layers.{i}.cross_attention"
     return {
         **modules(tokens),
-        **_stack("encoder", feed_forward=1),
-        **_stack("decoder", feed_forward=2),
-        **_attention(cross, "decoder.block.{i}.layer.1", "EncDecAttention"),
+        **_stack("encoder", "layer.1"),
+        **_stack("decoder", "layer.2"),
+        **layers(
+            "decoder",
+            "decoder.block",
+            source_query="layer.1.EncDecAttention.q",
+            source_key="layer.1.EncDecAttention.k",
+            source_value="layer.1.EncDecAttention.v",
+            source_output="layer.1.EncDecAttention.o",
+            source_norm="layer.1.layer_norm",
+        ),
     }
 
 
-def _stack(name: str, *, feed_forward: int) -> NameTable:
-    """Return what both stacks have; in a layer of theirs the feed-forward has this number."""
-    ours, theirs = f"{name}.layers.{{i}}", f"{name}.block.{{i}}.layer"
-    inner = f"{theirs}.{feed_forward}.DenseReluDense"
-    projections = (f"{inner}.wi", f"{inner}.wi_1")  # the latter where there is a gate
+def _stack(name: str, feed_forward: str) -> NameTable:
+    """Return what both stacks have; `feed_forward` is the name of that in a layer of theirs."""
+    inner = f"{feed_forward}.DenseReluDense"
     bias = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return {
-        **_attention(f"{ours}.self_attention", f"{theirs}.0", "SelfAttention"),
-        **modules(
-            {
-                f"{ours}.feed_forward.up_proj": projections,
-                f"{ours}.feed_forward.gate_proj": f"{inner}.wi_0",
-                f"{ours}.feed_forward.down_proj": f"{inner}.wo",
-                f"{ours}.feed_forward_residual.norm": f"{theirs}.{feed_forward}.layer_norm",
-                f"{name}.final_norm": f"{name}.final_layer_norm",
-            }
+        **layers(
+            name,
+            f"{name}.block",
+            query="layer.0.SelfAttention.q",
+            key="layer.0.SelfAttention.k",
+            value="layer.0.SelfAttention.v",
+            output="layer.0.SelfAttention.o",
+            attention_norm="layer.0.layer_norm",
+            up=(f"{inner}.wi", f"{inner}.wi_1"),  # the latter where there is a gate
+            gate=f"{inner}.wi_0",
+            down=f"{inner}.wo",
+            feed_forward_norm=f"{feed_forward}.layer_norm",
         ),
+        **modules({f"{name}.final_norm": f"{name}.final_layer_norm"}),
         f"{name}.relative.weight": StoredWeight((bias,)),
     }
-
-
-def _attention(ours: str, theirs: str, kind: str) -> NameTable:
-    names = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
-    projections = {f"{ours}.{name}": f"{theirs}.{kind}.{other}" for name, other in names.items()}
-    return modules({f"{ours}_residual.norm": f"{theirs}.layer_norm", **projections})
 
 
 T5 = Family(
@@ -151,7 +167,7 @@ T5 = Family(
     source=T5Config,
     to_config=_config,
     weights=_weights,
-    abilities=("generate", "beam", "score"),
+    abilities=WRITES,
     needs=("relative positions",),
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     own_output=True,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from exporter.huggingface.conversion import NameTable, Squeezed, StoredWeight, modules
-from exporter.huggingface.encoder_heads import LABELS
-from exporter.huggingface.family import (
-    ACTIVATIONS,
-    Activation,
-    Family,
-    SourceConfig,
-    SpecialTokens,
+from exporter.huggingface.conversion import (
+    ModuleNames,
+    NameTable,
+    Squeezed,
+    StoredWeight,
+    layers,
+    modules,
 )
+from exporter.huggingface.encoder_heads import LABELS
+from exporter.huggingface.family import Activation, Family, SpecialTokens
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, Preprocessor
-from exporter.models.config import ImageConfig, PositiveInt, Probability, TransformerConfig
+from exporter.huggingface.stack import StackConfig
+from exporter.models.config import ImageConfig, PositiveInt, TransformerConfig
 
 _HEADS: dict[str, dict[str, Any]] = {
     "ViTForImageClassification": {},
@@ -27,7 +29,7 @@ _HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-class ViTConfig(SourceConfig):
+class ViTConfig(StackConfig):
     """`config.json` of a ViT or DeiT."""
 
     model_type: Literal["vit", "deit"]
@@ -45,9 +47,7 @@ class ViTConfig(SourceConfig):
     num_attention_heads: PositiveInt = 12
     intermediate_size: PositiveInt = 3072
     hidden_act: Activation = "gelu"
-    hidden_dropout_prob: Probability = 0.0
-    attention_probs_dropout_prob: Probability = 0.0
-    layer_norm_eps: float = 1e-12
+    norm_eps: float = Field(1e-12, alias="layer_norm_eps")
     image_size: PositiveInt = 224
     patch_size: PositiveInt = 16
     num_channels: Literal[1, 3] = 3
@@ -83,15 +83,9 @@ def _config(source: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
     head = _HEADS[source.architectures[0]]
     return TransformerConfig(
         family="vit",
-        d_model=source.hidden_size,
-        num_heads=source.num_attention_heads,
-        d_ff=source.intermediate_size,
+        **source.layer_options,
         num_encoder_layers=source.num_hidden_layers,
-        activation=ACTIVATIONS[source.hidden_act],
         norm_position="first",
-        norm_eps=source.layer_norm_eps,
-        dropout=source.hidden_dropout_prob,
-        attention_dropout=source.attention_probs_dropout_prob,
         positions="learned",
         labels=head.get("labels", tuple(source.id2label[i] for i in sorted(source.id2label))),
         image=_image(source),
@@ -101,30 +95,32 @@ def _config(source: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
 def _weights(config: TransformerConfig) -> NameTable:
     is_deit = config.image is not None and config.image.distillation != "none"
     body = "deit" if is_deit else "vit"
-    ours, theirs = "encoder.layers.{i}", f"{body}.encoder.layer.{{i}}"
     embeddings, token = f"{body}.embeddings", (Squeezed(), Squeezed())
+    around: ModuleNames = {
+        "embeddings.projection": f"{embeddings}.patch_embeddings.projection",
+        "encoder.final_norm": f"{body}.layernorm",
+        "classifier": ("classifier", "cls_classifier"),
+        "distillation_classifier": "distillation_classifier",
+    }
     return {
         "embeddings.class_token": StoredWeight((f"{embeddings}.cls_token",), token),
         "embeddings.distillation_token": StoredWeight((f"{embeddings}.distillation_token",), token),
         "embeddings.positions.weight": StoredWeight(
             (f"{embeddings}.position_embeddings",), (Squeezed(),)
         ),
-        **modules(
-            {
-                "embeddings.projection": f"{embeddings}.patch_embeddings.projection",
-                f"{ours}.self_attention.q_proj": f"{theirs}.attention.attention.query",
-                f"{ours}.self_attention.k_proj": f"{theirs}.attention.attention.key",
-                f"{ours}.self_attention.v_proj": f"{theirs}.attention.attention.value",
-                f"{ours}.self_attention.out_proj": f"{theirs}.attention.output.dense",
-                f"{ours}.self_attention_residual.norm": f"{theirs}.layernorm_before",
-                f"{ours}.feed_forward.up_proj": f"{theirs}.intermediate.dense",
-                f"{ours}.feed_forward.down_proj": f"{theirs}.output.dense",
-                f"{ours}.feed_forward_residual.norm": f"{theirs}.layernorm_after",
-                "encoder.final_norm": f"{body}.layernorm",
-                "classifier": ("classifier", "cls_classifier"),
-                "distillation_classifier": "distillation_classifier",
-            }
+        **layers(
+            "encoder",
+            f"{body}.encoder.layer",
+            query="attention.attention.query",
+            key="attention.attention.key",
+            value="attention.attention.value",
+            output="attention.output.dense",
+            attention_norm="layernorm_before",
+            up="intermediate.dense",
+            down="output.dense",
+            feed_forward_norm="layernorm_after",
         ),
+        **modules(around),
     }
 
 

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from exporter.models.config.checked import Checks
-from exporter.models.config.sizes import WITH_DECODER, Length, SizeOptions, VocabSize, unless
+from exporter.models.config.sizes import (
+    WITH_DECODER,
+    Length,
+    SizeOptions,
+    VocabSize,
+    Width,
+    unless,
+)
 
 
 class VocabularyOptions(SizeOptions):
@@ -15,13 +22,16 @@ class VocabularyOptions(SizeOptions):
     vocab_size: VocabSize = 0  # 0: vit
     # What the encoder before a decoder reads; None: vocab_size
     source_vocab_size: Annotated[VocabSize | None, unless(None)] = None
+    # Width of the tokens' vectors where a product makes them as wide as the model, and one makes
+    # what the output reads as narrow: gpt; None: d_model
+    token_dim: Annotated[Width | None, unless(None)] = None
     max_source_len: Length = 0  # encoder positions
     max_target_len: Length = 0  # decoder positions
 
     @property
     def vocabulary_checks(self) -> Checks:
         """Which sizes a family needs."""
-        return self._check_needed, self._check_source
+        return self._check_needed, self._check_source, self._check_token_dim
 
     def _check_needed(self) -> Iterator[str]:
         needs = {
@@ -36,3 +46,7 @@ class VocabularyOptions(SizeOptions):
     def _check_source(self) -> Iterator[str]:
         if self.source_vocab_size is not None and self.family != "encoder-decoder":
             yield f"source_vocab_size is for encoder-decoder, got {self.family}"
+
+    def _check_token_dim(self) -> Iterator[str]:
+        if self.token_dim is not None and self.family != "gpt":
+            yield f"token_dim is for gpt, got {self.family}"

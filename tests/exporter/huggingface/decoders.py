@@ -45,6 +45,7 @@ LONG = {
     "long_factor": [9.0] * 6,
     "partial_rotary_factor": 0.75,
 }
+OPT_350M = {"do_layer_norm_before": False, "word_embed_proj_dim": 12}
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt_neox": {
         **_SIZES,
@@ -93,6 +94,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     ("gpt_neox", {"tie_word_embeddings": True, "hidden_act": "gelu_fast"}),
     ("opt", {"do_layer_norm_before": False}),
+    ("opt", OPT_350M),
     ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),
     ("opt", {"tie_word_embeddings": False, "activation_function": "gelu"}),
     ("llama", {"rope_parameters": YARN}),

@@ -11,7 +11,7 @@ import torch
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
-from tests.exporter.huggingface.decoders import DECODERS, VARIANTS, YARN, save_decoder
+from tests.exporter.huggingface.decoders import DECODERS, OPT_350M, VARIANTS, YARN, save_decoder
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import VOCAB_SIZE
 
@@ -52,11 +52,13 @@ def test_learned_positions_are_not_cut(tmp_path: Path) -> None:
 
 
 # They have most of what decoders differ in.
-@pytest.mark.parametrize("family", ["gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("family", "options"), [("gemma3_text", {}), ("gpt_neox", {}), ("opt", OPT_350M)]
+)
 async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
-    family: str, tmp_path: Path
+    family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    twin = save_decoder(tmp_path / "source", family)
+    twin = save_decoder(tmp_path / "source", family, **options)
 
     await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(1, 3, 8, 8))
 

@@ -103,10 +103,10 @@ def test_unsupported_options_of_llama_are_named(
         (
             "opt",
             {"word_embed_proj_dim": 16},
-            "word_embed_proj_dim is 16 and hidden_size 32; supported: equal",
+            "missing weights: model.decoder.project_in.weight, model.decoder.project_out.weight",
         ),
         ("opt", {"layer_norm_elementwise_affine": False}, "affine is False; supported: True"),
-        ("gpt_neox", {"hidden_size": 66}, "hidden_size (66) is no multiple of num_attention_"),
+        ("gpt_neox", {"hidden_size": 66}, "d_model (66) must be a multiple of num_heads (4)"),
         (
             "gpt_neox",
             {"rope_parameters": {"partial_rotary_factor": 1.5}},
@@ -118,7 +118,7 @@ def test_unsupported_options_of_llama_are_named(
         (
             "gemma3_text",
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "rope_type of sliding_attention is linear; supported: default",
+            "sliding_attention.rope_type is 'linear'; supported: 'default'",
         ),
         (
             "phi3",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.exporter.huggingface.decoders import DECODERS
 
 README = Path(__file__).parents[3] / "exporter" / "README.md"
 BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
+MOST_LINES = 80  # of a family
 CUDA_TYPES = ("fp32", "fp16", "bf16")
 
 
@@ -37,6 +40,17 @@ def test_every_model_type_belongs_to_one_family() -> None:
 
     assert len(names) == len(set(names))
     assert all(family.title and family.abilities for family in FAMILIES)
+
+
+def test_a_family_is_a_short_declaration() -> None:
+    declared = Counter(inspect.getfile(family.source) for family in FAMILIES)
+    too_long = {}
+    for path, num_families in declared.items():
+        lines = Path(path).read_text().split("\n\n\n", 1)[1].splitlines()  # behind the imports
+        if len(lines) > MOST_LINES * num_families:
+            too_long[path] = len(lines)
+
+    assert not too_long, "what families share stands beside them"
 
 
 def _accepted(family: Family[Any], raw: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from exporter.models import build_model
+from exporter.models import TransformerConfig, build_model
 
 
 @torch.no_grad()
@@ -60,6 +60,30 @@ def test_gpt_equals_hugging_face(tie_output, gpt_config, randomize):
 
 def test_output_head_has_no_bias(gpt_config):
     assert build_model(gpt_config).decoder.output.bias is None
+
+
+@torch.no_grad()
+def test_narrow_tokens_go_through_a_product_on_either_side(gpt_config, randomize):
+    config = gpt_config.model_copy(update={"token_dim": 6})
+    model = randomize(build_model(config))
+    wide = build_model(gpt_config.model_copy(update={"tie_output": False}))
+    decoder, weights = model.decoder, model.state_dict()
+    to_model = weights.pop("decoder.embeddings.token_in.weight")
+    to_tokens = weights.pop("decoder.token_out.weight")
+    weights["decoder.embeddings.token.weight"] = decoder.embeddings.token.weight @ to_model.T
+    weights["decoder.output.weight"] = decoder.output.weight @ to_tokens
+    wide.load_state_dict(weights)
+    ids = torch.randint(0, 29, (3, 12))
+
+    assert decoder.embeddings.token.weight.shape == (29, 6)
+    torch.testing.assert_close(model(ids), wide.eval()(ids), rtol=1e-4, atol=1e-5)
+
+
+def test_narrow_tokens_are_for_decoders_alone(translation_config):
+    options = {**translation_config.model_dump(), "token_dim": 6}
+
+    with pytest.raises(ValueError, match="token_dim is for gpt, got encoder-decoder"):
+        TransformerConfig.model_validate(options)
 
 
 @torch.no_grad()
