@@ -26,7 +26,8 @@ READMES = sorted(
 SHELL = {".", "cat", "do", "done)", "mkdir", "platforms=$(for", "split", "tar", "xz"}
 SHELLS = ("sh", "bash")
 # What a reader has: texts of their own, a model they have downloaded, an older tree.
-YOURS = {"pairs.tsv", "book.txt", "lines.txt", "downloads/llama", "../old"}
+YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
+YOURS |= {"downloads/llama", "downloads/iwslt14"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
 WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse
 WRITERS = {"exporter.examples.own_class"}  # modules whose argument is what they write

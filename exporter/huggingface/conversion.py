@@ -190,6 +190,22 @@ class SkipRows:
 
 
 @dataclass(frozen=True)
+class MoreRows:
+    """Ours has `num_rows` more behind those that are stored, each a copy of `row`."""
+
+    row: int
+    num_rows: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        """Return the shape without the rows behind."""
+        return (shape[0] - self.num_rows, *shape[1:])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Return all rows."""
+        return torch.cat([stored, stored[self.row].expand(self.num_rows, *stored.shape[1:])])
+
+
+@dataclass(frozen=True)
 class Squeezed:
     """A vector, stored as [1, n]."""
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
 from exporter.models.config import KernelFeature, TransformerConfig
 
@@ -73,6 +74,7 @@ class Family(Generic[Source]):
     # A stored output that is not the embedding counts, though the options tie the two.
     own_output: bool = False
     files: tuple[str, ...] = ()  # more JSON files: fields of the source, named for their stems
+    options_name: str = CONFIG_NAME  # what says the options in a source
 
     def read_config(
         self, raw: Mapping[str, Any], tokens: SpecialTokens

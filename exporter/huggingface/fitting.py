@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
-from exporter.checkpoint import CONFIG_NAME, ModelWeight, model_weights
+from exporter.checkpoint import ModelWeight, model_weights
 from exporter.huggingface.conversion import NameTable, Shape, StoredWeight
 from exporter.huggingface.family import Family
 from exporter.huggingface.stored import StoredWeights
@@ -48,7 +48,7 @@ def find_weights(
             f"{what}: {listed(dict.fromkeys(names))}" for what, names in search.problems.items()
         )
         raise CheckpointError(
-            f"{source} does not fit its {CONFIG_NAME}: {wrong}; "
+            f"{source} does not fit its {family.options_name}: {wrong}; "
             "give the weights that were saved with this configuration"
         )
     return found

@@ -3,53 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from pydantic import ValidationError
-from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
-from exporter.checkpoint import (
-    CONFIG_NAME,
-    CheckpointConfig,
-    ModelWeight,
-    check_layers,
-    check_replaceable,
-    model_weights,
-    stream_checkpoint,
-)
+from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
-from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored_output
 from exporter.huggingface.generation import merge_options
 from exporter.huggingface.sentences import SentenceModules, read_modules
-from exporter.huggingface.stored import StoredWeights, open_weights
+from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
+from exporter.huggingface.writing import (
+    Imported,
+    Progress,
+    ReadModel,
+    naming,
+    with_length,
+    write_model,
+)
 from exporter.models import TransformerConfig
 
 GENERATION_NAME = "generation_config.json"
 _MAX_JSON_BYTES = 2**24
-_MOST_CHARS = 100  # of a wrong value
-
-Progress = Callable[[int, int], None]  # weights that are written, and all of them
-
-
-@dataclass(frozen=True)
-class Imported:
-    """What was imported, and what a person should know of it."""
-
-    model_type: str
-    num_parameters: int
-    notes: tuple[str, ...]
 
 
 def import_checkpoint(
@@ -71,27 +51,22 @@ def import_checkpoint(
     source, out = Path(source), Path(out)
     check_replaceable(out)
     raw, family = _read_source(source)
-    with _naming(source / GENERATION_NAME):
+    with naming(source / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
-    with _naming(source / CONFIG_NAME):
+    with naming(source / CONFIG_NAME):
         config, said = family.read_config(raw, options.special_tokens())
         config = _with_ends(config, options.eos_token_ids)
-        config = config if max_len is None else _with_length(config, max_len)
+        config = config if max_len is None else with_length(config, max_len)
     text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
         text = read_tokenizer(source, config, str(raw["model_type"]), languages)
     config = _started(config, text)
-    with _naming(source / GENERATION_NAME):
+    with naming(source / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
     _check_ids(config, generation, source)
+    model = ReadModel(source, family, config, text, generation)
     with open_weights(source, *_beside(source, raw["modules"])) as stored:
-        check_layers(len(stored), config, source)
-        config = untie_stored_output(stored, family, config)
-        found = find_weights(stored, family, config, source)
-        weights = _written(model_weights(config), found, stored, progress)
-        described = CheckpointConfig(task=out.resolve().name, model=config, generation=generation)
-        stream_checkpoint(out, described, text.tokenizer, weights, text.files)
-    num_parameters = sum(prod(weight.shape) for weight in model_weights(config))
+        num_parameters = write_model(model, stored, out, progress)
     said = [*options.notes(config), *said, *text.notes]
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
 
@@ -108,38 +83,6 @@ def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> Gener
     if text.target_language is None or text.starts_with_language:
         return defaults
     return defaults.model_copy(update={"forced_begin": (text.target_language,)})
-
-
-def _with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
-    """Return a model of other texts, whose positions are computed, so that none is left over.
-
-    They are not longer than in the source, unless only distances count.
-    """
-    if config.positions == "learned":
-        raise CheckpointError(
-            f"max_len is {max_len}, and this model has learned its {config.max_target_len} "
-            "positions; import it with all of them"
-        )
-    is_free = config.positions == "relative"
-    lengths = {
-        name: max_len if is_free else min(getattr(config, name), max_len)
-        for name in ("max_source_len", "max_target_len")
-    }
-    return TransformerConfig.model_validate({**config.model_dump(), **lengths})
-
-
-def _written(
-    wanted: Sequence[ModelWeight],
-    found: Sequence[FoundWeight],
-    stored: StoredWeights,
-    progress: Progress,
-) -> Iterator[Tensor]:
-    """Yield the weights that are wanted, each read when it is asked for."""
-    known = {weight.name: weight for weight in found}
-    for i, weight in enumerate(wanted):
-        read = known[weight.name].read(stored) if weight.name in known else None
-        yield torch.zeros(weight.shape) if read is None else read
-        progress(i + 1, len(wanted))
 
 
 def _beside(source: Path, modules: SentenceModules | None) -> list[Path]:
@@ -183,39 +126,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_optional_json(path: Path) -> dict[str, Any] | None:
     return _read_json(path) if path.exists() else None
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn what pydantic finds wrong into a CheckpointError that names the file."""
-    try:
-        yield
-    except ValidationError as error:
-        raise CheckpointError(f"{path}: {_problems(error)}") from error
-
-
-def _problems(error: ValidationError) -> str:
-    """Say of every option that is wrong what it is and what it may be."""
-    problems = []
-    for found in error.errors(include_url=False):
-        name, given = shortened(".".join(map(str, found["loc"]))), _beginning(found["input"])
-        if found["type"] == "literal_error":
-            problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
-        elif found["type"] == "none_required":
-            problems.append(f"{name} is not supported; save the model without it")
-        elif found["type"] == "missing":
-            problems.append(f"{name} is missing")
-        elif found["type"] == "value_error":
-            problems.append(found["msg"].removeprefix("Value error, "))
-        else:
-            problems.append(f"{name} is {given}: {found['msg']}")
-    return listed(problems, "; ")
-
-
-def _beginning(value: object) -> str:
-    """Return so much of a value that what is wrong with it has room behind."""
-    text = shortened(repr(value))
-    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
 
 
 def _with_ends(config: TransformerConfig, ends: Sequence[int]) -> TransformerConfig:

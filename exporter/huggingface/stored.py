@@ -75,7 +75,7 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
         for path, expected in found:
             try:
                 file = _open(path, stack)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 problems.append(f"{path} is {_kind(path)}, or damaged: {error}")
                 continue
             lacking = sorted(set(expected).difference(file.names()))
@@ -101,7 +101,9 @@ class _Safetensors(NamedTuple):
         return tensor
 
 
-class _Torch(NamedTuple):
+class TensorFile(NamedTuple):
+    """Tensors that torch has read, or mapped."""
+
     tensors: dict[str, Tensor]  # on the disk until they are used
 
     def names(self) -> list[str]:
@@ -114,7 +116,8 @@ class _Torch(NamedTuple):
         return self.tensors[name]
 
 
-_DAMAGE = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError)
+# What libraries raise for a damaged file.
+DAMAGE = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError)
 
 
 def _open(path: Path, stack: ExitStack) -> _File:
@@ -125,7 +128,7 @@ def _open(path: Path, stack: ExitStack) -> _File:
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         raise ValueError("it holds more than tensors by name")
-    return _Torch(content)
+    return TensorFile(content)
 
 
 def _kind(path: Path) -> str:

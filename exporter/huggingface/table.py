@@ -11,11 +11,12 @@ from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Ability, Family
 
 
-def family_table() -> str:
+def family_table(
+    families: Sequence[Family[Any]] = FAMILIES, heads: Sequence[str] = ("family", "`model_type`")
+) -> str:
     """Return what every family can do and where, a line each, as Markdown."""
-    abilities = get_args(Ability)
-    heads = ("family", "`model_type`", *abilities, "targets")
-    rows = [heads, tuple("---" for _ in heads), *map(_row, FAMILIES)]
+    heads = (*heads, *get_args(Ability), "targets")
+    rows = [heads, tuple("---" for _ in heads), *map(_row, families)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -170,13 +170,14 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
 
 @click.command(
     "import",
-    short_help="Turn a Hugging Face model into a checkpoint.",
+    short_help="Turn a model of Hugging Face, OpenNMT-py or fairseq into a checkpoint.",
     epilog=examples(
         "tokenweir import downloads/gpt2 --out checkpoints/gpt2",
         "tokenweir import downloads/llama --out checkpoints/llama --max-len 4096",
+        "tokenweir import runs/model_step_100000.pt --out checkpoints/de-en --bpe-codes bpe.codes",
     ),
 )
-@click.argument("path", type=existing_directory)
+@click.argument("path", type=existing_path)
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
 @click.option(
     "--max-len", type=click.IntRange(1), help="Tokens of the longest text.  [default: the model's]"
@@ -187,23 +188,45 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
 @click.option(
     "--target-lang", metavar="NAME", help="Language that is written, unless one is asked for."
 )
+@click.option(
+    "--bpe-codes",
+    type=existing_file,
+    metavar="FILE",
+    help="Codes of subword-nmt or fastBPE (OpenNMT-py, fairseq).",
+)
 @needs("export")
 def import_(
-    path: Path, out: Path, max_len: int | None, source_lang: str | None, target_lang: str | None
+    path: Path,
+    out: Path,
+    max_len: int | None,
+    source_lang: str | None,
+    target_lang: str | None,
+    bpe_codes: Path | None,
 ) -> None:
-    """Turn the Hugging Face model in the local directory PATH into a checkpoint.
+    """Turn the model at PATH into a checkpoint: of Hugging Face, OpenNMT-py or fairseq.
 
-    PATH holds config.json, the files of the tokenizer and the weights, as `save_pretrained` of
-    transformers writes them. Weights are safetensors or PyTorch's own files, of which nothing but
-    tensors is read. exporter/README.md lists the families.
+    PATH is a directory that holds config.json, the files of the tokenizer and the weights, as
+    `save_pretrained` of transformers writes them, or a file that OpenNMT-py or fairseq saved, or
+    its directory. Weights are safetensors or PyTorch's own files, of which nothing is run.
+    exporter/README.md lists the families.
     """
     from exporter.huggingface import Languages, import_checkpoint
+    from exporter.toolkits import import_toolkit_checkpoint, is_toolkit_checkpoint
     from server.cli.progress import show_progress
 
+    of_toolkit = is_toolkit_checkpoint(path)
+    if of_toolkit and (source_lang or target_lang):
+        raise click.UsageError("--source-lang and --target-lang are for models of Hugging Face")
+    if bpe_codes and not of_toolkit:
+        raise click.UsageError("--bpe-codes is for checkpoints of OpenNMT-py and fairseq")
     with cleaned_up(), show_progress("Weights") as progress:
-        imported = import_checkpoint(
-            path, out, progress, max_len=max_len, languages=Languages(source_lang, target_lang)
-        )
+        if of_toolkit:
+            imported = import_toolkit_checkpoint(
+                path, out, progress, max_len=max_len, codes=bpe_codes
+            )
+        else:
+            languages = Languages(source_lang, target_lang)
+            imported = import_checkpoint(path, out, progress, max_len=max_len, languages=languages)
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
     for note in imported.notes:
         click.echo(f"note: {note}")

@@ -50,7 +50,7 @@ def read_pieces(path: Path, kind: str, settings: Settings, room: int) -> Made:
     """Return the tokenizer of a model whose class has a layout."""
     model = read_model(path)
     layout = SENTENCEPIECE[kind](Given(model, settings, room))
-    return _build(model, layout, settings, _unfollowed(model, path))
+    return build_tokenizer(model, layout, settings, unfollowed(model, path))
 
 
 def read_m2m(path: Path, settings: Settings) -> Made:
@@ -58,9 +58,9 @@ def read_m2m(path: Path, settings: Settings) -> Made:
     model = read_model(path)
     pieces = by_vocabulary(model, read_vocabulary(path.parent / VOCABULARY_NAME))
     names = [f"__{name}__" for name in m2m_languages(settings)]
-    notes = [*_unfollowed(model, path), *_without_ids(model, pieces, path)]
+    notes = [*unfollowed(model, path), *_without_ids(model, pieces, path)]
     layout = Layout([*pieces, *map(Piece.control, names)])
-    return _build(model, layout, settings, notes)
+    return build_tokenizer(model, layout, settings, notes)
 
 
 def read_marian(source: Path, settings: Settings) -> tuple[Made, Made]:
@@ -76,12 +76,14 @@ def read_marian(source: Path, settings: Settings) -> tuple[Made, Made]:
 def _read_marian(path: Path, vocabulary: Path, settings: Settings) -> Made:
     model = read_model(path)
     pieces = by_vocabulary(model, read_vocabulary(vocabulary))
-    notes = [*_unfollowed(model, path), *_without_ids(model, pieces, path)]
+    notes = [*unfollowed(model, path), *_without_ids(model, pieces, path)]
     layout = Layout(pieces, after=["</s>"])
-    return _build(model, layout, settings, notes)
+    return build_tokenizer(model, layout, settings, notes)
 
 
-def _build(model: SentencePieceModel, layout: Layout, settings: Settings, notes: list[str]) -> Made:
+def build_tokenizer(
+    model: SentencePieceModel, layout: Layout, settings: Settings, notes: list[str]
+) -> Made:
     tokenizer = convert(model, layout.vocabulary, prefix=layout.prefix)
     known = [
         _token(piece, layout)
@@ -108,7 +110,7 @@ def _is_target_language(piece: Piece) -> bool:
     return piece.text.startswith(">>") and piece.text.endswith("<<")
 
 
-def _unfollowed(model: SentencePieceModel, path: Path) -> list[str]:
+def unfollowed(model: SentencePieceModel, path: Path) -> list[str]:
     rules = model.charsmap.unfollowed
     if not rules:
         return []

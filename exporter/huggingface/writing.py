@@ -1,0 +1,134 @@
+"""Writes a model that was read from a source as a checkpoint, weight by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from engine.errors import CheckpointError
+from engine.requests.generation_defaults import GenerationDefaults
+from engine.wording import listed, shortened
+from exporter.checkpoint import (
+    CheckpointConfig,
+    ModelWeight,
+    check_layers,
+    model_weights,
+    stream_checkpoint,
+)
+from exporter.huggingface.family import Family
+from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored_output
+from exporter.huggingface.stored import StoredWeights
+from exporter.huggingface.tokenizers import ImportedTokenizer
+from exporter.models import TransformerConfig
+
+_MOST_CHARS = 100  # of a wrong value
+
+Progress = Callable[[int, int], None]  # weights that are written, and all of them
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported, and what a person should know of it."""
+
+    model_type: str
+    num_parameters: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """All that a source says of a model but its weights."""
+
+    source: Path
+    family: Family[Any]
+    config: TransformerConfig
+    text: ImportedTokenizer
+    generation: GenerationDefaults
+
+
+def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Progress) -> int:
+    """Write a checkpoint named for `out`, and return how many parameters it has.
+
+    Raises CheckpointError, and then writes nothing, if weights are missing or do not fit.
+    """
+    check_layers(len(stored), model.config, model.source)
+    config = untie_stored_output(stored, model.family, model.config)
+    wanted = model_weights(config)
+    found = find_weights(stored, model.family, config, model.source)
+    weights = _written(wanted, found, stored, progress)
+    described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
+    stream_checkpoint(out, described, model.text.tokenizer, weights, model.text.files)
+    return sum(prod(weight.shape) for weight in wanted)
+
+
+def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
+    """Return a model of other texts, whose positions are computed, so that none is left over.
+
+    They are not longer than in the source, unless only distances count.
+    """
+    if config.positions == "learned":
+        raise CheckpointError(
+            f"max_len is {max_len}, and this model has learned its {config.max_target_len} "
+            "positions; import it with all of them"
+        )
+    is_free = config.positions == "relative"
+    lengths = {
+        name: max_len if is_free else min(getattr(config, name), max_len)
+        for name in ("max_source_len", "max_target_len")
+    }
+    return TransformerConfig.model_validate({**config.model_dump(), **lengths})
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn what pydantic finds wrong into a CheckpointError that names the file."""
+    try:
+        yield
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {_problems(error)}") from error
+
+
+def _written(
+    wanted: Sequence[ModelWeight],
+    found: Sequence[FoundWeight],
+    stored: StoredWeights,
+    progress: Progress,
+) -> Iterator[Tensor]:
+    """Yield the weights that are wanted, each read when it is asked for."""
+    known = {weight.name: weight for weight in found}
+    for i, weight in enumerate(wanted):
+        read = known[weight.name].read(stored) if weight.name in known else None
+        yield torch.zeros(weight.shape) if read is None else read
+        progress(i + 1, len(wanted))
+
+
+def _problems(error: ValidationError) -> str:
+    """Say of every option that is wrong what it is and what it may be."""
+    problems = []
+    for found in error.errors(include_url=False):
+        name, given = shortened(".".join(map(str, found["loc"]))), _beginning(found["input"])
+        if found["type"] == "literal_error":
+            problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
+        elif found["type"] == "none_required":
+            problems.append(f"{name} is not supported; save the model without it")
+        elif found["type"] == "missing":
+            problems.append(f"{name} is missing")
+        elif found["type"] == "value_error":
+            problems.append(found["msg"].removeprefix("Value error, "))
+        else:
+            problems.append(f"{name} is {given}: {found['msg']}")
+    return listed(problems, "; ")
+
+
+def _beginning(value: object) -> str:
+    """Return so much of a value that what is wrong with it has room behind."""
+    text = shortened(repr(value))
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

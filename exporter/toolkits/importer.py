@@ -1,0 +1,126 @@
+"""Imports a checkpoint of OpenNMT-py or fairseq."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from engine.errors import CheckpointError
+from engine.wording import listed
+from exporter.checkpoint import CONFIG_NAME, check_replaceable
+from exporter.huggingface.conversion import MoreRows, NameTable
+from exporter.huggingface.family import Family
+from exporter.huggingface.stored import StoredWeights, TensorFile
+from exporter.huggingface.writing import (
+    Imported,
+    Progress,
+    ReadModel,
+    naming,
+    with_length,
+    write_model,
+)
+from exporter.models import TransformerConfig
+from exporter.toolkits.fairseq import is_fairseq, read_fairseq
+from exporter.toolkits.opennmt import is_opennmt, read_opennmt
+from exporter.toolkits.source import ToolkitSource
+from exporter.toolkits.tokenizers import Cut, find_cutters, make_tokenizers
+from exporter.toolkits.torch_file import read_torch_file
+
+_NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # of fairseq; the first counts
+
+
+def is_toolkit_checkpoint(source: Path) -> bool:
+    """Say whether a path is of a file, or of a directory with files, that a toolkit saves."""
+    if source.is_file():
+        return True
+    return not (source / CONFIG_NAME).exists() and any(source.glob("*.pt"))
+
+
+def import_toolkit_checkpoint(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    progress: Progress = lambda done, total: None,
+    *,
+    max_len: int | None = None,
+    codes: Path | None = None,
+) -> Imported:
+    """Write the model of OpenNMT-py or fairseq at `source` to `out` as a checkpoint.
+
+    `source` is a file, or a directory with one. Weights are read and written one by one, and
+    nothing of the file is run. `codes` are those of subword-nmt, else what lies beside the file
+    cuts words. Texts have up to `max_len` tokens, or as many as the source allows. Raises
+    CheckpointError, and then writes nothing, for a file that is damaged, and for options that the
+    shared blocks do not have.
+    """
+    path, out = _file_of(Path(source)), Path(out)
+    check_replaceable(out)
+    found = _read(path)
+    with naming(path):
+        config, notes = found.family.read_config(found.options, found.tokens)
+        length = max_len or found.usual_len
+        config = config if length is None else with_length(config, length)
+    _check_tensors(found.weights, path)
+    cutters = find_cutters(path.parent, codes)
+    cut = make_tokenizers(found.source_words, found.target_words, cutters)
+    with naming(path):
+        config, family = _with_more_words(config, found, cut)
+    model = ReadModel(path, family, config, cut.text, found.generation)
+    stored = StoredWeights([TensorFile(found.weights)])
+    num_parameters = write_model(model, stored, out, progress)
+    return Imported(found.name, num_parameters, (*notes, *cut.text.notes))
+
+
+def _file_of(source: Path) -> Path:
+    """Return the file that is given, or the one of a directory."""
+    if source.is_file():
+        return source
+    there = sorted(path.name for path in source.glob("*.pt"))
+    known = [name for name in _NAMES if name in there] or there
+    if not known or (len(known) > 1 and known[0] not in _NAMES):
+        raise CheckpointError(
+            f"{source} has {listed(there) or 'no file that ends with .pt'}; give the path of one "
+            "checkpoint"
+        )
+    return source / known[0]
+
+
+def _read(path: Path) -> ToolkitSource:
+    content = read_torch_file(path)
+    if is_opennmt(content):
+        return read_opennmt(path, content)
+    if is_fairseq(content):
+        return read_fairseq(path, content)
+    raise CheckpointError(
+        f"{path} has {listed(list(map(str, content))) or 'nothing'}; a checkpoint of OpenNMT-py "
+        "has model, generator, opt and vocab, one of fairseq has model, and args or cfg"
+    )
+
+
+def _check_tensors(weights: Mapping[str, Any], path: Path) -> None:
+    others = [str(name) for name, one in weights.items() if not isinstance(one, Tensor)]
+    if others:
+        raise CheckpointError(f"{path}: {listed(others)} is no tensor; save the model again")
+
+
+def _with_more_words(
+    config: TransformerConfig, found: ToolkitSource, cut: Cut
+) -> tuple[TransformerConfig, Family[Any]]:
+    """Return a model that reads pieces without an id as unknown words, each with a row for it."""
+    if not cut.num_more:
+        return config, found.family
+    size = len(found.source_words) + cut.num_more
+    changed = {**config.model_dump(), "source_vocab_size": size, "share_embeddings": False}
+    unknown = found.source_words.ids[found.source_words.unknown]
+    name, more = "source_embeddings.token.weight", MoreRows(unknown, cut.num_more)
+
+    def weights(one: TransformerConfig) -> NameTable:
+        table = found.family.weights(one)
+        entry = table[name]
+        return {**table, name: replace(entry, steps=(*entry.steps, more))}
+
+    return TransformerConfig.model_validate(changed), replace(found.family, weights=weights)

@@ -1,0 +1,30 @@
+"""What a file of a toolkit holds, in the terms in which all are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from engine.requests.generation_defaults import GenerationDefaults
+from exporter.huggingface.family import Family, SpecialTokens
+from exporter.toolkits.words import Words
+
+OPTIONS_NAME = "options"  # stand in the file of the weights
+
+
+@dataclass(frozen=True)
+class ToolkitSource:
+    """A model that a toolkit saved."""
+
+    family: Family[Any]
+    name: str  # its architecture, as the toolkit calls it
+    options: Mapping[str, Any]  # with the sizes of the vocabularies
+    weights: dict[str, Tensor]
+    source_words: Words
+    target_words: Words
+    tokens: SpecialTokens  # of what is written
+    generation: GenerationDefaults  # what the toolkit does, where it is asked for nothing else
+    usual_len: int | None = None  # of a text, where a person says none; None: the longest

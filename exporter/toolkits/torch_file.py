@@ -1,0 +1,142 @@
+"""Reads what `torch.save` wrote, and runs nothing of it.
+
+torch reads tensors and plain data (`weights_only`). Toolkits save objects of their own beside them:
+options, vocabularies. Each becomes a `Record`, which has what the object had and can do nothing;
+its class is not imported.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.wording import listed
+from exporter.huggingface.stored import DAMAGE
+
+# The packages of objects that are known to stand in such files.
+_KNOWN = (
+    "_codecs",
+    "argparse",
+    "collections",
+    "datetime",
+    "enum",
+    "fairseq",
+    "functools",
+    "numpy",
+    "omegaconf",
+    "onmt",
+    "pathlib",
+    "torch",
+    "torchtext",
+    "typing",
+)
+_KNOWN_TYPES = (
+    *("bool", "bytearray", "bytes", "complex", "dict", "float", "int", "list", "object", "set"),
+    *("slice", "str", "tuple"),
+)
+_NUM_PICKLES = 4  # of a file from before 2020: its mark, version, machine, and then the object
+
+
+class Record:
+    """What a file says of an object: what it was made of, and its attributes."""
+
+    arguments: tuple[object, ...]
+    fields: dict[str, object]
+
+    def __new__(cls, *arguments: object) -> Record:
+        record = object.__new__(cls)
+        record.arguments, record.fields = arguments, {}
+        return record
+
+    def __setstate__(self, state: object) -> None:
+        """Keep attributes; the reader of pickles calls this instead of the object's own."""
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.fields.update(part)
+
+
+def read_torch_file(path: Path) -> dict[str, Any]:
+    """Return the dictionary that a file holds; tensors are on the disk until they are used.
+
+    Raises CheckpointError for what is no such file, or damaged, or names what no toolkit saves.
+    """
+    try:
+        is_archive = zipfile.is_zipfile(path)
+        names = _names_in(path, is_archive=is_archive)
+        _refuse_foreign(names, path)
+        with torch.serialization.safe_globals([_inert(name) for name in names]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    except CheckpointError:
+        raise
+    except (*DAMAGE, AssertionError, AttributeError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is no file of torch.save, or damaged: {error}; copy or save it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no checkpoint, but a {type(content).__name__}")
+    return content
+
+
+def plain(value: object) -> object:
+    """Return options as plain data: of a Namespace and of OmegaConf, dictionaries and lists.
+
+    A value that refers to another one (`${model.x}`) is None.
+    """
+    if isinstance(value, Record):
+        return _plain_record(value)
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, str) and value.startswith("${") else value
+
+
+def _plain_record(record: Record) -> object:
+    for name in ("_content", "_val"):  # of OmegaConf: a container's, a node's
+        if name in record.fields:
+            return plain(record.fields[name])
+    if record.fields or not record.arguments:
+        return plain(record.fields)
+    return plain(record.arguments[0])  # of an enumeration: its value
+
+
+def _plain_dict(*_: object) -> dict[object, object]:
+    """Stand for a dictionary with defaults."""
+    return {}
+
+
+def _inert(name: str) -> tuple[Any, str]:
+    return (_plain_dict if name == "collections.defaultdict" else Record), name
+
+
+def _names_in(path: Path, *, is_archive: bool) -> list[str]:
+    """Return the classes and functions that a file names, reading no object."""
+    if is_archive:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    names = set()
+    with path.open("rb") as file:
+        for _ in range(_NUM_PICKLES):
+            for opcode, argument, _ in pickletools.genops(file):
+                if opcode.name == "GLOBAL":
+                    names.add(str(argument).replace(" ", "."))
+    return sorted(names)
+
+
+def _refuse_foreign(names: list[str], path: Path) -> None:
+    builtin = {
+        f"{module}.{name}" for name in _KNOWN_TYPES for module in ("builtins", "__builtin__")
+    }
+    foreign = [name for name in names if name.partition(".")[0] not in _KNOWN]
+    foreign = [name for name in foreign if name not in builtin]
+    if foreign:
+        raise CheckpointError(
+            f"{path} names {listed(foreign)}, which no checkpoint of OpenNMT-py or fairseq needs, "
+            "so it is not read; where you trust it, load it and save the parts that are needed: "
+            "`torch.save({key: content[key] for key in (...)}, PATH)` with model, generator, opt "
+            "and vocab of OpenNMT-py, model and args or cfg of fairseq"
+        )
