@@ -20,7 +20,7 @@ from server.cli.exit_codes import CommandError
 
 ROOT = Path(__file__).parents[1]
 READMES = sorted(
-    path for path in ROOT.glob("**/README.md") if not path.relative_to(ROOT).parts[0][0] == "."
+    path for path in ROOT.glob("**/README.md") if path.relative_to(ROOT).parts[0][0] != "."
 )
 # Nothing of ours is in them.
 SHELL = {".", "cat", "do", "done)", "mkdir", "platforms=$(for", "split", "tar", "xz"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,10 +81,8 @@ def _run(command: list[str], part: Part, output: int, limit: float) -> int | Non
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End what is left of a process's group; workers of a part that crashed hold the device."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -202,9 +202,9 @@ def test_the_largest_steps_are_the_first_that_are_tried_out(
 
     warm_up(runner, model.contract, "package")
 
-    first = [batch for batch in ran if batch.chunks][0].chunks[0]
+    first = next(batch for batch in ran if batch.chunks).chunks[0]
     assert len(first.token_ids) == first.num_logits == min(20, model.contract.cache.max_len)
     if model.contract.cross_cache:
         longest = model.contract.cross_cache.max_len
-        assert [len(encode.source_ids) for encode in ran[0].encodes][0] == longest
+        assert len(ran[0].encodes[0].source_ids) == longest
     assert not runner.cache.lengths.any()
