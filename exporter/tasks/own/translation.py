@@ -111,10 +111,9 @@ def _target_encoder(data: OwnData, tokenizer: Tokenizer, config: TransformerConf
     end = [] if config.eos_token_id is None else [config.eos_token_id]
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
-        # Where a beginning is forced, the tokenizer's own is that of a source.
-        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=not begin)
-        rows = ([*begin, *encoding.ids] for encoding in encodings)
-        return [row if row[-1:] == end else [*row, *end] for row in rows]
+        # What the tokenizer puts around a text is that of a source, its language for one.
+        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[*begin, *encoding.ids, *end] for encoding in encodings]
 
     return encode
 

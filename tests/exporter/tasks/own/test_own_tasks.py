@@ -133,16 +133,17 @@ def test_a_start_of_another_family_is_refused(texts: Path, sentences: Path, tmp_
         build_own_task("labelling", OwnData(sentences, start=load_checkpoint(tmp_path / "bert")))
 
 
+@pytest.mark.parametrize("is_forced", [True, False])
 def test_a_start_with_two_tokenizers_keeps_both_and_writes_with_the_second(
-    pairs: Path, tmp_path: Path
+    pairs: Path, tmp_path: Path, is_forced: bool
 ) -> None:
     fresh = build_own_task("translation", OwnData(pairs))
     assert fresh.tokenizer is not None
     targets = train_subwords(WORDS.values(), 300, (BOS, EOS))
     frame(targets, f"{BOS} $A {EOS}", (BOS, EOS))  # as a source of another language
-    forced = targets.token_to_id("z")
+    forced = (targets.token_to_id("z"),) if is_forced else ()
     model, text = build_model(fresh.config), TextFiles(target_tokenizer=targets, chat=CHAT)
-    generation = GenerationDefaults(forced_begin=(forced,))
+    generation = GenerationDefaults(forced_begin=forced)
     save_checkpoint(tmp_path / "first", "mine", model, fresh.tokenizer, (), generation, text)
     start = load_checkpoint(tmp_path / "first")
 
@@ -152,7 +153,7 @@ def test_a_start_with_two_tokenizers_keeps_both_and_writes_with_the_second(
     example, (source, target) = task.held_out[0], task.samples[0]
     assert example.source.tolist() == fresh.tokenizer.encode(source).ids
     plain = targets.encode(target, add_special_tokens=False).ids
-    assert example.target.tolist() == [forced, *plain, targets.token_to_id(EOS)]
+    assert example.target.tolist() == [*forced, *plain, targets.token_to_id(EOS)]
     second = load_checkpoint(tmp_path / "second")
     assert second.text.target_tokenizer is not None and second.text.chat == CHAT
     assert second.text.target_tokenizer.to_str() == targets.to_str()
