@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,3 +24,23 @@ def encode_samples(samples: Sequence[str], tokenizer: Tokenizer | None, limit: i
 def random_tokens(rng: np.random.Generator, vocab_size: int, length: int) -> Tokens:
     """Return token ids, any of the vocabulary."""
     return tuple(rng.integers(0, vocab_size, length).tolist())
+
+
+class Deck:
+    """Deals the tokens of a vocabulary: all of them once before any comes again, its ends first.
+
+    A table that an export cuts or shifts is wrong at an end, and a token that was never tried
+    would not show it.
+    """
+
+    def __init__(self, rng: np.random.Generator, vocab_size: int) -> None:
+        self._rng, self._vocab_size = rng, vocab_size
+        ends = dict.fromkeys((0, vocab_size - 1))
+        between = rng.permutation(np.arange(1, max(1, vocab_size - 1)))
+        self._left = deque([*ends, *between.tolist()])
+
+    def deal(self, length: int) -> Tokens:
+        """Return the next token ids."""
+        while len(self._left) < length:
+            self._left.extend(self._rng.permutation(self._vocab_size).tolist())
+        return tuple(self._left.popleft() for _ in range(length))

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.package.manifest import GenerationContract
 from exporter.certificate.cases import MAX_STEPS, spread_lengths
-from exporter.samples import SEED, Tokens, random_tokens
+from exporter.samples import SEED, Deck, Tokens
 
 _SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
 
@@ -68,12 +68,13 @@ def make_cases(
         num_tokens = min(num_steps, limit - len(prompt) + 1)
         return Case(source, prompt, num_tokens, min(len(prompt), most) if i % 2 else 1)
 
-    def draw(length: int, vocab_size: int = contract.vocab_size) -> Tokens:
-        return random_tokens(rng, vocab_size, length)
-
+    tokens = Deck(rng, contract.vocab_size)
+    source_tokens = Deck(rng, contract.prompt_vocab_size)
     if contract.cross_cache is None or start is None:
         random = [
-            case((), draw(length), i) for length in spread_lengths(limit) for i in range(per_length)
+            case((), tokens.deal(length), i)
+            for length in spread_lengths(limit)
+            for i in range(per_length)
         ]
         return random + [case((), sample) for sample in samples]
     cases = [case(source, (start,)) for source in samples]
@@ -83,7 +84,7 @@ def make_cases(
             # Every fourth target, and the last one, begins with given tokens, so that the decoder
             # has a prompt too.
             has_prompt = i % 4 == 3 or i == per_length - 1
-            forced = draw(next(given) - 1) if has_prompt else ()
-            source = draw(length, contract.prompt_vocab_size)
+            forced = tokens.deal(next(given) - 1) if has_prompt else ()
+            source = source_tokens.deal(length)
             cases.append(case(source, (start, *forced), i))
     return cases

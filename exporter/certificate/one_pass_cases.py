@@ -14,7 +14,7 @@ from engine.package.manifest import EncodingContract, ImageContract
 from exporter.certificate.cases import MAX_PER_LENGTH, spread_lengths
 from exporter.certificate.comparison import Floats
 from exporter.models.layers import EncoderOutput
-from exporter.samples import SEED, Tokens, random_tokens
+from exporter.samples import SEED, Deck, Tokens, random_tokens
 
 NUM_IMAGES = 40
 
@@ -28,8 +28,9 @@ class Text(NamedTuple):
 
 def random_groups(rng: np.random.Generator, contract: EncodingContract) -> list[list[Text]]:
     """Return texts of random tokens, of random types, those of one length together."""
+    deck = Deck(rng, contract.vocab_size)
     return [
-        [_random_text(rng, contract, length) for _ in range(MAX_PER_LENGTH)]
+        [_random_text(rng, contract, deck.deal(length)) for _ in range(MAX_PER_LENGTH)]
         for length in spread_lengths(contract.max_len)
     ]
 
@@ -73,10 +74,9 @@ def run_eager(model: nn.Module, given: tuple[torch.Tensor | None, ...]) -> Encod
     return output
 
 
-def _random_text(rng: np.random.Generator, contract: EncodingContract, length: int) -> Text:
-    ids = random_tokens(rng, contract.vocab_size, length)
+def _random_text(rng: np.random.Generator, contract: EncodingContract, ids: Tokens) -> Text:
     num_types = contract.num_token_types
-    return Text(ids, random_tokens(rng, num_types, length) if num_types > 1 else None)
+    return Text(ids, random_tokens(rng, num_types, len(ids)) if num_types > 1 else None)
 
 
 def draw_images(contract: ImageContract) -> Floats:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.package.manifest import CacheShape, GenerationContract
 from exporter.certificate.cases import affordable_prompts, affordable_steps, prefill_chunk
 from exporter.certificate.generation_cases import make_cases
+from exporter.samples import Deck
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
 
@@ -55,10 +57,26 @@ def test_every_edge_is_tried_with_any_number_of_prompts(per_length: int, has_sou
     assert max(case.num_tokens for case in cases) == 32
 
 
+def test_the_ends_of_a_vocabulary_are_tried_first_and_no_token_twice_before_all_were() -> None:
+    deck = Deck(np.random.default_rng(0), 100)
+
+    dealt = [token for length in (1, 2, 30, 67) for token in deck.deal(length)]
+
+    assert dealt[:2] == [0, 99]
+    assert sorted(dealt) == list(range(100))
+    assert sorted(deck.deal(100)) == list(range(100))
+
+
+def test_a_vocabulary_of_one_token_is_dealt_again_and_again() -> None:
+    assert Deck(np.random.default_rng(0), 1).deal(3) == (0, 0, 0)
+
+
 def test_sources_are_drawn_from_their_own_vocabulary() -> None:
     own = contract(has_source=True).model_copy(update={"source_vocab_size": 500})
 
     cases = make_cases(own, [], 1)
 
+    assert cases[0].source == (0,)
+    assert 499 in cases[1].source
     assert 400 < max(max(case.source) for case in cases) < 500
     assert max(max(case.prompt) for case in cases) < 50

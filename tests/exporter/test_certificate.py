@@ -969,6 +969,32 @@ def test_a_faulty_graph_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("family", "file", "options"),
+    [
+        ("gpt", "decoder.onnx", {"vocab_size": 5000, "tie_output": False}),
+        ("bert", "model.onnx", {"vocab_size": 5000}),
+    ],
+)
+def test_a_large_vocabulary_that_was_cut_is_refused(
+    family: str,
+    file: str,
+    options: dict[str, object],
+    make_checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint = make_checkpoint(family, **options)
+    graphs = package_graphs.build_graphs(load_checkpoint(checkpoint).model)
+    surgery = Surgery(graphs[file])
+    last_token_of_the_vocabulary_lost(surgery)
+    mutated = {**graphs, file: surgery.graph()}
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: mutated)
+
+    with pytest.raises(CertificateError, match=PLACE):
+        export.export_package(checkpoint, tmp_path / "package")
+
+
 @pytest.mark.parametrize("name", [name for _, name in MUTANTS if name.startswith("alignment")])
 def test_a_wrong_alignment_is_named_with_case_and_difference(
     name: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
