@@ -298,6 +298,7 @@ class MultiHeadAttention(nn.Module):
             self.v_proj(hidden),
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
+            value_dim=self.value_dim,
             scale=self.scale,
             softcap=self.softcap,
             window=self.window,

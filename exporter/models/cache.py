@@ -41,14 +41,16 @@ class LayerCache:
         *,
         num_heads: int,
         num_kv_heads: int,
+        value_dim: int,
         **options: Any,
     ) -> Tensor:
         """Keep new positions in the rows, and attend from them causally; (B, T, num_heads * d_v).
 
         query (B, T, num_heads * d_k), key and value (B, T, num_kv_heads * d_k or d_v), as wide as a
-        model has its heads; `options` are those of `cached_attention`.
+        model has its heads, or as the cache has them; the answer's are `value_dim` wide, whatever
+        width the values have. `options` are those of `cached_attention`.
         """
-        width, value_dim = self.key.shape[-1], value.shape[-1] // num_kv_heads
+        width = self.key.shape[-1]
         output, self.key, self.value = cached_attention(
             pad_heads(query, num_heads, width),
             pad_heads(key, num_kv_heads, width),

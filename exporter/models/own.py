@@ -206,6 +206,7 @@ class _CachedAttention:
             value,
             num_heads=self._config.num_heads,
             num_kv_heads=self._config.kv_heads,
+            value_dim=self._config.head_value_dim,
             scale=self._scale,
         )
 
