@@ -185,6 +185,18 @@ class ServerCall:
         """Send a message."""
         await self._send(*self._beginning(), self._sending(message))
 
+    def pass_metadata(self, metadata: Pairs, passed: Callable[[bool], object]) -> None:
+        """Begin to answer, see `pass_message`."""
+        self._has_begun = True
+        self._pass((cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS),), passed)
+
+    def pass_message(self, message: bytes, passed: Callable[[bool], object]) -> None:
+        """Send a message from any thread; call `passed` with whether it has gone.
+
+        That is before the next one, in the thread of the server, or at once if the client is gone.
+        """
+        self._pass((*self._beginning(), self._sending(message)), passed)
+
     def set_trailing_metadata(self, metadata: Pairs) -> None:
         """Send this at the end of a call that succeeds."""
         self._trailing_metadata = metadata
@@ -245,6 +257,16 @@ class ServerCall:
         self._is_sending = True
         if self._has_failed or self._call.start_server_batch(operations, self._has_gone):
             raise aio.InternalError("the client is gone")
+
+    def _pass(self, operations: tuple[Any, ...], passed: Callable[[bool], object]) -> None:
+        def has_gone(event: Event) -> None:
+            self._has_gone(event)
+            passed(event.success)
+
+        self._is_sending = True
+        if self._has_failed or self._call.start_server_batch(operations, has_gone):
+            self._is_sending = False
+            passed(False)
 
     def _has_gone(self, event: Event) -> None:
         """In the thread: what was sent has gone, or nothing can be sent any more."""

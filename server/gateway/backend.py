@@ -15,6 +15,7 @@ from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from engine.background import in_background
+from server.gateway.worker_calls import WorkerCall, WorkerCalls
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +49,18 @@ class Backend:
         self.serving = False  # as the worker itself reports
         self.models: frozenset[str] = frozenset()  # that are ready there
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
-        self.channel = aio.insecure_channel(address, options=options)
+        self.calls = WorkerCalls(address, options)
+        self.channel = aio.insecure_channel(address, options=options)  # of health and admin
         self._silence = silence
         self._is_lost = False
-        self._calls: set[aio.Call] = set()
+        self._calls: set[WorkerCall] = set()
         self._changed = changed
         self._idle = asyncio.Event()
         self._idle.set()
         self._watching = in_background(f"watching worker {address}", self._watch)
 
     @contextmanager
-    def under_way(self, call: aio.Call) -> Iterator[None]:
+    def under_way(self, call: WorkerCall) -> Iterator[None]:
         """Count a call that goes there, until it has come back; WorkerLost if it cannot."""
         self.outstanding += 1
         self._calls.add(call)
@@ -92,6 +94,7 @@ class Backend:
                 self._give_up()
             return answers
         finally:
+            self.calls.close()
             await self.channel.close()
 
     async def load(self, timeout: float) -> admin_service_pb2.GetLoadResponse:

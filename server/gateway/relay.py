@@ -12,10 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
-from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
 from server.api import WAITING_KEY
@@ -23,9 +21,8 @@ from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
+from server.gateway.worker_calls import Metadata, WorkerCall, WorkerFailed
 from server.status import DETAILS_KEY, CallStatus, call_status
-
-Metadata = tuple[tuple[str, str | bytes], ...]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +39,7 @@ class Relay:
         self._worker_wait = worker_wait
         self._num_waiting = num_waiting
         self._losses = Losses()
-        self._calls: set[aio.Call] = set()  # under way at the workers
+        self._calls: set[WorkerCall] = set()  # under way at the workers
         self._refusal: TokenweirError | None = None  # why they are ended from here
 
     def end_calls(self, error: TokenweirError) -> None:
@@ -60,48 +57,38 @@ class Relay:
         attempts = self._attempts(method, request)
         while True:
             backend = await self._pool.choose(attempts)
-            ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = backend.channel.unary_unary(method)
-            call = ask(request, timeout=context.time_remaining(), metadata=self._forwarded(context))
+            call = backend.calls.make()
+            call.start(method, request, self._forwarded(context), context.time_remaining(), None)
             try:
                 with self._upstream(backend, call):
-                    response = await call
-                    initial = _pairs(await call.initial_metadata())
-                    trailing = _pairs(await call.trailing_metadata())
-            except (aio.AioRpcError, WorkerLost) as error:
+                    trailing = await call.end()
+            except (WorkerFailed, WorkerLost) as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
-            if initial:
-                await context.send_initial_metadata(initial)
+            if call.initial_metadata:
+                await context.send_initial_metadata(call.initial_metadata)
             context.set_trailing_metadata(trailing)
-            return response
+            assert call.response is not None, "without one its status is not OK"
+            return call.response
 
     async def stream(self, method: str, request: bytes, context: ServerCall) -> None:
         """Write all messages of an answer; raises as `unary`."""
         attempts = self._attempts(method, request)
         while True:
             backend = await self._pool.choose(attempts)
-            ask: aio.UnaryStreamMultiCallable[bytes, bytes] = backend.channel.unary_stream(method)
-            call = ask(request, timeout=context.time_remaining(), metadata=self._forwarded(context))
-            committed = False
+            call = backend.calls.make()
+            call.start(method, request, self._forwarded(context), context.time_remaining(), context)
             try:
                 with self._upstream(backend, call):
-                    if initial := _pairs(await call.initial_metadata()):
-                        committed = True
-                        await context.send_initial_metadata(initial)
-                    async for message in call:
-                        committed = True
-                        await context.write(message)
-                    context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
+                    context.set_trailing_metadata(await call.end())
                     return
-            except (aio.AioRpcError, WorkerLost) as error:
-                if committed:
+            except (WorkerFailed, WorkerLost) as error:
+                if call.is_committed:
                     raise _end_of_started(attempts, error) from error
                 _retry_or_raise(attempts, backend, error)
-            finally:
-                call.cancel()  # does nothing once the call has ended
 
     @contextmanager
-    def _upstream(self, backend: Backend, call: aio.Call) -> Iterator[None]:
+    def _upstream(self, backend: Backend, call: WorkerCall) -> Iterator[None]:
         """Let `end_calls` end a call that is under way at a worker."""
         self._calls.add(call)
         try:
@@ -112,6 +99,7 @@ class Relay:
                 raise self._refusal from None
             raise
         finally:
+            call.cancel()  # does nothing once the call has ended
             self._calls.discard(call)
 
     def _forwarded(self, context: ServerCall) -> Metadata:
@@ -120,7 +108,7 @@ class Relay:
         A worker is told what waits here for it and the others.
         """
         waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
-        pairs = _pairs(context.invocation_metadata())
+        pairs = context.invocation_metadata()
         return (
             (WAITING_KEY, str(waiting)),
             *((key, value) for key, value in pairs if _is_clients(key)),
@@ -130,9 +118,7 @@ class Relay:
         return Attempts(method, request, self._worker_wait, self._losses)
 
 
-def _retry_or_raise(
-    attempts: Attempts, backend: Backend, error: aio.AioRpcError | WorkerLost
-) -> None:
+def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | WorkerLost) -> None:
     """Remember the failure if another worker may do better, else raise CallFailed."""
     status = _status(error, attempts.request_id)
     if status.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
@@ -141,7 +127,7 @@ def _retry_or_raise(
     attempts.failed(backend, status, lost=status.reason == ReplicaLost.reason)
 
 
-def _end_of_started(attempts: Attempts, error: aio.AioRpcError | WorkerLost) -> CallFailed:
+def _end_of_started(attempts: Attempts, error: WorkerFailed | WorkerLost) -> CallFailed:
     """Return how a call ends that had begun; ReplicasLost if it would end the next worker, too."""
     status = _status(error, attempts.request_id)
     if status.reason == ReplicaLost.reason:
@@ -150,24 +136,20 @@ def _end_of_started(attempts: Attempts, error: aio.AioRpcError | WorkerLost) -> 
     return CallFailed(status)
 
 
-def _status(error: aio.AioRpcError | WorkerLost, request_id: str) -> CallStatus:
+def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
-    if isinstance(error, WorkerLost) or (error.code() in _LOST and not _is_workers_own(error)):
+    if isinstance(error, WorkerLost) or (error.code in _LOST and not _is_workers_own(error)):
         lost = ReplicaLost(
             "the replica that ran the request is gone; ask again, with the same request id",
             _RETRY_AFTER,
         )
         return call_status(lost, request_id)
-    return CallStatus(error.code(), error.details() or "", _pairs(error.trailing_metadata()))
+    return CallStatus(error.code, error.details, error.trailing_metadata)
 
 
-def _is_workers_own(error: aio.AioRpcError) -> bool:
-    return any(key == DETAILS_KEY for key, _ in _pairs(error.trailing_metadata()))
+def _is_workers_own(error: WorkerFailed) -> bool:
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
 
 
 def _is_clients(key: str) -> bool:
     return key not in ("user-agent", WAITING_KEY) and not key.startswith("grpc-")
-
-
-def _pairs(metadata: Any) -> Metadata:
-    return tuple((key, value) for key, value in metadata or ())
