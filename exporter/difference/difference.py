@@ -101,7 +101,7 @@ def compare(
     lines = (
         random_lines(contract, new)
         if text is None
-        else read_lines(text, contract, tokenizer, target, new)
+        else read_lines(text, contract, tokenizer, target, new, sides[0].begin)
     )
     counts = _Counts(sides, lines, target)
     for done in counts.run():

@@ -31,19 +31,25 @@ class Line:
 
 
 def read_lines(
-    path: Path, contract: GenerationContract, tokenizer: Tokenizer, target: Tokenizer, new: int
+    path: Path,
+    contract: GenerationContract,
+    tokenizer: Tokenizer,
+    target: Tokenizer,
+    new: int,
+    begin: Tokens = (),
 ) -> list[Line]:
     """Return the lines of a UTF-8 file, each a prompt or a source, and behind a tab a reference.
 
-    After each of them `new` tokens may follow. Empty lines are skipped. Raises ConfigError for a
-    file without lines or not in UTF-8, and for a line that the model has no room for.
+    After each of them `new` tokens may follow, behind `begin` if it is a source. Empty lines are
+    skipped. Raises ConfigError for a file without lines or not in UTF-8, and for a line that the
+    model has no room for.
     """
     lines = []
     for number, row in rows_of(path):
         text, _, reference = row.partition("\t")
         ids = tuple(tokenizer.encode(text).ids)
         following = target.encode(reference).ids if reference else ()
-        case = _case(ids, contract, new, f"{path}, line {number}")
+        case = _case(ids, contract, new, f"{path}, line {number}", begin)
         lines.append(Line(number, case, reference or None, tuple(following)))
     if not lines:
         raise ConfigError(f"{path} has no lines; give a prompt or a source in each")
@@ -76,7 +82,9 @@ def random_lines(contract: GenerationContract, new: int) -> list[Line]:
     ]
 
 
-def _case(ids: Tokens, contract: GenerationContract, new: int, where: str) -> Case:
+def _case(
+    ids: Tokens, contract: GenerationContract, new: int, where: str, begin: Tokens = ()
+) -> Case:
     """Return a case; ConfigError if the model has no room for it and one token more."""
     cross, start = contract.cross_cache, contract.decoder_start_token_id
     limit = contract.cache.max_len if cross is None else cross.max_len
@@ -86,7 +94,8 @@ def _case(ids: Tokens, contract: GenerationContract, new: int, where: str) -> Ca
         )
     if cross is None or start is None:
         return Case((), ids, min(new, contract.cache.max_len - len(ids) + 1))
-    return Case(ids, (start,), min(new, contract.cache.max_len))
+    prompt = (start, *begin)[: contract.cache.max_len]
+    return Case(ids, prompt, min(new, contract.cache.max_len - len(prompt) + 1))
 
 
 def with_reference(line: Line, contract: GenerationContract) -> tuple[Case, Tokens] | None:
@@ -97,7 +106,7 @@ def with_reference(line: Line, contract: GenerationContract) -> tuple[Case, Toke
     """
     if contract.cross_cache is not None:
         tokens = (*line.following, *contract.eos_token_ids[:1])[: contract.cache.max_len]
-        case = Case(line.case.source, line.case.prompt, len(tokens))
+        case = Case(line.case.source, line.case.prompt[:1], len(tokens))
         return (case, tokens) if line.following else None
     ids = (*line.case.prompt, *line.following)[: contract.cache.max_len]
     return (Case((), ids[:1], len(ids) - 1), ids[1:]) if len(ids) > 1 else None

@@ -30,6 +30,7 @@ class Side(Protocol):
 
     path: Path
     contract: GenerationContract
+    begin: Tokens  # what an answer to a source begins with
 
     def follow(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Floats]:
         """Return the logits [num_logits, vocab_size] of each case, followed by given tokens."""
@@ -53,6 +54,7 @@ class Exported:
         package = load_package(path)
         self.path = path
         self.contract = _generating(package.manifest.generation, path)
+        self.begin = package.manifest.defaults.forced_begin
         with exported_graphs():
             self._runner = load_for_cpu(self.contract, path, 0, BATCH_SIZE)
 
@@ -72,6 +74,7 @@ class Eager:
         checkpoint = load_checkpoint(path)
         self.path = path
         self.contract = _generating(generation_contract(checkpoint.config.model), path)
+        self.begin = checkpoint.config.generation.forced_begin
         self._model: nn.Module = checkpoint.model
 
     def follow(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Floats]:

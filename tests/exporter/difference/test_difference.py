@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
+from exporter.certificate.answers import eager_answers
+from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import load_checkpoint
 from exporter.difference.difference import compare
 from tests.exporter.conftest import MakeCheckpoint
@@ -96,6 +99,23 @@ def test_without_a_text_random_tokens_are_tried(make_checkpoint: MakeCheckpoint)
     assert found.lines == 16 and found.tokens_equal == found.tokens
     assert found.one.perplexity is None and found.one.chrf is None
     assert np.isfinite(found.one.tokens_per_second)
+
+
+def test_answers_begin_with_what_the_model_must_write_first(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("encoder-decoder")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["generation"] = {"forced_begin": [9, 8]}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    loaded = load_checkpoint(checkpoint)
+    cases = [Case((3, 4, 5), (1, 9, 8), 4), Case((9, 3), (1, 9, 8), 4)]
+    texts = loaded.tokenizer.decode_batch(eager_answers(loaded.model, cases, (2,)))
+    (tmp_path / "text").write_text(f"w3 w4 w5\t{texts[0]}\nw9 w3\t{texts[1]}\n")
+
+    found = compare(checkpoint, checkpoint, tmp_path / "text", new=4)
+
+    assert found.one.chrf == found.other.chrf == pytest.approx(100)
 
 
 def test_other_models_are_refused(make_checkpoint: MakeCheckpoint) -> None:
