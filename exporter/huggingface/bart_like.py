@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from exporter.huggingface.conversion import (
+    ModuleNames,
     NameTable,
     SkipRows,
     Squeezed,
@@ -17,7 +18,9 @@ from exporter.huggingface.conversion import (
 from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig, SpecialTokens
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
-COMPUTED_POSITIONS = r".*\.embed_positions\.weights?"  # names of tables that nobody has learned
+SHARED = "model.shared"
+UNUSED = r"model\.shared\.weight"  # where each side has a table of its own
+COMPUTED_POSITIONS = rf"{UNUSED}|.*\.embed_positions\.weights?"  # or that nobody has learned
 
 
 class BartLikeConfig(SourceConfig):
@@ -84,8 +87,9 @@ def bart_like(
 
 def bart_like_weights(config: TransformerConfig, position_offset: int = 0) -> NameTable:
     """Return where the weights are; learned positions stand behind so many other rows."""
-    embeddings: dict[str, str | tuple[str, ...]] = {
-        "source_embeddings.token": ("model.shared", "model.encoder.embed_tokens"),
+    source = "model.encoder.embed_tokens"
+    embeddings: ModuleNames = {
+        "source_embeddings.token": (SHARED, source) if config.share_embeddings else source,
         "decoder.embeddings.token": "model.decoder.embed_tokens",
         "decoder.output": "lm_head",
         "source_embeddings.norm": "model.encoder.layernorm_embedding",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,19 +55,34 @@ def find_weights(
     return found
 
 
-def untie_stored_output(
+def untied_as_stored(
     stored: StoredWeights, family: Family[Any], config: TransformerConfig
 ) -> TransformerConfig:
-    """Return the options with an output of its own where a family may store one that differs."""
-    if not (family.own_output and config.tie_output):
+    """Return the options with tables of their own where a family may store some that differ.
+
+    An output that differs counts, whatever is said to be tied; tables of the two sides do where the
+    output is not tied to them.
+    """
+    if not family.own_output:
         return config
     table = family.weights(config)
     names = [table[f"{name}.weight"].names for name in _TIED]
-    output, *tokens = [[name for name in of_one if name in stored] for of_one in names]
-    token = [name for of_one in tokens for name in of_one]
-    if not output or not token or torch.equal(stored.read(output[0]), stored.read(token[0])):
-        return config
-    return config.model_copy(update={"tie_output": False})
+    output, *sides = [[name for name in of_one if name in stored] for of_one in names]
+    if config.tie_output:
+        token = [name for side in sides for name in side]
+        differ = _differ(stored, output[:1], token[:1])
+        return config.model_copy(update={"tie_output": not differ})
+    if config.share_embeddings:
+        differ = _differ(stored, *(side[-1:] for side in sides))
+        return config.model_copy(update={"share_embeddings": not differ})
+    return config
+
+
+def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> bool:
+    """Say whether both tables are there and differ."""
+    if not one or not other:
+        return False
+    return not torch.equal(stored.read(one[0]), stored.read(other[0]))
 
 
 def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:

@@ -24,7 +24,7 @@ from exporter.checkpoint import (
     stream_checkpoint,
 )
 from exporter.huggingface.family import Family
-from exporter.huggingface.fitting import FoundWeight, find_weights, untie_stored_output
+from exporter.huggingface.fitting import FoundWeight, find_weights, untied_as_stored
 from exporter.huggingface.stored import StoredWeights
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
@@ -60,7 +60,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     Raises CheckpointError, and then writes nothing, if weights are missing or do not fit.
     """
     check_layers(len(stored), model.config, model.source)
-    config = untie_stored_output(stored, model.family, model.config)
+    config = untied_as_stored(stored, model.family, model.config)
     wanted = model_weights(config)
     found = find_weights(stored, model.family, config, model.source)
     weights = _written(wanted, found, stored, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import BartLikeConfig, bart_like, bart_like_weights
+from exporter.huggingface.bart_like import UNUSED, BartLikeConfig, bart_like, bart_like_weights
 from exporter.huggingface.conversion import NameTable
 from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.models.config import PositiveInt, TransformerConfig
@@ -39,5 +39,6 @@ BART = Family(
     to_config=_config,
     weights=weights,
     abilities=WRITES,
+    ignored=UNUSED,
     own_output=True,
 )

@@ -1,11 +1,11 @@
-"""Makes tokenizers of `vocab.json` and `merges.txt` (GPT-2, RoBERTa, BART), and of bytes (ByT5)."""
+"""Makes tokenizers of `vocab.json` and `merges.txt` (GPT-2, BART, Qwen), and of bytes (ByT5)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pydantic import TypeAdapter
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from engine.json_file import parse_object, read_bounded
 from exporter.huggingface.tokenizers.added import add_tokens, put_around
@@ -15,6 +15,11 @@ VOCABULARY_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
 _MAX_BYTES = 2**26
 _NUM_EXTRA = 125  # sentinels of ByT5
+# What a Qwen cuts a text into before it merges bytes: digits stand alone.
+_WORDS_OF_QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
@@ -51,6 +56,21 @@ def read_roberta(source: Path, settings: Settings, room: int) -> Tokenizer:
     tokenizer.post_processor = processors.RobertaProcessing(
         (end, ids[end]), (begin, ids[begin]), trim_offsets=True, add_prefix_space=adds_space
     )
+    return tokenizer
+
+
+def read_qwen2(source: Path, settings: Settings, room: int) -> Tokenizer:
+    """Return the tokenizer of a Qwen 2 or 3, which composes characters first."""
+    tokenizer = _read_bpe(source, add_prefix_space=False)
+    tokenizer.normalizer = normalizers.NFC()
+    cut = pre_tokenizers.Split(Regex(_WORDS_OF_QWEN), "isolated")
+    in_bytes = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(settings.add_prefix_space), use_regex=False
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, in_bytes])
+    end = "<|endoftext|>"
+    names = [settings.text_of(f"{name}_token", end) for name in ("unk", "eos", "pad")]
+    add_tokens(tokenizer, [Token(content=name) for name in dict.fromkeys(names)], settings)
     return tokenizer
 
 

@@ -20,6 +20,7 @@ from exporter.huggingface.tokenizers.byte_level import (
     VOCABULARY_NAME,
     read_bytes,
     read_gpt2,
+    read_qwen2,
     read_roberta,
 )
 from exporter.huggingface.tokenizers.chat import read_chat
@@ -57,6 +58,8 @@ _CLASSES: Mapping[str, str] = {
     "opt": "GPT2Tokenizer",
     "pegasus": "PegasusTokenizer",
     "phi3": "LlamaTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
     "roberta": "RobertaTokenizer",
     "t5": "T5Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -64,6 +67,7 @@ _CLASSES: Mapping[str, str] = {
 _BYTE_LEVEL: Mapping[str, Callable[[Path, Settings, int], Tokenizer]] = {
     "BartTokenizer": read_roberta,
     "GPT2Tokenizer": read_gpt2,
+    "Qwen2Tokenizer": read_qwen2,
     "RobertaTokenizer": read_roberta,
 }
 _WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,15 +14,17 @@ from engine.json_file import read_bounded
 from engine.wording import listed
 from exporter.huggingface.tokenizers.charsmap import Charsmap, literal, read_charsmap
 
+Algorithm = Literal["unigram", "bpe", "char"]
+Prefix = Literal["always", "first", "never"]
+
 SPACE = "▁"  # stands for a space in pieces
 _MAX_BYTES = 2**26
 _MAX_PIECE_BYTES = 2**10
 # The score a character of a piece that no text is to become, as long as there is any other way.
 _NEVER = -1e6
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_UNIGRAM, _BPE = 1, 2
-
-Prefix = Literal["always", "first", "never"]
+_ALGORITHMS: Mapping[int, Algorithm] = {1: "unigram", 2: "bpe", 4: "char"}
+_WORDS = 3  # what has no id is one token a word, and one for several in a row
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class SentencePieceModel:
     """What a SentencePiece model does to a text."""
 
     pieces: tuple[Piece, ...]
-    algorithm: Literal["unigram", "bpe"]
+    algorithm: Algorithm
     charsmap: Charsmap
     begins_with_space: bool  # a text gets a space in front
     joins_spaces: bool  # of several spaces one stays, and none at the ends
@@ -71,7 +73,7 @@ class SentencePieceModel:
 
     def is_searched(self, piece: Piece) -> bool:
         """Say whether a user's symbol is looked for in a text before the text is cut."""
-        return piece.kind == _USER_DEFINED and self.algorithm == "bpe"
+        return piece.kind == _USER_DEFINED and self.algorithm != "unigram"
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
@@ -86,7 +88,8 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     problems = [
         name
         for name, is_there in (
-            (f"model type {trainer.model_type}", trainer.model_type not in (_UNIGRAM, _BPE)),
+            ("whole words as pieces", trainer.model_type == _WORDS),
+            (f"model type {trainer.model_type}", trainer.model_type not in (*_ALGORITHMS, _WORDS)),
             ("spaces behind words", trainer.treat_whitespace_as_suffix),
             ("spaces as they are", not normalizer.escape_whitespaces),
             ("a denormalizer", bool(proto.denormalizer_spec.precompiled_charsmap)),
@@ -97,10 +100,12 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         if is_there
     ]
     if problems:
-        raise ValueError(f"it has {listed(problems)}; supported: unigram and BPE without these")
+        raise ValueError(
+            f"it has {listed(problems)}; supported: unigram, BPE and characters without these"
+        )
     return SentencePieceModel(
         pieces,
-        "unigram" if trainer.model_type == _UNIGRAM else "bpe",
+        _ALGORITHMS[trainer.model_type],
         read_charsmap(normalizer.precompiled_charsmap),
         normalizer.add_dummy_prefix,
         normalizer.remove_extra_whitespaces,
@@ -147,7 +152,7 @@ def _space_in_front(symbols: Sequence[str]) -> normalizers.Normalizer:
 
 def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models.Model:
     unknown = next(i for i, piece in enumerate(vocabulary) if piece.kind == _UNKNOWN)
-    if model.algorithm == "unigram":
+    if model.algorithm != "bpe":  # of characters there is one way to cut a text
         scored = [(piece.text, _score(piece, model)) for piece in vocabulary]
         return models.Unigram(scored, unknown, model.has_bytes)
     ids = {piece.text: i for i, piece in enumerate(vocabulary)}

@@ -17,6 +17,7 @@ from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
 from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
 from transformers.models.m2m_100.tokenization_m2m_100 import M2M100Tokenizer
 from transformers.models.marian.tokenization_marian import MarianTokenizer
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 from transformers.models.roberta.tokenization_roberta import RobertaTokenizer
 
 from engine.config import EngineConfig
@@ -270,6 +271,7 @@ def test_bert_has_the_words_of_its_file(num_lines: int, lowers: bool, tmp_path: 
     [
         ("gpt2", GPT2Tokenizer),
         ("roberta", RobertaTokenizer),
+        ("qwen2", Qwen2Tokenizer),
         pytest.param("bart", RobertaTokenizer, marks=pytest.mark.long),
     ],
 )

@@ -35,6 +35,7 @@ BYTES = {
 MODELS: dict[str, dict[str, Any]] = {
     "unigram": {},
     "bpe": {"model_type": "bpe"},
+    "char": {"model_type": "char", "user_defined_symbols": ["<2en>", "-="]},
     "llama": BYTES,
     "gemma": {
         **BYTES,
@@ -277,6 +278,13 @@ def test_what_does_not_fit_is_refused(
 
     with pytest.raises(CheckpointError, match=message):
         read_tokenizer(tmp_path, config(vocab_size=room), languages=languages)
+
+
+def test_a_model_of_whole_words_is_refused(trained: Callable[..., Path], tmp_path: Path) -> None:
+    source_with(tmp_path, "spiece.model", trained(model_type="word"), tokenizer_class="T5Tokenizer")
+
+    with pytest.raises(CheckpointError, match="has whole words as pieces; supported: unigram, BPE"):
+        read_tokenizer(tmp_path, config())
 
 
 def test_an_added_token_of_another_id_is_refused(

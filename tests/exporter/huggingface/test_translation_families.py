@@ -36,6 +36,8 @@ DIFFERENCES: list[tuple[str, dict[str, Any]]] = [
     ("bart", {"own_output": True}),
     ("bart", {"encoder_layers": 1, "decoder_layers": 3, "scale_embedding": True}),
     ("mbart", {"activation_function": "relu", "decoder_layers": 1}),
+    ("mbart", {"tie_word_embeddings": False}),  # a table for each side, and an output
+    ("pegasus", {"tie_word_embeddings": False}),
     ("m2m_100", {"scale_embedding": False, "pad_token_id": 3}),
     ("pegasus", {"activation_function": "gelu_new", "max_position_embeddings": 20}),
     ("t5", {"tie_word_embeddings": False, "own_output": True}),
