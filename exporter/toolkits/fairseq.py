@@ -18,7 +18,7 @@ from exporter.huggingface.conversion import NameTable, modules
 from exporter.huggingface.family import Family, SourceConfig, SpecialTokens
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 from exporter.toolkits.source import OPTIONS_NAME, ToolkitSource
-from exporter.toolkits.torch_file import plain
+from exporter.toolkits.torch_file import plain, tensors_of
 from exporter.toolkits.words import Words, read_dictionary
 
 ARCHITECTURES = (
@@ -187,7 +187,7 @@ def is_fairseq(content: Mapping[str, Any]) -> bool:
 def read_fairseq(path: Path, content: Mapping[str, Any]) -> ToolkitSource:
     """Return the model in a file; its dictionaries lie beside it. CheckpointError as of them."""
     options, task = _options(content)
-    weights = _upgraded(dict(content["model"]))
+    weights = _upgraded(tensors_of(content, "model", path))
     source_words, target_words = (
         Words(read_dictionary(one, SPECIAL), "<unk>", SPECIAL, "</s>")
         for one in _dictionaries(path.parent, task)
@@ -248,7 +248,7 @@ def _name_of(options: Mapping[str, Any], default: str | None) -> Any:
 
 def _version(weights: Mapping[str, Tensor], side: str) -> float:
     version = weights.get(f"{side}.version")
-    return 1.0 if version is None else float(version.flatten()[0])
+    return float(version.flatten()[0]) if version is not None and version.numel() else 1.0
 
 
 def _dictionaries(directory: Path, task: Mapping[str, Any]) -> tuple[Path, Path]:
@@ -269,7 +269,7 @@ def _upgraded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         packed = re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name)
-        if packed is None:
+        if packed is None or not tensor.ndim or len(tensor) % 3:
             found[_upgraded_name(name)] = tensor
             continue
         for part, one in zip("qkv", tensor.chunk(3), strict=True):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
@@ -64,7 +61,6 @@ def import_toolkit_checkpoint(
         config, notes = found.family.read_config(found.options, found.tokens)
         length = max_len or found.usual_len
         config = config if length is None else with_length(config, length)
-    _check_tensors(found.weights, path)
     cutters = find_cutters(path.parent, codes)
     cut = make_tokenizers(found.source_words, found.target_words, cutters)
     with naming(path):
@@ -91,20 +87,19 @@ def _file_of(source: Path) -> Path:
 
 def _read(path: Path) -> ToolkitSource:
     content = read_torch_file(path)
-    if is_opennmt(content):
-        return read_opennmt(path, content)
-    if is_fairseq(content):
-        return read_fairseq(path, content)
+    try:
+        if is_opennmt(content):
+            return read_opennmt(path, content)
+        if is_fairseq(content):
+            return read_fairseq(path, content)
+    except RecursionError as error:
+        raise CheckpointError(
+            f"{path}: its options are nested too deeply; save the model again"
+        ) from error
     raise CheckpointError(
         f"{path} has {listed(list(map(str, content))) or 'nothing'}; a checkpoint of OpenNMT-py "
         "has model, generator, opt and vocab, one of fairseq has model, and args or cfg"
     )
-
-
-def _check_tensors(weights: Mapping[str, Any], path: Path) -> None:
-    others = [str(name) for name, one in weights.items() if not isinstance(one, Tensor)]
-    if others:
-        raise CheckpointError(f"{path}: {listed(others)} is no tensor; save the model again")
 
 
 def _with_more_words(

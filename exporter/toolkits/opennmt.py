@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import safetensors.torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.requests.generation_defaults import GenerationDefaults
-from engine.wording import listed, shortened
+from engine.wording import listed
+from exporter.checkpoint import reading_weights
 from exporter.huggingface.conversion import NameTable, modules
 from exporter.huggingface.family import Family, SourceConfig, SpecialTokens
 from exporter.models.config import PositiveFloat, PositiveInt, TransformerConfig
 from exporter.toolkits.source import OPTIONS_NAME, ToolkitSource
-from exporter.toolkits.torch_file import Record, plain
-from exporter.toolkits.words import Words
+from exporter.toolkits.torch_file import plain, tensors_of
+from exporter.toolkits.words import Words, read_vocabulary
 
 _UNKNOWN, _PAD, _BEGIN, _END = "<unk>", "<blank>", "<s>", "</s>"
 _MAX_LEN = 5000  # of the toolkit, whatever a model was trained on
@@ -260,19 +262,27 @@ def _with_defaults(
 
 def _upgraded(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     """Return all weights by the names of today."""
-    model, generator = content.get("model"), content.get("generator")
-    if not isinstance(model, dict) or not isinstance(generator, dict):
-        raise CheckpointError(
-            f"{path} holds no weights of a model and its generator; save it with "
-            "`save_format: pytorch`, and with LoRA layers merged"
-        )
+    if "model" not in content:
+        return _from_beside(path)
+    model, generator = (tensors_of(content, key, path) for key in ("model", "generator"))
     found = {
-        re.sub(r"(layer_norm(?:_\d+)?)\.([ab])_2$", _norm_part, str(name)): tensor
+        re.sub(r"(layer_norm(?:_\d+)?)\.([ab])_2$", _norm_part, name): tensor
         for name, tensor in model.items()
     }
     return found | {
-        f"generator.{str(name).removeprefix('0.')}": tensor for name, tensor in generator.items()
+        f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()
     }
+
+
+def _from_beside(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a model that was saved with `save_format: safetensors`."""
+    beside = path.with_suffix(".safetensors")
+    if not beside.is_file():
+        raise CheckpointError(
+            f"{path} has no model, and there is no {beside.name} beside it; copy it there too"
+        )
+    with reading_weights(beside):
+        return safetensors.torch.load_file(beside)
 
 
 def _norm_part(match: re.Match[str]) -> str:
@@ -280,33 +290,8 @@ def _norm_part(match: re.Match[str]) -> str:
 
 
 def _words(vocabulary: object, side: str, path: Path) -> Words:
-    """Return the words of a side: a list, or what torchtext had in versions before 3."""
-    pairs = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
-    found = next((one[1] for one in _pairs(pairs) if one[0] == side), None)
-    words = _listed_words(found)
-    if not words or words[0] is None:
-        raise CheckpointError(
-            f"{path}: vocab has no words of {side}, but {shortened(type(found).__name__)}"
-        )
-    special = tuple(word for word in (_UNKNOWN, _PAD, _BEGIN, _END) if word in words)
+    words = read_vocabulary(vocabulary, side, path)
     if _UNKNOWN not in words:
         raise CheckpointError(f"{path}: its words of {side} have no {_UNKNOWN}")
-    return Words(tuple(words), _UNKNOWN, special)
-
-
-def _pairs(value: object) -> list[tuple[object, object]]:
-    items = list(value) if hasattr(value, "__iter__") else []
-    return [tuple(item) for item in items if isinstance(item, list | tuple) and len(item) == 2]
-
-
-def _listed_words(value: object) -> list[str]:
-    """Follow a vocabulary of torchtext: a field of several, its first, its vocabulary, words."""
-    for name in ("fields", "vocab", "itos"):
-        if isinstance(value, Record) and name in value.fields:
-            value = value.fields[name]
-            if name == "fields":
-                pairs = _pairs(value)
-                value = pairs[0][1] if pairs else None
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        return []
-    return value
+    special = tuple(word for word in (_UNKNOWN, _PAD, _BEGIN, _END) if word in words)
+    return Words(words, _UNKNOWN, special)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import pickletools
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
@@ -80,6 +82,23 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no checkpoint, but a {type(content).__name__}")
     return content
+
+
+def tensors_of(content: Mapping[str, Any], key: str, path: Path) -> dict[str, Tensor]:
+    """Return the tensors under a key; CheckpointError names what is none."""
+    found = content[key]
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: {key} is no dictionary of tensors; save the model again")
+    others = [
+        str(name)
+        for name, one in found.items()
+        if not (isinstance(name, str) and isinstance(one, Tensor))
+    ]
+    if others:
+        raise CheckpointError(
+            f"{path}: {key} holds what is no tensor: {listed(others)}; save the model again"
+        )
+    return found
 
 
 def plain(value: object) -> object:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import CheckpointError
 from engine.json_file import read_bounded
 from engine.wording import shortened
+from exporter.toolkits.torch_file import Record
 
 _MAX_BYTES = 2**27
 _OVERWRITES = "#fairseq:overwrite"
@@ -46,10 +47,42 @@ def read_dictionary(path: Path, special: Sequence[str]) -> tuple[str, ...]:
         word, _, count = line.rstrip().removesuffix(f" {_OVERWRITES}").rpartition(" ")
         if not line.strip() and number == len(lines):
             break
-        if not word or not count.isdigit():
+        if not word or not count.removeprefix("-").isdigit():
             raise CheckpointError(
                 f"{path}, line {number}: {shortened(repr(line))} is not a word, a space and a "
                 "number; give the dictionary that `fairseq-preprocess` wrote"
             )
         words.append(word)
     return tuple(words)
+
+
+def read_vocabulary(vocabulary: object, side: str, path: Path) -> tuple[str, ...]:
+    """Return the words of a side in a file of OpenNMT-py: a list, or a field of torchtext.
+
+    Raises CheckpointError for what is neither.
+    """
+    sides = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
+    value = next((one for name, one in _pairs(sides) if name == side), None)
+    found = _words_of(value)
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise CheckpointError(
+            f"{path}: vocab has no words of {side}, but {shortened(type(value).__name__)}"
+        )
+    return tuple(found)
+
+
+def _words_of(value: object) -> object:
+    """Follow a field of several: the first of them, its vocabulary, the words of that."""
+    value = _attribute(value, "fields")
+    if pairs := _pairs(value):
+        value = pairs[0][1]
+    return _attribute(_attribute(value, "vocab"), "itos")
+
+
+def _attribute(value: object, name: str) -> object:
+    return value.fields.get(name, value) if isinstance(value, Record) else value
+
+
+def _pairs(value: object) -> list[tuple[object, object]]:
+    items = list(value) if isinstance(value, Iterable) else []
+    return [(one[0], one[1]) for one in items if isinstance(one, list | tuple) and len(one) == 2]

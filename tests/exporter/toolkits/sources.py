@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -182,8 +183,8 @@ def _aged(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def save_opennmt(path: Path, *, version: int = 3, **options: Any) -> Source:
-    """Save a model as a version of the toolkit does, with biases as that has them."""
+def save_opennmt(path: Path, *, version: int = 3, form: str = "pytorch", **options: Any) -> Source:
+    """Save a model as a version of the toolkit does; `form` is pytorch or safetensors."""
     size = {"hidden_size": WIDTH} if version == 3 else {"rnn_size": WIDTH, "enc_rnn_size": WIDTH}
     opt = Namespace(**{**OPENNMT_OPTIONS, **size, **options})
     source, target = OPENNMT_SPECIAL + SOURCE_WORDS, OPENNMT_SPECIAL + TARGET_WORDS
@@ -197,12 +198,15 @@ def save_opennmt(path: Path, *, version: int = 3, **options: Any) -> Source:
     vocab: Any = {"src": source, "tgt": target, "data_task": "seq2seq"}
     with _old_classes():
         if version < 3:
-            vocab = {
-                side: _field(side, words) for side, words in (("src", source), ("tgt", target))
-            }
-        optimizer = {"training_step": 3}
-        content = {"model": model, "generator": generator, "vocab": vocab, "opt": opt}
-        torch.save({**content, "optim": optimizer}, path)
+            sides = (("src", source), ("tgt", target))
+            vocab = {side: _field(side, words, version) for side, words in sides}
+        content = {"vocab": vocab, "opt": opt, "optim": {"training_step": 3}}
+        if form == "safetensors":
+            unshared = {name: one.clone() for name, one in weights.items()}
+            safetensors.torch.save_file(unshared, path.with_suffix(".safetensors"))
+        else:
+            content |= {"model": model, "generator": generator}
+        torch.save(content, path)
     return Source(path, opt, weights)
 
 
@@ -273,8 +277,8 @@ class _TextMultiField(_Field):
     pass
 
 
-def _field(side: str, words: list[str]) -> _TextMultiField:
+def _field(side: str, words: list[str], version: int) -> object:
     ids = defaultdict(int, {word: i for i, word in enumerate(words)})
     vocabulary = _Vocab(itos=words, stoi=ids, freqs=Counter(words), vectors=None)
     field = _Field(vocab=vocabulary, dtype=torch.int64, tokenize=partial(_Field, layer=None))
-    return _TextMultiField(fields=[(side, field)])
+    return _TextMultiField(fields=[(side, field)]) if version == 2 else [(side, field)]

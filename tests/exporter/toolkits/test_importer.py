@@ -86,6 +86,24 @@ def test_logits_are_those_of_opennmt(version: int, options: dict[str, Any], tmp_
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
+def test_weights_of_opennmt_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+    source = save_opennmt(tmp_path / "model_step_3.pt", form="safetensors")
+
+    import_toolkit_checkpoint(source.path, tmp_path / "checkpoint")
+
+    state = load_checkpoint(tmp_path / "checkpoint").model.state_dict()
+    assert state["decoder.output.bias"].equal(source.weights["generator.bias"])
+
+
+def test_vocabularies_of_opennmt_1_are_read(tmp_path: Path) -> None:
+    source = save_opennmt(tmp_path / "model_step_3.pt", version=1)
+
+    import_toolkit_checkpoint(source.path, tmp_path / "checkpoint")
+
+    tokenizer = load_checkpoint(tmp_path / "checkpoint").tokenizer
+    assert tokenizer is not None and tokenizer.encode("quelle2 quelle0 x").ids == [6, 4, 0]
+
+
 async def test_the_package_of_a_fairseq_model_writes_what_its_formulas_say(tmp_path: Path) -> None:
     source = save_fairseq(tmp_path / "source", **UNTIED)
     texts = ["quelle3 quelle1 quelle4", "quelle1", "quelle5 quelle9 quelle2 quelle6"]

@@ -105,13 +105,50 @@ def test_a_file_of_nobody_says_what_the_toolkits_save(tmp_path: Path) -> None:
     assert "model.pt has state_dict, epoch; a checkpoint of OpenNMT-py has model" in message
 
 
-def test_weights_in_another_file_are_asked_for(tmp_path: Path) -> None:
+def test_weights_that_are_nowhere_are_asked_for(tmp_path: Path) -> None:
     source = save_opennmt(tmp_path / "model_step_3.pt")
     content = torch.load(source.path, weights_only=False)
     del content["model"], content["generator"]
     torch.save(content, source.path)
 
-    assert "holds no weights of a model and its generator" in refusal(source.path, tmp_path)
+    message = refusal(source.path, tmp_path)
+
+    assert "model_step_3.pt has no model, and there is no model_step_3.safetensors" in message
+
+
+@pytest.mark.parametrize("key", ["model", "generator"])
+def test_what_is_no_tensor_is_named(key: str, tmp_path: Path) -> None:
+    source = save_opennmt(tmp_path / "model_step_3.pt")
+    content = torch.load(source.path, weights_only=False)
+    torch.save({**content, key: {"a": 1, 2: "b"}}, tmp_path / "others.pt")
+    torch.save({**content, key: ["a"]}, tmp_path / "list.pt")
+    (tmp_path / "fairseq").mkdir()
+    torch.save({"args": content["opt"], "model": ["a"]}, tmp_path / "fairseq" / "model.pt")
+
+    assert f"{key} holds what is no tensor: a, 2" in refusal(tmp_path / "others.pt", tmp_path)
+    assert f"{key} is no dictionary of tensors" in refusal(tmp_path / "list.pt", tmp_path)
+    assert "model is no dictionary of tensors" in refusal(tmp_path / "fairseq", tmp_path)
+
+
+def test_options_without_an_end_are_refused(tmp_path: Path) -> None:
+    source = save_opennmt(tmp_path / "model_step_3.pt")
+    content = torch.load(source.path, weights_only=False)
+    endless: list[object] = []
+    endless.append(endless)
+    content["opt"].data = endless
+    torch.save(content, source.path)
+
+    assert "options are nested too deeply" in refusal(source.path, tmp_path)
+
+
+def test_a_vocabulary_of_no_known_form_is_named(tmp_path: Path) -> None:
+    source = save_opennmt(tmp_path / "model_step_3.pt")
+    content = torch.load(source.path, weights_only=False)
+    torch.save({**content, "vocab": {"src": 3, "tgt": ["a"]}}, tmp_path / "number.pt")
+    torch.save({**content, "vocab": {"src": ["a"], "tgt": ["a"]}}, tmp_path / "unknown.pt")
+
+    assert "vocab has no words of src, but int" in refusal(tmp_path / "number.pt", tmp_path)
+    assert "its words of src have no <unk>" in refusal(tmp_path / "unknown.pt", tmp_path)
 
 
 def test_of_several_checkpoints_one_has_to_be_named(tmp_path: Path) -> None:
