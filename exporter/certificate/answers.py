@@ -1,32 +1,34 @@
 """How near what a package writes is to what a person wrote, and to what its eager model writes.
 
-Both write the likeliest token each time; the package as it does when it serves, step by step.
+Both write the likeliest token each time; the package as it does when it serves, step by step. The
+eager model, which has no cache, reads what the package would write and says in one pass where it
+would write something else; from there on the package is asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from torch import nn
 
 from engine.package.manifest import GenerationContract
-from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.comparison import Floats, exported_graphs
 from exporter.certificate.driver import Asked, generate
-from exporter.certificate.eager import padded
+from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import load_for_cpu
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.scored_text import MAX_LINES, Line
 from exporter.likeness import likeness
-from exporter.models.protocol import generator
 from exporter.samples import Tokens
 
-_BATCH_SIZE = 8
+BATCH_SIZE = 8
 _MIN_LINES = 8
 _PARAMETERS = 5 * 10**9  # of a model, times the lines that it answers
+
+Write = Callable[[Sequence[Case]], list[Tokens]]  # as many tokens as each case asks for
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,17 @@ def measure_answers(
     """Let both sides answer the first lines; a large model answers fewer."""
     lines = lines[: num_lines(sum(weight.numel() for weight in model.parameters()))]
     cases = [line.case for line in lines]
+    with exported_graphs():
+        runner = load_for_cpu(contract, directory, 0, BATCH_SIZE)
+
+    def write(asked: Sequence[Case]) -> list[Tokens]:
+        found = zip(asked, generate(runner, asked, Asked()), strict=True)
+        return [tuple(seen.top_ids[-case.num_tokens :, 0].tolist()) for case, seen in found]
+
     ends = contract.eos_token_ids
-    ours = _texts(tokenizer, exported_answers(contract, directory, cases))
-    theirs = _texts(tokenizer, eager_answers(model, cases, ends))
+    written = [tokens for batch in _batches(cases) for tokens in write(batch)]
+    ours = _texts(tokenizer, [_until_end(tokens, ends) for tokens in written])
+    theirs = _texts(tokenizer, eager_answers(model, cases, ends, write))
     references = [line.reference for line in lines if line.reference is not None]
     return Answers(
         num_lines=len(lines),
@@ -66,45 +76,51 @@ def num_lines(num_parameters: int) -> int:
     return min(MAX_LINES, max(_MIN_LINES, _PARAMETERS // num_parameters))
 
 
-def exported_answers(
-    contract: GenerationContract, directory: Path, cases: Sequence[Case]
+def eager_answers(
+    model: nn.Module, cases: Sequence[Case], ends: Collection[int], guess: Write
 ) -> list[Tokens]:
-    """Return what the graphs write for sources, up to the token that ends it."""
-    with exported_graphs():
-        runner = load_for_cpu(contract, directory, 0, _BATCH_SIZE)
-    found = []
-    for batch in _batches(cases):
-        for case, seen in zip(batch, generate(runner, batch, Asked()), strict=True):
-            tokens = tuple(seen.top_ids[-case.num_tokens :, 0].tolist())
-            found.append(_until_end(tokens, contract.eos_token_ids))
-    return found
+    """Return what the eager model writes for sources, up to the token that ends it.
+
+    `guess` writes tokens for at most BATCH_SIZE cases; the nearer they are, the sooner it is done.
+    """
+    return [answer for batch in _batches(cases) for answer in _write(model, batch, ends, guess)]
 
 
-def eager_answers(model: nn.Module, cases: Sequence[Case], ends: Collection[int]) -> list[Tokens]:
-    """Return what the eager model writes for sources, up to the token that ends it."""
-    return [answer for batch in _batches(cases) for answer in _write(model, batch, ends)]
+def _write(
+    model: nn.Module, cases: Sequence[Case], ends: Collection[int], guess: Write
+) -> list[Tokens]:
+    written: dict[int, Tokens] = {i: () for i in range(len(cases))}
+    members = list(written)
+    while members:
+        asked = [_behind(cases[i], written[i]) for i in members]
+        guessed = guess(asked)
+        found = eager_logits(model, asked, guessed)
+        for i, tokens, logits in zip(members, guessed, found, strict=True):
+            written[i] = _until_end((*written[i], *_agreed(tokens, logits)), ends)
+        members = [i for i in members if _is_open(cases[i], written[i], ends)]
+    return list(written.values())
 
 
-def _write(model: nn.Module, cases: Sequence[Case], ends: Collection[int]) -> list[Tokens]:
-    ours, rows = generator(model), range(len(cases))
-    written: list[Tokens] = [() for _ in cases]
-    is_open = [True] * len(cases)
-    with torch.inference_mode():
-        source_ids, mask = padded([case.source for case in cases])
-        memory = ours.encode(source_ids, mask)
-        while any(is_open):
-            targets = [(*case.prompt, *ids) for case, ids in zip(cases, written, strict=True)]
-            hidden = ours.decoder.hidden_states(padded(targets)[0], memory, mask)  # [B, T, d_model]
-            last = hidden[rows, [len(target) - 1 for target in targets]]
-            for i, token in enumerate(ours.decoder.logits(last).argmax(-1).tolist()):  # [B]
-                if is_open[i]:
-                    written[i] = (*written[i], token)
-                    is_open[i] = token not in ends and len(written[i]) < cases[i].num_tokens
-    return written
+def _behind(case: Case, written: Tokens) -> Case:
+    """Return the case that is left when some of its tokens are written."""
+    left = case.num_tokens - len(written)
+    return replace(case, prompt=(*case.prompt, *written), num_tokens=left)
+
+
+def _agreed(guessed: Tokens, logits: Floats) -> Tokens:
+    """Return the guessed tokens that are the likeliest, and the likeliest where one is not."""
+    likeliest: list[int] = logits.argmax(axis=-1).tolist()  # [T, V]
+    pairs = zip(guessed, likeliest, strict=True)
+    equal = next((i for i, (one, other) in enumerate(pairs) if one != other), len(guessed))
+    return tuple(likeliest[: equal + 1])
+
+
+def _is_open(case: Case, written: Tokens, ends: Collection[int]) -> bool:
+    return len(written) < case.num_tokens and written[-1] not in ends
 
 
 def _batches(cases: Sequence[Case]) -> list[Sequence[Case]]:
-    return [cases[first : first + _BATCH_SIZE] for first in range(0, len(cases), _BATCH_SIZE)]
+    return [cases[first : first + BATCH_SIZE] for first in range(0, len(cases), BATCH_SIZE)]
 
 
 def _until_end(tokens: Tokens, ends: Collection[int]) -> Tokens:

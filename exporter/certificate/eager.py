@@ -27,9 +27,9 @@ def eager_logits(
     """
     ours = generator(model)
     targets = [(*case.prompt, *chosen[:-1]) for case, chosen in zip(cases, tokens, strict=True)]
-    target_ids, _ = padded(targets, pad_token_id)
+    target_ids, _ = _padded(targets, pad_token_id)
     with torch.inference_mode():
-        source_ids, mask = padded([case.source for case in cases], pad_token_id)
+        source_ids, mask = _padded([case.source for case in cases], pad_token_id)
         memory = ours.encode(source_ids, mask)
         hidden = ours.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
         firsts = [len(case.prompt) - case.num_prompt_logits for case in cases]
@@ -60,7 +60,7 @@ def _array(logits: Tensor) -> Floats:
     return array
 
 
-def padded(rows: Sequence[Tokens], pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
+def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Return ids [B, S], padded on the right, and the mask that tells the real ones."""
     ids = torch.full((len(rows), max(map(len, rows))), pad_token_id)
     mask = torch.zeros(ids.shape, dtype=torch.bool)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,7 +125,7 @@ def _pairs(
 def _lines(
     contract: GenerationContract, tokenizer: Tokenizer, begin: Tokens, content: str
 ) -> list[Line]:
-    """Return the sources to answer: those with targets, if there are any."""
+    """Return the first sources, up to MAX_TOKENS: those with targets, if there are any."""
     start, cross = contract.decoder_start_token_id, contract.cross_cache
     if cross is None or start is None:
         return []
@@ -137,4 +138,6 @@ def _lines(
             case = Case(ids, prompt, min(room, _PER_TOKEN * len(ids) + _MORE))
             lines.append(Line(case, target if tab else None))
     with_target = [line for line in lines if line.reference is not None]
-    return (with_target or lines)[:MAX_LINES]
+    chosen = (with_target or lines)[:MAX_LINES]
+    before = accumulate((len(line.case.source) for line in chosen), initial=0)
+    return [line for line, tokens in zip(chosen, before, strict=False) if tokens < MAX_TOKENS]

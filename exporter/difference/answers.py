@@ -88,6 +88,8 @@ def compare_answers(
             "give two forms of one model"
         )
     items = _items(one, contract, text, images)
+    for side in sides:
+        side.predict([items[0].row])  # the first call of all is slower, whoever makes it
     found = [_Answers(side) for side in sides]
     for done in _ask(found, items):
         if progress is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from engine.errors import CertificateError
 from engine.package.manifest import Loss, PackageFormat
 from engine.package.package import MANIFEST_NAME, read_manifest, seal
 from engine.requests.generation_defaults import GenerationDefaults
+from exporter.certificate import scored_text
 from exporter.certificate.answers import Answers, eager_answers, measure_answers, num_lines
 from exporter.certificate.comparison import LossyComparison
 from exporter.certificate.generation_cases import Case
@@ -22,6 +24,7 @@ from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.graphs.contracts import generation_contract
 from exporter.likeness import likeness
+from exporter.samples import Tokens
 from exporter.training.writing import write_greedily
 from exporter.verification import verify_package
 from tests.exporter.conftest import MakeCheckpoint
@@ -29,6 +32,11 @@ from tests.exporter.conftest import MakeCheckpoint
 ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
 PAIRS = "w3 w4 w5\tw6 w7 w30\n\nw9 w3\tw8\nno tab\nw7 w8 w3 w4\tw30 w30\n"
 SOURCES = "w3 w4 w5\nw9 w3\n"
+
+
+def zeros(cases: Sequence[Case]) -> list[Tokens]:
+    """Guess badly, but for a zero here and there."""
+    return [(0,) * case.num_tokens for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def test_answers_are_compared_with_references_and_with_those_of_the_eager_model(
     loaded = load_checkpoint(checkpoint)
     assert loaded.tokenizer is not None
     lines = read_text(package.parent / "text.tsv", loaded).lines
-    written = eager_answers(loaded.model.double(), [line.case for line in lines], (2,))
+    written = eager_answers(loaded.model.double(), [line.case for line in lines], (2,), zeros)
     texts = loaded.tokenizer.decode_batch(written)
     expected = likeness(texts, ["w6 w7 w30", "w8", "w30 w30"]).chrf
     assert found.text_lines == 3 and found.perplexity is not None
@@ -124,11 +132,21 @@ def test_the_eager_model_writes_the_likeliest_tokens(checkpoint: Path) -> None:
     loaded = load_checkpoint(checkpoint)
     sources = [(3, 4, 5), (9, 3), (7, 8, 3, 4), (6,), (10, 11), (12, 13), (14,), (15, 16), (17,)]
 
-    answers = eager_answers(loaded.model, [Case(ids, (1,), 6) for ids in sources], (2,))
+    answers = eager_answers(loaded.model, [Case(ids, (1,), 6) for ids in sources], (2,), zeros)
 
     arrays = [np.array(ids) for ids in sources]
     written = write_greedily(loaded.model, loaded.config.model, arrays)  # type: ignore[arg-type]
     assert [[i for i in ids if i != 2] for ids in answers] == written
+    rounds: list[int] = []
+
+    def right(cases: Sequence[Case]) -> list[Tokens]:
+        rounds.append(len(cases))
+        by_source = dict(zip(sources, answers, strict=True))
+        return [(*by_source[case.source], *(0,) * 6)[: case.num_tokens] for case in cases]
+
+    cases = [Case(ids, (1,), 6) for ids in sources]
+    assert eager_answers(loaded.model, cases, (2,), right) == answers
+    assert rounds == [8, 1]  # of a batch one each, for all was guessed
 
 
 def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -140,12 +158,23 @@ def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_
     loaded = load_checkpoint(path)
 
     text = read_text(tmp_path / "text", loaded)
-    answers = eager_answers(loaded.model, [line.case for line in text.lines], (2,))
+    answers = eager_answers(loaded.model, [line.case for line in text.lines], (2,), zeros)
 
     assert [line.case.prompt for line in text.lines] == [(1, 7, 8)] * 2
     assert all(line.case.num_tokens == 5 for line in text.lines)  # room for seven, one behind
     longest = max(map(len, answers))
     assert 1 <= longest <= 5 and all(2 not in ids[:-1] for ids in answers)
+
+
+def test_no_more_lines_are_answered_than_a_text_may_have_tokens(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scored_text, "MAX_TOKENS", 4)
+    (tmp_path / "text").write_text("w3 w4 w5\nw6 w7\nw8\n")
+
+    lines = read_text(tmp_path / "text", load_checkpoint(checkpoint)).lines
+
+    assert [line.case.source for line in lines] == [(3, 4, 5), (6, 7)]
 
 
 def test_a_large_model_answers_fewer_lines() -> None:

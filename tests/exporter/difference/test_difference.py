@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from exporter.certificate.answers import eager_answers
 from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import load_checkpoint
 from exporter.difference.difference import compare
+from exporter.samples import Tokens
 from tests.exporter.conftest import MakeCheckpoint
 from tests.parity.conftest import export_unproven
 
@@ -110,7 +112,11 @@ def test_answers_begin_with_what_the_model_must_write_first(
     (checkpoint / "config.json").write_text(json.dumps(config))
     loaded = load_checkpoint(checkpoint)
     cases = [Case((3, 4, 5), (1, 9, 8), 4), Case((9, 3), (1, 9, 8), 4)]
-    texts = loaded.tokenizer.decode_batch(eager_answers(loaded.model, cases, (2,)))
+
+    def zeros(cases: Sequence[Case]) -> list[Tokens]:
+        return [(0,) * case.num_tokens for case in cases]
+
+    texts = loaded.tokenizer.decode_batch(eager_answers(loaded.model, cases, (2,), zeros))
     (tmp_path / "text").write_text(f"w3 w4 w5\t{texts[0]}\nw9 w3\t{texts[1]}\n")
 
     found = compare(checkpoint, checkpoint, tmp_path / "text", new=4)
