@@ -5,33 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 from engine.requests.events import (
     Admitted,
     GenerationEvent,
-    PositionLogprobs,
     SequenceFinished,
     TextDelta,
 )
 
 
-@dataclass
 class _Pending:
     """Text and tokens of one sequence that were not sent yet."""
 
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._deltas: list[TextDelta] = []
 
     def add(self, delta: TextDelta) -> None:
-        self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
+        self.num_tokens += len(delta.token_ids)
+        self._deltas.append(delta)
 
-    def merged(self, index: int) -> TextDelta:
-        return TextDelta(index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
+    def merged(self) -> TextDelta:
+        first, *others = deltas = self._deltas
+        if not others:
+            return first
+        return TextDelta(
+            first.index,
+            "".join([delta.text for delta in deltas]),
+            tuple(chain.from_iterable([delta.token_ids for delta in deltas])),
+            tuple(chain.from_iterable([delta.logprobs for delta in deltas])),
+        )
 
 
 class DeltaBuffer:
@@ -44,48 +49,57 @@ class DeltaBuffer:
         self._tokens_per_message = tokens_per_message
         self._pending: dict[int, _Pending] = {}  # by index of the sequence
         self._others: list[GenerationEvent] = []
-        self._full = False  # some sequence has enough for a message
+        self._full: dict[int, None] = {}  # the sequences that have enough for a message
 
     def add(self, event: GenerationEvent) -> bool:
         """Take an event; return whether there is something to send."""
         if isinstance(event, TextDelta):
-            pending = self._pending.setdefault(event.index, _Pending())
+            index = event.index
+            if (pending := self._pending.get(index)) is None:
+                pending = self._pending[index] = _Pending()
             pending.add(event)
-            self._full |= len(pending.token_ids) >= self._tokens_per_message
+            if pending.num_tokens >= self._tokens_per_message:
+                self._full[index] = None
         else:
             self._others.append(event)
-        return self._full or bool(self._others)
+        return bool(self._full or self._others)
 
     def take(self) -> list[GenerationEvent]:
         """Return what is to be sent now, and forget it."""
-        ended = {event.index for event in self._others if isinstance(event, SequenceFinished)}
-        return self._take(
-            index
-            for index, pending in self._pending.items()
-            if index in ended or len(pending.token_ids) >= self._tokens_per_message
-        )
+        if not self._others:
+            return self._merged(self._full)
+        ended = [event.index for event in self._others if isinstance(event, SequenceFinished)]
+        indices = {*ended, *self._full}
+        return self._take([index for index in self._pending if index in indices])
 
     def take_all(self) -> list[GenerationEvent]:
         """Return what was not sent yet, after the last event."""
-        return self._take(self._pending)
+        return self._take(list(self._pending))
 
     def _take(self, indices: Iterable[int]) -> list[GenerationEvent]:
         events: list[GenerationEvent] = [e for e in self._others if isinstance(e, Admitted)]
-        events += [self._pending.pop(index).merged(index) for index in tuple(indices)]
+        events += self._merged(indices)
         events += [event for event in self._others if not isinstance(event, Admitted)]
-        self._others, self._full = [], False
+        self._others = []
         return events
+
+    def _merged(self, indices: Iterable[int]) -> list[GenerationEvent]:
+        merged: list[GenerationEvent] = [self._pending.pop(index).merged() for index in indices]
+        self._full.clear()
+        return merged
 
 
 async def gathered(
-    events: AsyncIterator[GenerationEvent], tokens_per_message: int
+    events: AsyncIterator[GenerationEvent], tokens_per_message: int, pause: float = 0.0
 ) -> AsyncGenerator[GenerationEvent, None]:
     """Yield the events, with deltas merged to `tokens_per_message` tokens or more.
 
-    What the engine does while the caller writes is merged as well. Closing this closes `events`.
+    What the engine does while the caller writes is merged as well, and what it does within `pause`
+    seconds of the last delta; the end waits for nothing. Closing this closes `events`.
     """
     buffer = DeltaBuffer(tokens_per_message)
-    wake = asyncio.Event()
+    wake, loop = asyncio.Event(), asyncio.get_running_loop()
+    pause_ends = 0.0
 
     async def read() -> None:
         # The engine's iterator is a generator: closing it is what aborts the request.
@@ -100,9 +114,13 @@ async def gathered(
     try:
         while not reader.done():
             await wake.wait()
+            if (left := pause_ends - loop.time()) > 0:
+                await asyncio.wait((reader,), timeout=left)
             wake.clear()
             for event in buffer.take():
                 yield event
+                if isinstance(event, TextDelta):
+                    pause_ends = loop.time() + pause
         for event in buffer.take_all():
             yield event
         await reader  # raises what the engine raised

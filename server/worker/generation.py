@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import aclosing
 from typing import Any, TypedDict
 
@@ -17,7 +17,6 @@ from engine.requests.events import (
     GenerationEvent,
     RequestFinished,
     SequenceFinished,
-    TextDelta,
 )
 from engine.requests.request import GenerationRequest
 from server.api import REPLICA_KEY
@@ -31,6 +30,8 @@ from server.worker.engines import GeneratingEngine
 from server.worker.field_paths import nested_in
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
 from server.worker.inputs import all_of
+
+_PAUSE = 0.002  # seconds between two messages of a stream: nobody reads faster
 
 
 class _Given(TypedDict):
@@ -57,21 +58,17 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         results = await all_of([_generate(found.engine, one) for one in inputs])
         return _answering(request, found).response(results)
 
-    async def GenerateStream(
+    async def GenerateStream(  # type: ignore[override]  # it writes: nothing is handed through
         self, request: pb.GenerateStreamRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        """Yield the increments of one input."""
+    ) -> None:
+        """Send the increments of one input."""
         tokens_per_message = requests.check_stream_request(request)
         with nested_in("request"):
             found, (one,) = self._prepare(request.request, context)
-            events = gathered(found.engine.generate(one), tokens_per_message)
             answering = _answering(request.request, found)
-            async with aclosing(_messages(events, answering, context)) as messages:
-                number = 0
-                async for message in messages:
-                    number += 1
-                    message.sequence_number = number
-                    yield message
+            events = gathered(found.engine.generate(one), tokens_per_message, _PAUSE)
+            async with aclosing(events):
+                await _send(events, answering, context)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
@@ -123,22 +120,18 @@ def _may_vary(scheduling: pb.Scheduling) -> bool:
     return scheduling.determinism == common_pb2.DETERMINISM_BEST_EFFORT
 
 
-async def _messages(
-    events: AsyncGenerator[GenerationEvent, None], answering: GenerationAnswers, context: Context
-) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
-    async with aclosing(events):
-        async for event in events:
-            match event:
-                case Admitted():
-                    replica = (REPLICA_KEY, answering.model.replica_id)
-                    await context.send_initial_metadata((replica,))
-                case TextDelta():
-                    if (message := answering.delta(event)) is not None:
-                        yield message
-                case SequenceFinished():
-                    yield answering.finished(event)
-                case RequestFinished():
-                    yield answering.summary(event)
+async def _send(
+    events: AsyncIterator[GenerationEvent], answering: GenerationAnswers, context: Context
+) -> None:
+    number = 0
+    async for event in events:
+        if isinstance(event, Admitted):
+            replica = (REPLICA_KEY, answering.model.replica_id)
+            await context.send_initial_metadata((replica,))
+        elif (message := answering.message(event)) is not None:
+            number += 1
+            message.sequence_number = number
+            await context.write(message)
 
 
 async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> FinishedInput:

@@ -65,17 +65,31 @@ class GenerationAnswers:
             provenance=self._provenance(results[0].end.seed),
         )
 
+    def message(
+        self, event: TextDelta | SequenceFinished | RequestFinished
+    ) -> pb.GenerateStreamResponse | None:
+        """Return what a stream says of an event; None where the caller would see nothing of it."""
+        match event:
+            case TextDelta():
+                return self.delta(event)
+            case SequenceFinished():
+                return self.finished(event)
+            case RequestFinished():
+                return self.summary(event)
+
     def delta(self, event: TextDelta) -> pb.GenerateStreamResponse | None:
         """Return more of a sequence; None where the caller would see nothing of it."""
         if not (event.text or event.logprobs or (self.with_ids and event.token_ids)):
             return None
         message = pb.GenerateStreamResponse()
-        message.delta.index = event.index
-        message.delta.text = event.text
+        delta = message.delta  # every look makes an object
+        delta.text = event.text
+        if event.index:
+            delta.index = event.index
         if self.with_ids:
-            message.delta.tokens.ids.extend(event.token_ids)
+            delta.tokens.ids.extend(event.token_ids)
         if event.logprobs:
-            message.delta.logprobs.extend(self._positions(event.logprobs))
+            delta.logprobs.extend(self._positions(event.logprobs))
         return message
 
     def finished(self, event: SequenceFinished) -> pb.GenerateStreamResponse:

@@ -144,3 +144,23 @@ async def test_closing_closes_the_engines_generator() -> None:
     await events.aclose()
 
     assert closed.is_set()
+
+
+async def test_what_comes_soon_after_a_message_waits_for_what_comes_with_it() -> None:
+    tokens = [_token("a") for _ in range(100)]
+
+    got = [e async for e in gathered(_paced(ADMITTED, *tokens, _end(), END), 1, pause=0.05)]
+
+    deltas = [event for event in got if isinstance(event, TextDelta)]
+    assert "".join(delta.text for delta in deltas) == "a" * 100
+    assert len(deltas) < 20
+    assert got[0] == ADMITTED
+    assert got[-2:] == [_end(), END]
+
+
+async def test_the_end_does_not_wait_for_the_pause() -> None:
+    async def read() -> list[GenerationEvent]:
+        source = _paced(ADMITTED, _token("a"), _end(), END)
+        return [event async for event in gathered(source, 1, pause=3600)]
+
+    assert len(await asyncio.wait_for(read(), 10)) == 4
