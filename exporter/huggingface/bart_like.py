@@ -15,7 +15,7 @@ from exporter.huggingface.conversion import (
     layers,
     modules,
 )
-from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig, SpecialTokens
+from exporter.huggingface.family import ACTIVATIONS, Activation, SpecialTokens, WriterConfig
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
 SHARED = "model.shared"
@@ -23,7 +23,7 @@ UNUSED = r"model\.shared\.weight"  # where each side has a table of its own
 COMPUTED_POSITIONS = rf"{UNUSED}|.*\.embed_positions\.weights?"  # or that nobody has learned
 
 
-class BartLikeConfig(SourceConfig):
+class BartLikeConfig(WriterConfig):
     """`config.json`, with the defaults that these families share."""
 
     vocab_size: PositiveInt

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.huggingface.family import SpecialTokens
+from exporter.huggingface.family import SpecialTokens, WriterConfig
 from exporter.huggingface.stack import StackConfig
 from exporter.models.config import PositiveInt, TransformerConfig
 
 
-class DecoderConfig(StackConfig):
+class DecoderConfig(StackConfig, WriterConfig):
     """`config.json` of a decoder."""
 
     vocab_size: PositiveInt

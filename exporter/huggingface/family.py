@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
 from exporter.models.config import KernelFeature, TransformerConfig
@@ -44,6 +45,25 @@ class SourceConfig(BaseModel):
     def notes(self) -> list[str]:
         """Say what a person should know of what is not taken over."""
         return []
+
+
+_WRITERS = ("ForCausalLM", "ForConditionalGeneration", "Model")  # how their classes end
+
+
+class WriterConfig(SourceConfig):
+    """`config.json` of a model that writes, whose head is that of a vocabulary."""
+
+    architectures: tuple[str, ...] | None = None
+
+    @field_validator("architectures")
+    @classmethod
+    def _writes(cls, given: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if given and not given[0].endswith(_WRITERS):
+            raise ValueError(
+                f"architectures is {shortened(given[0])}; supported: classes that end in "
+                f"{', '.join(_WRITERS)}"
+            )
+        return given
 
 
 Source = TypeVar("Source", bound=SourceConfig)

@@ -15,7 +15,7 @@ from engine.wording import listed
 from exporter.checkpoint import ModelWeight, model_weights
 from exporter.huggingface.conversion import NameTable, Shape, StoredWeight
 from exporter.huggingface.family import Family
-from exporter.huggingface.stored import StoredWeights
+from exporter.huggingface.stored import FLOATS, StoredWeights
 from exporter.models import TransformerConfig
 
 _TIED = ("decoder.output", "source_embeddings.token", "decoder.embeddings.token")
@@ -128,6 +128,9 @@ class _Search:
             if given != shape:
                 asked = f"the configuration asks for {list(shape)}"
                 return self._note("wrong shapes", f"{name} is {list(given)}, {asked}")
+            if (kind := self._stored.dtype(name)) not in FLOATS:
+                supported = f"supported: {', '.join(FLOATS)}"
+                return self._note("wrong types", f"{name} is of {kind}, {supported}")
         for other in names[1:]:
             if not torch.equal(self._stored.read(names[0]), self._stored.read(other)):
                 return self._note("weights that must be equal", f"{names[0]} and {other}")

@@ -12,7 +12,7 @@ from engine.json_file import parse_object, read_bounded
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
-from exporter.huggingface.families import FAMILIES
+from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
 from exporter.huggingface.generation import merge_options
 from exporter.huggingface.sentences import SentenceModules, read_modules
@@ -104,8 +104,10 @@ def _family_of(raw: dict[str, Any], source: Path) -> Family[Any]:
     given = raw.get("model_type")
     known = {name: family for family in FAMILIES for name in family.model_types}
     if not isinstance(given, str) or given not in known:
+        lacking = LACKING.get(str(given))
+        why = f"what is not supported: {lacking}; " if lacking else ""
         raise CheckpointError(
-            f"{source / CONFIG_NAME}: model_type is {shortened(str(given))}; "
+            f"{source / CONFIG_NAME}: model_type is {shortened(str(given))}; {why}"
             f"supported: {', '.join(known)}; any other model can be built from the blocks of "
             "exporter/models, or exported as a class of your own: exporter/README.md says how"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -27,6 +27,8 @@ TORCH_NAME = "pytorch_model.bin"
 TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 _LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
 _MAX_INDEX_BYTES = 2**26
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS = tuple(_FLOATS.values())  # of weights that need nothing else to be understood
 
 
 class _File(Protocol):
@@ -34,6 +36,7 @@ class _File(Protocol):
 
     def names(self) -> list[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> str: ...
     def read(self, name: str) -> Tensor: ...
 
 
@@ -56,6 +59,10 @@ class StoredWeights:
         """Return the shape of a tensor without reading it."""
         return self._files[name].shape(name)
 
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor's numbers, as torch names it, without reading it."""
+        return self._files[name].dtype(name)
+
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
         return self._files[name].read(name)
@@ -76,7 +83,9 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             try:
                 file = _open(path, stack)
             except DAMAGE as error:
-                problems.append(f"{path} is {_kind(path)}, or damaged: {error}")
+                cut = _cut_tensors(path)
+                ends = f"; it ends before the end of {listed(cut)}" if cut else ""
+                problems.append(f"{path} is {_kind(path)}, or damaged: {error}{ends}")
                 continue
             lacking = sorted(set(expected).difference(file.names()))
             if lacking:
@@ -96,6 +105,10 @@ class _Safetensors(NamedTuple):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.file.get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        stored: str = self.file.get_slice(name).get_dtype()
+        return _FLOATS.get(stored, stored)
+
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self.file.get_tensor(name)
         return tensor
@@ -111,6 +124,9 @@ class TensorFile(NamedTuple):
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].shape)
+
+    def dtype(self, name: str) -> str:
+        return str(self.tensors[name].dtype).removeprefix("torch.")
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -134,6 +150,24 @@ def _open(path: Path, stack: ExitStack) -> _File:
 def _kind(path: Path) -> str:
     is_safetensors = path.suffix == ".safetensors"
     return "no safetensors file" if is_safetensors else "no file of tensors alone by torch.save"
+
+
+class _Place(BaseModel):
+    data_offsets: tuple[int, int]  # behind the header
+
+
+def _cut_tensors(path: Path) -> list[str]:
+    """Return the tensors that a safetensors file announces and has no room for."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = parse_object(file.read(length)) if length < _MAX_INDEX_BYTES else {}
+        header.pop("__metadata__", None)
+        places = TypeAdapter(dict[str, _Place]).validate_python(header)
+    except (ValueError, OSError):
+        return []
+    room = path.stat().st_size - 8 - length
+    return sorted(name for name, place in places.items() if place.data_offsets[1] > room)
 
 
 class _Index(BaseModel):

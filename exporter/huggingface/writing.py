@@ -63,7 +63,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     config = untied_as_stored(stored, model.family, model.config)
     wanted = model_weights(config)
     found = find_weights(stored, model.family, config, model.source)
-    weights = _written(wanted, found, stored, progress)
+    weights = _written(wanted, found, stored, progress, model.source)
     described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
     stream_checkpoint(out, described, model.text.tokenizer, weights, model.text.files)
     return sum(prod(weight.shape) for weight in wanted)
@@ -101,13 +101,26 @@ def _written(
     found: Sequence[FoundWeight],
     stored: StoredWeights,
     progress: Progress,
+    source: Path,
 ) -> Iterator[Tensor]:
-    """Yield the weights that are wanted, each read when it is asked for."""
+    """Yield the weights that are wanted, each read when it is asked for.
+
+    Behind the last one CheckpointError names all that are not finite.
+    """
     known = {weight.name: weight for weight in found}
+    wrong = []
     for i, weight in enumerate(wanted):
-        read = known[weight.name].read(stored) if weight.name in known else None
-        yield torch.zeros(weight.shape) if read is None else read
+        there = known.get(weight.name)
+        read = torch.zeros(weight.shape) if there is None else there.read(stored)
+        if not read.isfinite().all():
+            wrong.append((there and there.stored) or weight.name)
+        yield read
         progress(i + 1, len(wanted))
+    if wrong:
+        raise CheckpointError(
+            f"{source} has weights that are no finite numbers: {listed(dict.fromkeys(wrong))}; "
+            "copy or save the model again"
+        )
 
 
 def _problems(error: ValidationError) -> str:

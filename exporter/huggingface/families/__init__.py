@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from exporter.huggingface.families.bart import BART
@@ -50,3 +51,18 @@ FAMILIES: tuple[Family[Any], ...] = (
     VIT,
     DEIT,
 )
+
+_EXPERTS, _PICTURES = "layers of experts", "pictures beside a text"
+LACKING: Mapping[str, str] = {  # what kin of these families have that ours lack, by model_type
+    "gemma3": _PICTURES,
+    "llava": _PICTURES,
+    "mllama": _PICTURES,
+    "qwen2_vl": _PICTURES,
+    "mixtral": _EXPERTS,
+    "nllb-moe": _EXPERTS,
+    "phimoe": _EXPERTS,
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "switch_transformers": _EXPERTS,
+    "umt5": "relative positions of every layer's own",
+}

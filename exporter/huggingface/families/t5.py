@@ -17,8 +17,8 @@ from exporter.huggingface.family import (
     WRITES,
     Activation,
     Family,
-    SourceConfig,
     SpecialTokens,
+    WriterConfig,
 )
 from exporter.models.config import PositiveFloat, PositiveInt, Probability, TransformerConfig
 
@@ -27,7 +27,7 @@ _LENGTH_OF_BYTES = 1024
 FeedForward = Literal["relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-silu"]
 
 
-class T5Config(SourceConfig):
+class T5Config(WriterConfig):
     """`config.json` of a T5, v1.1, FLAN-T5, MADLAD or ByT5."""
 
     vocab_size: PositiveInt = 32128

@@ -34,6 +34,12 @@ def refusal(source: Path) -> str:
             {"model_type": "bloom"},
             ["model_type is bloom; supported: ", "gpt2", "llama", "a class of your own"],
         ),
+        ({"model_type": "mixtral"}, ["mixtral; what is not supported: layers of experts"]),
+        ({"model_type": "gemma3"}, ["pictures beside a text; supported: ", "gemma3_text"]),
+        (
+            {"architectures": ["GPT2ForSequenceClassification"]},
+            ["GPT2ForSequenceClassification; supported: classes that end in ForCausalLM"],
+        ),
         ({"activation_function": "tanh"}, ["activation_function is 'tanh'; supported: 'relu', "]),
         (
             {"scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True},
@@ -272,6 +278,56 @@ def test_a_pickle_of_more_than_tensors_is_not_read(archive: bool, tmp_path: Path
     assert "pytorch_model.bin is no file of tensors alone by torch.save, or damaged" in message
     assert len(message) < 2_000
     assert not (tmp_path / "sprung").exists()
+
+
+def test_tensors_that_a_file_ends_before_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    file = source / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    safetensors.torch.save_file(weights, file)
+    last = max(weights)  # tensors of one type stand in the order of their names
+    file.write_bytes(file.read_bytes()[:-4])
+
+    message = refusal(source)
+
+    assert f"{file} is no safetensors file, or damaged" in message
+    assert f"it ends before the end of {last};" in message
+
+
+def test_all_weights_that_are_no_numbers_are_named_and_nothing_is_written(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    file = source / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights["model.norm.weight"][3] = torch.nan
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.inf
+    safetensors.torch.save_file(weights, file)
+
+    message = refusal(source)
+
+    assert "model.norm.weight" in message and "model.layers.1.mlp.up_proj.weight" in message
+    assert "that are no finite numbers" in message
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_weights_of_types_that_need_scales_are_named(is_archive: bool, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    file = source / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.float8_e4m3fn)
+    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(40, 24, dtype=torch.int8)
+    safetensors.torch.save_file(weights, file)
+    if is_archive:
+        file.unlink()
+        torch.save(weights, source / "pytorch_model.bin")
+
+    message = refusal(source)
+
+    assert "wrong types: model.layers.0.mlp.up_proj.weight is of " in message
+    assert "model.norm.weight is of " in message and "supported: float64, float32" in message
 
 
 def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
