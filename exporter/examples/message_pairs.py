@@ -1,11 +1,11 @@
 """Pairs to train a translation on, from the message catalogues of the programs on a machine.
 
-python exporter/examples/message_pairs.py vi vi.tsv
+python -m exporter.examples.message_pairs vi --out vi.tsv
 tokenweir train translation --pairs vi.tsv --out checkpoints/vi
 """
 
+import argparse
 import gettext
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +14,10 @@ MAX_CHARACTERS = 160
 NAMES = "iso_"  # catalogues that begin so have names of languages, places and currencies
 
 
-def read_pairs(language: str, folder: Path = FOLDER) -> dict[str, str]:
+def read_pairs(language: str, folder: Path | None = None) -> dict[str, str]:
     """Return the English messages of two words or more, each with its first translation."""
     pairs: dict[str, str] = {}
-    for path in sorted((folder / language / "LC_MESSAGES").glob("*.mo")):
+    for path in sorted(((folder or FOLDER) / language / "LC_MESSAGES").glob("*.mo")):
         if not path.name.startswith(NAMES):
             for source, target in read_catalogue(path):
                 if " " in source and target and source != target:
@@ -38,10 +38,14 @@ def read_catalogue(path: Path) -> Iterator[tuple[str, str]]:
             yield " ".join(source.split("\x04")[-1].split()), " ".join(target.split())
 
 
-def main(language: str, out: str) -> str:
+def write_pairs(language: str, out: Path) -> str:
     pairs = read_pairs(language)
-    Path(out).write_text("".join(f"{s}\t{t}\n" for s, t in pairs.items()), encoding="utf-8")
+    out.write_text("".join(f"{s}\t{t}\n" for s, t in pairs.items()), encoding="utf-8")
     return f"{len(pairs):,} pairs in {out}"
 
 
-print(main(*sys.argv[1:])) if __name__ == "__main__" else None
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("language", help="a folder of /usr/share/locale")
+    parser.add_argument("--out", type=Path, required=True)
+    print(write_pairs(**vars(parser.parse_args())))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from exporter.examples.message_pairs import read_pairs
+import pytest
+
+from exporter.examples.message_pairs import read_pairs, write_pairs
 
 
 def write_catalogue(path: Path, messages: dict[str, str]) -> None:
@@ -42,3 +44,11 @@ def test_pairs_are_the_sentences_of_all_catalogues_a_line_each(tmp_path: Path) -
         "%d line": "%d Zeile",
         "not found": "fehlt",
     }
+
+
+def test_pairs_are_written_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_catalogue(tmp_path / "xx" / "LC_MESSAGES" / "a.mo", {"no such file": "fehlt"})
+    monkeypatch.setattr("exporter.examples.message_pairs.FOLDER", tmp_path)
+
+    assert write_pairs("xx", tmp_path / "xx.tsv") == f"1 pairs in {tmp_path / 'xx.tsv'}"
+    assert (tmp_path / "xx.tsv").read_text() == "no such file\tfehlt\n"
