@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from exporter import verification
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs
+from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
 from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
+from tests.exporter.test_certificate import MUTANTS, Surgery
 
 # The distribution that is installed here: for a CPU, or for CUDA.
 (RUNTIME,) = {"onnxruntime", "onnxruntime-gpu"} & set(read_toolchain())
@@ -230,6 +233,36 @@ def test_verify_refuses_another_config_or_tokenizer(
 
     with pytest.raises(CertificateError, match=name):
         verify_package(package, tmp_path / "other")
+
+
+def _put(graphs: Graphs, package: Path) -> None:
+    """Put other graphs into a package as somebody does who knows of its hashes."""
+    write_graphs(graphs, package)
+
+    def rehash(manifest: dict[str, Any]) -> None:
+        for name, entry in manifest["files"].items():
+            data = (package / name).read_bytes()
+            entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    _edit(package, rehash)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["top_of_the_smallest", "top_ids_off_by_one", "log_softmax_left_out", "logit_idx_collapsed"],
+)
+def test_verify_refuses_a_faulty_graph_whose_hashes_are_right(
+    name: str, package: Path, checkpoint: Path, tiny_graphs: TinyGraphs
+) -> None:
+    _, graphs = tiny_graphs("gpt")
+    file, mutate = MUTANTS["gpt", name]
+    surgery = Surgery(graphs[file])
+    mutate(surgery)
+    _put({**graphs, file: surgery.graph()}, package)
+    load_package(package)  # nothing of it is wrong by itself
+
+    with pytest.raises(CertificateError, match="prompt of "):
+        verify_package(package, checkpoint)
 
 
 def test_verify_refuses_a_flipped_bit(package: Path, checkpoint: Path) -> None:
