@@ -122,7 +122,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     config = check_checkpoint(directory)
     tokenizer = _read_tokenizer(directory, config.model)
     model = build_model(config.model)
-    load_weights(model, _read_weights(directory), source=directory / WEIGHTS_NAME)
+    load_weights(model, _read_weights(directory), path=directory / WEIGHTS_NAME)
     model.eval()
     text = _read_text(directory, config.model)
     return Checkpoint(directory, config, model, tokenizer, _read_samples(directory), text)
@@ -270,16 +270,16 @@ def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu().contiguous() for name, tensor in _weights_of(model).items()}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: Path) -> None:
+def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, path: Path) -> None:
     """Copy `weights` into `model`; CheckpointError names everything that does not fit at once."""
-    _check_fit(model, {name: tuple(weight.shape) for name, weight in weights.items()}, source)
+    _check_fit(model, {name: tuple(weight.shape) for name, weight in weights.items()}, path)
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in weights.items():
             state[name].copy_(tensor)
 
 
-def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:
+def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
     """Compare stored shapes with a model's; its weights need no memory for this."""
     aliases, state = _aliases(model), model.state_dict()
     given = {aliases[name] for name in shapes if name in aliases}
@@ -295,17 +295,17 @@ def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], source: 
     found = [f"{what}: {listed(names)}" for what, names in problems.items() if names]
     if found:
         raise CheckpointError(
-            f"{source} does not fit its {CONFIG_NAME}: {'; '.join(found)}; "
+            f"{path} does not fit its {CONFIG_NAME}: {'; '.join(found)}; "
             "give the weights that were saved with this configuration"
         )
 
 
-def check_layers(num_weights: int, config: TransformerConfig, source: Path) -> None:
+def check_layers(num_weights: int, config: TransformerConfig, path: Path) -> None:
     """Refuse more layers than there are weights before they are built; of few, all are named."""
     num_layers = config.num_encoder_layers + config.num_decoder_layers
     if num_layers > max(num_weights, _FEW_LAYERS):
         raise CheckpointError(
-            f"{source} has {num_weights:,} weights, the configuration asks for {num_layers:,} "
+            f"{path} has {num_weights:,} weights, the configuration asks for {num_layers:,} "
             "layers, each with several; give the weights that were saved with this configuration"
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+import mypy.api
 import pytest
 from packaging.requirements import Requirement
 
@@ -275,6 +275,25 @@ def _check_folders(settings: list[str]) -> None:
         assert all(folder == "$PWD" or (ROOT / folder).is_dir() for folder in here), setting
 
 
+def _named_extras(text: str) -> set[str]:
+    """Return the extras that a text names, in commands and beside them."""
+    found = re.findall(r"(?:tokenweir|\.)\[([\w,]+)\]", text)
+    return {extra for names in found for extra in names.split(",")}
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_extras_that_are_named_are_there(path: Path) -> None:
+    assert _named_extras(path.read_text()) <= set(EXTRAS)
+
+
+def test_extras_are_found_in_a_table_too() -> None:
+    assert _named_extras("| `'.[serve,cpu]'` | tokenweir[loadtests] |") == {
+        "serve",
+        "cpu",
+        "loadtests",
+    }
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_exists_with_its_options(words: list[str]) -> None:
     program, *rest = words
@@ -316,20 +335,30 @@ def test_what_a_block_installs_is_enough_for_its_commands(
             assert set(needed.split(",")) <= brought, words
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
-def test_python_imports_what_is_there(block: Block) -> None:
-    nodes = list(ast.walk(ast.parse(block.text)))
-    names = [(n.module, a.name) for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
-    names += [
-        (n.value.id, n.attr)
-        for n in nodes
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-        if n.value.id == "tokenweir"
-    ]
+def _python_problems(texts: Iterable[str], folder: Path) -> str:
+    """Return what mypy says of programs: names, arguments and their types."""
+    for number, text in enumerate(texts):
+        (folder / f"block_{number}.py").write_text(text)
+    return mypy.api.run([f"--config-file={ROOT / 'pyproject.toml'}", str(folder)])[0]
 
-    assert names
-    for module, name in names:
-        assert hasattr(importlib.import_module(str(module)), name)
+
+def test_python_calls_what_is_there(tmp_path: Path) -> None:
+    texts = [block.text for block in BLOCKS if block.language == "python"]
+
+    assert len(texts) >= 4
+    assert _python_problems(texts, tmp_path).startswith("Success")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("beam=4", "beems=4"), (".sequences", ".sequence"), ("client.score(", "client.scores(")],
+)
+def test_python_that_calls_what_is_not_there_would_be_seen(
+    right: str, wrong: str, tmp_path: Path
+) -> None:
+    texts = [block.text for block in BLOCKS if block.language == "python" and right in block.text]
+
+    assert "Found 1 error" in _python_problems([texts[0].replace(right, wrong)], tmp_path)
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))

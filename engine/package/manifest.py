@@ -20,6 +20,7 @@ Task = Literal["generate", "classify", "label", "embed"]
 Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 LabelScores = Literal["softmax", "sigmoid", "none"]
 Target = Literal["cpu", "cuda"]
+DEFAULT_TARGET: Target = "cpu"  # unless another is asked for
 Precision = Literal["fp32", "fp16", "bf16"]
 Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
 CacheDtype = Literal["fp32", "fp16", "bf16", "int8"]
@@ -93,7 +94,7 @@ FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
 class PackageFormat:
     """Where the graphs of a package run, and the types of the numbers in them."""
 
-    target: Target = "cpu"
+    target: Target = DEFAULT_TARGET
     precision: Precision = "fp32"  # of activations
     weights: Weights = "fp32"  # that of activations, unless they are rounded
     kv_cache: CacheDtype = "fp32"  # likewise, of a decoder's own positions
@@ -101,7 +102,7 @@ class PackageFormat:
     @classmethod
     def of(
         cls,
-        target: Target = "cpu",
+        target: Target = DEFAULT_TARGET,
         precision: Precision = "fp32",
         weights: Weights | None = None,
         kv_cache: CacheDtype | None = None,

@@ -205,13 +205,13 @@ class _Block:
         replay = self._replay(members, sides.asked(align_every=_ALIGN_EVERY[size]))
         places = replay.places
         ops, starts = [], []
-        for number, (i, source, target) in enumerate(zip(members, held, places, strict=True)):
+        for number, (i, origin, place) in enumerate(zip(members, held, places, strict=True)):
             case = self._cases[i]
             cut = size == 5 and number == 0
             length = case.num_reusable(sides.chunk) if cut else case.num_computed(sides.chunk)
-            ops.append(RowOp("copy", source.row, target.row, 0, length))
+            ops.append(RowOp("copy", origin.row, place.row, 0, length))
             if case.source:
-                ops.append(RowOp("copy_source", source.source_row, target.source_row))
+                ops.append(RowOp("copy_source", origin.source_row, place.source_row))
             starts.append(length)
         change(sides.batch, ops)
         replay.prefill(places, starts)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 import torch
 
-from engine.package.manifest import PackageFormat, Precision
+from engine.package.manifest import DEFAULT_TARGET, PackageFormat, Precision
 from engine.package.manifest import Target as TargetName
 from exporter.graphs.fuse import fuse
 from exporter.models.config import KernelFeature
@@ -68,7 +68,7 @@ CUDA = Target(
     runs_here=False,
 )
 TARGETS: Mapping[TargetName, Target] = MappingProxyType({one.name: one for one in (CPU, CUDA)})
-DEFAULT = CPU  # unless another is asked for
+DEFAULT = TARGETS[DEFAULT_TARGET]
 
 
 def target_of(form: PackageFormat) -> Target:

@@ -79,7 +79,7 @@ def restore_state(
     path = directory / STATE_NAME
     try:
         tensors = safetensors.torch.load_file(path)
-        load_weights(model, _below(tensors, _MODEL), source=path)
+        load_weights(model, _below(tensors, _MODEL), path=path)
         average.restore(_below(tensors, _AVERAGE))
         _restore_optimizer(model, optimizer, _below(tensors, _OPTIMIZER))
         torch.set_rng_state(tensors[_RNG])

@@ -134,7 +134,7 @@ def export_with_progress(
     *,
     name: str | None = None,
     version: str = "1",
-    target: Target = "cpu",
+    target: Target,
     precision: Precision = "fp32",
     weights: Weights | None = None,
     kv_cache: CacheDtype | None = None,

@@ -136,13 +136,6 @@ def pegasus(given: Given) -> Layout:
     return Layout([*map(Piece.control, names), *given.model.pieces[2:]], after=[end])
 
 
-def _ends(settings: Settings, begin: str, end: str) -> tuple[list[str], list[str]]:
-    """Return what a text of a language model begins and ends with, as far as it is asked for."""
-    before = [settings.text_of("bos_token", begin)] if settings.add_bos_token is not False else []
-    after = [settings.text_of("eos_token", end)] if settings.add_eos_token else []
-    return before, after
-
-
 def nllb_languages(settings: Settings) -> Sequence[str]:
     """Return the tokens of the languages: those that the source lists, else those of NLLB-200."""
     listed = [text for text in settings.listed() if _NLLB_CODE.fullmatch(text)]

@@ -16,7 +16,7 @@ class Message(TypedDict):
     content: str
 
 
-Chat = Sequence[Message]  # of which the model's chat template makes a text
+Chat = Sequence[Message | Mapping[str, str]]  # of which the model's chat template makes a text
 Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 
