@@ -89,7 +89,7 @@ def compare_answers(
         )
     items = _items(one, contract, text, images)
     for side in sides:
-        side.predict([items[0].row])  # the first call of all is slower, whoever makes it
+        side.predict([items[0].encoded])  # the first call of all is slower, whoever makes it
     found = [_Answers(side) for side in sides]
     for done in _ask(found, items):
         if progress is not None:
@@ -135,7 +135,7 @@ class _Answers:
     def ask(self, items: Sequence[Item]) -> None:
         """Ask the model of items of one length."""
         started = time.perf_counter()
-        found = self.side.predict([item.row for item in items])
+        found = self.side.predict([item.encoded for item in items])
         self.seconds += time.perf_counter() - started
         for item, prediction in zip(items, found, strict=True):
             self.told[item] = tell(self._finite(prediction, item), self.side.contract)
@@ -170,7 +170,7 @@ def _ask(models: Sequence[_Answers], items: Sequence[Item]) -> Iterator[int]:
 
 
 def _length(item: Item) -> int:
-    return item.row.length
+    return item.encoded.length
 
 
 def _difference(found: Sequence[_Answers], items: Sequence[Item]) -> AnswerDifference:

@@ -32,7 +32,7 @@ class Item:
     """A text, a pair of texts or a picture, and what should be told of it."""
 
     where: str  # where it stands: a line, or a file
-    row: EncodedItem
+    encoded: EncodedItem
     # None: nobody says. Labels: the one, or all that hold by themselves; of a labeller one a word.
     reference: tuple[str, ...] | None = None
     text: bytes = b""  # of a labeller, in UTF-8
@@ -77,8 +77,8 @@ def read_images(path: Path, contract: Contract) -> list[Item]:
             where = str(file.relative_to(path))
             reference = (file.parent.name,) if file.parent.name in contract.labels else None
             try:
-                (row,) = encoder.encode([PredictionItem(file.read_bytes())], where)
-                items.append(Item(where, row, reference))
+                (encoded,) = encoder.encode([PredictionItem(file.read_bytes())], where)
+                items.append(Item(where, encoded, reference))
             except InvalidRequest as error:
                 problems += [f"{where}: {violation.description}" for violation in error.violations]
     _check(path, items, problems, f"has no {', '.join(SUFFIXES)} files; give a folder with some")
@@ -88,11 +88,11 @@ def read_images(path: Path, contract: Contract) -> list[Item]:
 def random_items(contract: Contract) -> list[Item]:
     """Return texts of random tokens, or images of noise, always the same."""
     if contract.image is not None:
-        rows = [EncodedItem(pixels, 0, 1) for pixels in draw_images(contract.image)]
+        drawn = [EncodedItem(pixels, 0, 1) for pixels in draw_images(contract.image)]
     else:
         assert contract.encoding is not None, "a model of one pass reads texts or sees images"
-        rows = list(_random_texts(contract.encoding))
-    return [Item(f"random item {number}", row) for number, row in enumerate(rows, start=1)]
+        drawn = list(_random_texts(contract.encoding))
+    return [Item(f"random item {number}", one) for number, one in enumerate(drawn, start=1)]
 
 
 def _random_texts(contract: EncodingContract) -> Iterator[EncodedItem]:
@@ -112,8 +112,8 @@ def _read(line: str, where: str, contract: Contract, encoder: ItemEncoder) -> It
     if len(others) >= most:
         raise ConfigError(f"{where}: {len(others) + 1} columns are more than {most}")
     reference = others.pop() if others and is_told else ""
-    (row,) = encoder.encode([PredictionItem(text, others[0] if others else None)], where)
-    item = Item(where, row, text=text.encode() if contract.task == "label" else b"")
+    (encoded,) = encoder.encode([PredictionItem(text, others[0] if others else None)], where)
+    item = Item(where, encoded, text=text.encode() if contract.task == "label" else b"")
     return replace(item, reference=_labels(reference, item, contract))
 
 

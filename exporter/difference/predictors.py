@@ -18,7 +18,7 @@ from engine.package.graph_io import INPUT_IDS, PIXEL_VALUES, TOKEN_TYPE_IDS
 from engine.package.manifest import Manifest
 from engine.package.package import MANIFEST_NAME, load_package, read_manifest
 from engine.session import create_session
-from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.driver import predict
 from exporter.certificate.one_pass_cases import run_eager
 from exporter.checkpoint import load_checkpoint, read_config
 from exporter.graphs.contracts import Contract, contract_of
@@ -30,8 +30,8 @@ class Predictor(Protocol):
     path: Path
     contract: Contract
 
-    def predict(self, rows: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
-        """Return what it says of rows of one length; None stands for one that is not finite."""
+    def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
+        """Return what it says of items of one length; None stands for one that is not finite."""
 
 
 def generates(path: Path) -> bool:
@@ -65,14 +65,13 @@ class ExportedPredictor:
         self.contract = _contract(package.manifest)
         self._session = create_session(package.file("model.onnx"))
 
-    def predict(self, rows: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
+    def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
         """See Predictor."""
-        with exported_graphs():
-            return split(self._session.run(stack(rows)), rows)
+        return split(predict(self._session, items), items)
 
 
 class EagerPredictor:
-    """A checkpoint, run by PyTorch without a mask, for no row is padded."""
+    """A checkpoint, run by PyTorch without a mask, for no item is padded."""
 
     def __init__(self, path: Path) -> None:
         checkpoint = load_checkpoint(path)
@@ -80,9 +79,9 @@ class EagerPredictor:
         self.contract = contract_of(checkpoint.config.model)
         self._model = checkpoint.model
 
-    def predict(self, rows: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
+    def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
         """See Predictor."""
-        given = {name: torch.from_numpy(values) for name, values in stack(rows).items()}
+        given = {name: torch.from_numpy(values) for name, values in stack(items).items()}
         if PIXEL_VALUES in given:
             output = run_eager(self._model, (given[PIXEL_VALUES],))
         elif TOKEN_TYPE_IDS in given:
@@ -90,7 +89,7 @@ class EagerPredictor:
         else:
             output = run_eager(self._model, (given[INPUT_IDS],))
         found = output._asdict().items()
-        return split({name: part.numpy() for name, part in found if part is not None}, rows)
+        return split({name: part.numpy() for name, part in found if part is not None}, items)
 
 
 def _contract(manifest: Manifest) -> Contract:
