@@ -30,11 +30,16 @@ class Found(Generic[EngineT]):
 
 
 class Catalog:
-    """Engines by name."""
+    """Engines by name, all of them and by what they can."""
 
     def __init__(self, engines: Mapping[str, Engine], replica_id: str) -> None:
         self.engines = dict(sorted(engines.items()))
         self.replica_id = replica_id
+        # Asked of a protocol once: it takes as long as all other checks of a request together.
+        found = self.engines.items()
+        self.generators = {n: e for n, e in found if isinstance(e, GeneratingEngine)}
+        self.predictors = {n: e for n, e in found if isinstance(e, PredictingEngine)}
+        self._scorers = {n: e for n, e in found if isinstance(e, ScoringEngine)}
 
     def served(self, name: str) -> ServedModel:
         """Return what answers say of the model."""
@@ -43,22 +48,24 @@ class Catalog:
     def generating(self, name: str, version: str) -> Found[GeneratingEngine]:
         """Return a model that generates."""
         engine = self._find(name, version)
-        if isinstance(engine, GeneratingEngine):
-            return Found(engine, self._served(name, engine))
+        if (generator := self.generators.get(name)) is not None:
+            return Found(generator, self._served(name, engine))
         raise _cannot(name, engine, "generate")
 
     def scoring(self, name: str, version: str) -> Found[ScoringEngine]:
         """Return a model that scores."""
         engine = self._find(name, version)
-        if isinstance(engine, ScoringEngine) and "score" in engine.capabilities:
-            return Found(engine, self._served(name, engine))
+        scorer = self._scorers.get(name)
+        if scorer is not None and "score" in engine.capabilities:
+            return Found(scorer, self._served(name, engine))
         raise _cannot(name, engine, "score")
 
     def predicting(self, name: str, version: str, capability: str) -> Found[PredictingEngine]:
         """Return a model that can "classify", "label" or "embed"."""
         engine = self._find(name, version)
-        if isinstance(engine, PredictingEngine) and capability in engine.capabilities:
-            return Found(engine, self._served(name, engine))
+        predictor = self.predictors.get(name)
+        if predictor is not None and capability in engine.capabilities:
+            return Found(predictor, self._served(name, engine))
         raise _cannot(name, engine, capability)
 
     def _served(self, name: str, engine: Engine) -> ServedModel:

@@ -33,7 +33,7 @@ from server.reflection import enable_reflection
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
-from server.worker.engines import Engine, GeneratingEngine, PredictingEngine
+from server.worker.engines import Engine
 from server.worker.generation import GenerationService
 from server.worker.prediction import PredictionService
 
@@ -152,8 +152,8 @@ class Worker:
     def _publish_health(self) -> None:
         """Set the health of every name: of a service by the engines that answer for it."""
         engines = self._catalog.engines
-        generating = [e for e in engines.values() if isinstance(e, GeneratingEngine)]
-        predicting = [e for e in engines.values() if isinstance(e, PredictingEngine)]
+        generating = self._catalog.generators.values()
+        predicting = self._catalog.predictors.values()
         healthy = {
             "": self.healthy,
             GENERATION: all(engine.healthy for engine in generating),
