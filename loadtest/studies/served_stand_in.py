@@ -24,12 +24,14 @@ from loadtest.studies.stand_in import (
     step_time,
 )
 from server.config import GatewayConfig, WorkerConfig
-from server.gateway.gateway import Gateway
-from server.worker.worker import Worker
+
+# The gateway tells gRPC how to listen when it is imported: a worker has a process without that.
 
 
 async def serve_worker(num_slots: int, step: str) -> None:
     """Run a worker whose model takes the time of `step_time`."""
+    from server.worker.worker import Worker
+
     model = StandInModel(num_slots, step_time(step))
     with tempfile.TemporaryDirectory() as directory:
         engine = stand_in_engine(stand_in_config(num_slots), model, Path(directory))
@@ -40,6 +42,8 @@ async def serve_worker(num_slots: int, step: str) -> None:
 
 async def serve_gateway(num_slots: int, worker: str) -> None:
     """Run a gateway before a worker."""
+    from server.gateway.gateway import Gateway
+
     gateway = Gateway(GatewayConfig(max_calls_per_worker=num_slots))
     address = f"127.0.0.1:{await gateway.start()}"
     await gateway.sync([worker])
