@@ -77,7 +77,7 @@ class SlotTable:
     def take(self, sequence: Sequence) -> None:
         """Give a sequence an empty row."""
         if None not in self._owners[self.num_decoding :]:
-            self._drop(next(iter(self._kept)))
+            self._evict(next(iter(self._kept)))
         row = self._owners.index(None, self.num_decoding)
         self._put(sequence, row)
 
@@ -158,7 +158,7 @@ class SlotTable:
             self.release(sequence, is_finite=True)
             return
         for shorter in [k for k in own if tokens[: len(k.tokens)] == k.tokens]:
-            self._drop(shorter)
+            self._evict(shorter)
         row = self._vacate(sequence, length, is_finite=True)
         self._owners[row] = kept = KeptPrefix(tenant, tokens, row)
         self._kept[kept] = None
@@ -188,7 +188,7 @@ class SlotTable:
             self._kept.move_to_end(known)
         return known is not None
 
-    def _drop(self, kept: KeptPrefix) -> None:
+    def _evict(self, kept: KeptPrefix) -> None:
         del self._kept[kept]
         self._owners[kept.row] = None
         self._ops.append(RowOp("cut", kept.row, kept.row))
