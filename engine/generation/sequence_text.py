@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.requests.events import (
     FinishReason,
     GenerationEvent,
@@ -10,7 +12,8 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import SamplingParams
-from engine.requests.text import Detokenizer, GenerationTokenizer, Piece
+from engine.requests.text import Detokenizer, GenerationTokenizer
+from engine.sampling.stop_rule import End, push_text
 from engine.scheduling.output import HypothesisOutput, TokenOutput
 
 
@@ -51,7 +54,7 @@ class SequenceText:
         prefix_ids: tuple[int, ...],
     ) -> None:
         self._index = index
-        self._include_stop = params.include_stop
+        self._params = params
         self._detokenizer = _detokenizer(params, tokenizer, len(prefix_ids), params.include_stop)
         self._num_prefix = len(prefix_ids)
         self._token_ids = list(prefix_ids)
@@ -62,17 +65,16 @@ class SequenceText:
         self._num_sent_pieces = 0
         self._sum_logprob = 0.0
         self._score: float | None = None
-        self._reason: FinishReason | None = None
-        self._matched_stop: str | int | None = None
+        self._end: End | None = None
         self._end_is_sent = False
         self._has_failed = False
         if prefix_ids:
-            self._add(self._detokenizer.push(prefix_ids))
+            self._add(prefix_ids, None)
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing more is taken."""
-        return self._reason is not None
+        return self._end is not None
 
     @property
     def num_generated(self) -> int:
@@ -94,25 +96,21 @@ class SequenceText:
             self._logprobs.append(output.position)
         if output.attention:
             self._alignment.append(output.attention)
-        self._reason, self._matched_stop = output.finish_reason, output.matched_stop
-        if self._is_text():
-            self._add(self._detokenizer.push([output.token_id]))
-        if self._reason is not None:
-            self._add(self._detokenizer.finish())
+        reason = output.finish_reason
+        self._add([output.token_id], None if reason is None else End(reason, output.matched_stop))
 
     def cut(self, reason: FinishReason) -> None:
         """End with what there is."""
-        if self._reason is None:
-            self._reason = reason
-            self._add(self._detokenizer.finish())
+        if self._end is None:
+            self._add((), End(reason))
 
     def fail(self) -> None:
         """Hold nothing back any longer: no more comes; without a token there is nothing to send."""
         self._has_failed = True
         if self.num_generated == 0:
             self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
-        elif self._reason is None:
-            self._add(self._detokenizer.finish())
+        elif self._end is None:
+            self._text.append(self._detokenizer.finish().text)
 
     def fill(self, output: HypothesisOutput) -> None:
         """Take in a whole sequence."""
@@ -121,30 +119,19 @@ class SequenceText:
         self._token_ids += hypothesis.token_ids
         self._logprobs += hypothesis.logprobs
         self._sum_logprob, self._score = hypothesis.sum_logprob, hypothesis.score
-        self._reason, self._matched_stop = hypothesis.reason, hypothesis.matched_stop
-        text_ids = hypothesis.token_ids[: None if self._is_text() else -1]
-        self._add(self._detokenizer.push(text_ids))
-        self._add(self._detokenizer.finish())
+        self._add(hypothesis.token_ids, End(hypothesis.reason, hypothesis.matched_stop))
 
-    def _is_text(self) -> bool:
-        """Whether the last token belongs to the text: the end and a matched stop token do not."""
-        if self._reason is FinishReason.STOP:
-            # A stop string may be a part of the token only, and the detokenizer cuts it out.
-            return self._include_stop or isinstance(self._matched_stop, str)
-        return self._reason is not FinishReason.EOS
-
-    def _add(self, piece: Piece) -> None:
-        if piece.text:
-            self._text.append(piece.text)
-        if piece.stop is not None:
-            self._reason, self._matched_stop = FinishReason.STOP, piece.stop
+    def _add(self, token_ids: Sequence[int], end: End | None) -> None:
+        text, self._end = push_text(self._detokenizer, token_ids, end, self._params)
+        if text:
+            self._text.append(text)
 
     def take_events(self) -> list[GenerationEvent]:
         """Return what was not returned before."""
         events: list[GenerationEvent] = []
         text = "".join(self._text[self._num_sent_pieces :])
         unsent_ids = tuple(self._token_ids[self._num_sent_ids :])
-        is_end = self._reason is not None and not self._end_is_sent
+        is_end = self._end is not None and not self._end_is_sent
         # Tokens without text wait for the text they become part of, or for the end.
         if text or ((is_end or self._has_failed) and unsent_ids):
             first = max(0, self._num_sent_ids - self._num_prefix)
@@ -157,13 +144,13 @@ class SequenceText:
 
     def finished(self, index: int, *, was_streamed: bool = False) -> SequenceFinished:
         """Return the whole sequence."""
-        assert self._reason is not None
+        assert self._end is not None
         return SequenceFinished(
             index=index,
-            reason=self._reason,
+            reason=self._end.reason,
             text="".join(self._text),
             token_ids=tuple(self._token_ids),
-            matched_stop=self._matched_stop,
+            matched_stop=self._end.stop,
             sum_logprob=self._sum_logprob,
             score=0.0 if was_streamed else self.score,
             logprobs=tuple(self._logprobs),

@@ -32,15 +32,14 @@ class Piece(NamedTuple):
 class Detokenizer(Protocol):
     """The text of one sequence while its tokens arrive, cut at the first stop string."""
 
-    @property
-    def matched_stop(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Take the next tokens in; after a match nothing is taken any more."""
 
     def finish(self) -> Piece:
         """Return what was held back, now that the sequence has ended; it may hold a match, too."""
+
+    def ignore_stops(self) -> None:
+        """Take stop strings that become complete from now on as plain text."""
 
     def fork(self) -> Detokenizer:
         """Return a copy that goes its own way."""

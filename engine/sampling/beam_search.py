@@ -116,7 +116,8 @@ class BeamSearch:
         for rank, candidate in enumerate(candidates):
             if len(running) == self._params.beam_width or candidate.score == -math.inf:
                 break
-            text = self._text_with(candidate)
+            before = self._texts[candidate.beam]
+            text = before.fork() if before else None
             end = self._stop_rule.end_of(candidate.token_id, self._num_steps, text)
             if end is None:
                 running.append(self._extend(candidate))
@@ -155,14 +156,6 @@ class BeamSearch:
         parent = self._running[candidate.beam]
         before = parent.sum_logprob if parent else 0.0
         return _Beam(candidate, parent, before + candidate.logprob)
-
-    def _text_with(self, candidate: Candidate) -> Detokenizer | None:
-        before = self._texts[candidate.beam]
-        if before is None:
-            return None
-        text = before.fork()
-        text.push([candidate.token_id])
-        return text
 
     def _finish(self, beam: _Beam | None, end: End) -> None:
         total = beam.last.score if beam else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import sys
 from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
@@ -189,10 +190,9 @@ class IncrementalDetokenizer:
             text = self._match(self._stream.finish()) + self._matcher.finish()
         return Piece(text, self._matcher.matched)
 
-    @property
-    def matched_stop(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._matcher.matched
+    def ignore_stops(self) -> None:
+        """Take stop strings that become complete from now on as plain text."""
+        self._min_new_tokens = sys.maxsize
 
     def fork(self) -> IncrementalDetokenizer:
         """Return a copy that goes its own way."""

@@ -180,6 +180,12 @@ def test_beams_keep_the_texts_of_their_own_parents(tokenizer):
     [
         ({"stop_strings": ("c",)}, FinishReason.STOP, "c"),
         ({"stop_strings": ("c",), "stop_token_ids": (5,)}, FinishReason.STOP, 5),
+        (
+            {"stop_strings": ("c",), "stop_token_ids": (5,), "include_stop": True},
+            FinishReason.STOP,
+            "c",
+        ),
+        ({"stop_strings": ("c",), "forced_end": 5}, FinishReason.LENGTH, None),
         ({"stop_strings": ("c",), "min_new_tokens": 2}, FinishReason.LENGTH, None),
         ({"stop_strings": ("cc", "c")}, FinishReason.STOP, "c"),
     ],
