@@ -38,6 +38,14 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 6,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 100.0,
@@ -47,6 +55,7 @@ LONG = {
 }
 OPT_350M = {"do_layer_norm_before": False, "word_embed_proj_dim": 12}
 DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"layer_norm_epsilon": 1e-3, **_SIZES},
     "gpt_neox": {
         **_SIZES,
         "hidden_size": 64,

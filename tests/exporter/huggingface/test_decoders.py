@@ -11,7 +11,14 @@ import torch
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
-from tests.exporter.huggingface.decoders import DECODERS, OPT_350M, VARIANTS, YARN, save_decoder
+from tests.exporter.huggingface.decoders import (
+    DECODERS,
+    LLAMA3,
+    OPT_350M,
+    VARIANTS,
+    YARN,
+    save_decoder,
+)
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import VOCAB_SIZE
 
@@ -64,10 +71,18 @@ async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *((family, {}) for family in DECODERS),
+        ("opt", OPT_350M),
+        ("llama", {"rope_parameters": LLAMA3, "eos_token_id": [25, 7, 11]}),
+        ("llama", {"vocab_size": VOCAB_SIZE + 11, "tie_word_embeddings": True}),  # padded
+    ],
+)
 async def test_64_greedy_tokens_behind_8_prompts_are_those_of_hugging_face(
-    family: str, tmp_path: Path
+    family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    twin = save_decoder(tmp_path / "source", family, max_position_embeddings=80)
+    twin = save_decoder(tmp_path / "source", family, max_position_embeddings=80, **options)
 
     await check_greedy_tokens(tmp_path, twin, num_tokens=64)

@@ -130,7 +130,9 @@ LONG_T5: dict[str, Any] = {"vocab_size": 101, "n_positions": 80}
             {**LONG, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 90},
         ),
         ("t5", LONG_T5),
-        ("t5", {**LONG_T5, **FLAN}),
+        ("t5", {**LONG_T5, **FLAN}),  # and MADLAD
+        ("t5", {**LONG_T5, **FLAN, "num_decoder_layers": 1}),  # ByT5
+        ("mbart", {**LONG, "own_output": False, "tie_word_embeddings": False}),
         ("mt5", {**LONG_T5, **OWN}),
     ],
 )
