@@ -104,7 +104,7 @@ def tensors_of(content: Mapping[str, Any], key: str, path: Path) -> dict[str, Te
 def plain(value: object) -> object:
     """Return options as plain data: of a Namespace and of OmegaConf, dictionaries and lists.
 
-    A value that refers to another one (`${model.x}`) is None.
+    A value that refers to another one (`${model.x}`) or that nobody set (`???`) is None.
     """
     if isinstance(value, Record):
         return _plain_record(value)
@@ -112,7 +112,7 @@ def plain(value: object) -> object:
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return None if isinstance(value, str) and value.startswith("${") else value
+    return None if isinstance(value, str) and value.startswith(("${", "???")) else value
 
 
 def _plain_record(record: Record) -> object:

@@ -108,7 +108,7 @@ class Draw:
 
 
 def save_fairseq(directory: Path, *, form: str = "args", **options: Any) -> Source:
-    """Save a model; `form` is args, cfg or 2018."""
+    """Save a model; `form` is args, cfg, nested (a cfg of dictionaries) or 2018."""
     args = Namespace(**{**FAIRSEQ_OPTIONS, **options})
     words = {"de": SOURCE_WORDS, "en": TARGET_WORDS}
     if args.share_all_embeddings:
@@ -116,9 +116,10 @@ def save_fairseq(directory: Path, *, form: str = "args", **options: Any) -> Sour
     weights = _fairseq_weights(args, len(words["de"]) + 4, len(words["en"]) + 4)
     stored = OrderedDict(_aged(weights) if form == "2018" else weights)
     content: dict[str, Any] = {"args": args, "model": stored, "extra_state": {"epoch": 3}}
-    if form == "cfg":
+    if form in ("cfg", "nested"):
+        model = args if form == "cfg" else _nested(args)
         task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
-        content |= {"args": None, "cfg": {"_name": None, "model": args, "task": task}}
+        content |= {"args": None, "cfg": {"_name": None, "model": model, "task": task}}
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "checkpoint_best.pt"
     torch.save(content, path, _use_new_zipfile_serialization=form != "2018")
@@ -126,6 +127,19 @@ def save_fairseq(directory: Path, *, form: str = "args", **options: Any) -> Sour
         lines = "".join(f"{word} {100 - i}\n" for i, word in enumerate(of_it))
         (directory / f"dict.{language}.txt").write_text(lines)
     return Source(path, args, weights)
+
+
+def _nested(args: Namespace) -> dict[str, Any]:
+    """Return options as newer versions group them; one of them refers to another."""
+    found: dict[str, Any] = {"_name": args.arch, "encoder": {}, "decoder": {}}
+    for name, value in vars(args).items():
+        side, _, inner = name.partition("_")
+        if side in ("encoder", "decoder"):
+            found[side][inner] = value
+        elif name not in ("arch", "task", "source_lang", "target_lang"):
+            found[name] = value
+    found["decoder"]["output_dim"] = "${model.decoder.embed_dim}"
+    return found
 
 
 def _fairseq_weights(args: Namespace, num_source: int, num_target: int) -> dict[str, Tensor]:

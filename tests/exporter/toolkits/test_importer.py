@@ -38,6 +38,7 @@ UNTIED = {"share_decoder_input_output_embed": False}
         ("args", {"share_all_embeddings": True}),
         ("args", {**LEARNED, "layernorm_embedding": True, "no_scale_embedding": True}),
         ("cfg", {**FIRST, **UNTIED, "activation_fn": "gelu_accurate"}),
+        ("nested", {**FIRST, "activation_fn": "gelu"}),
         ("2018", {**UNTIED, "arch": "transformer"}),
         ("2018", {**FIRST, "activation_fn": "gelu"}),
     ],

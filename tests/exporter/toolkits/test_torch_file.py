@@ -60,10 +60,17 @@ def test_options_of_omegaconf_become_plain_data() -> None:
         record.__setstate__(fields)
         return record
 
-    values = {"layers": node(_val=6), "refers": node(_val="${model.x}"), "arch": Record("wmt")}
+    values = {
+        "layers": node(_val=6),
+        "refers": node(_val="${model.x}"),
+        "unset": node(_val="???"),
+        "arch": Record("wmt"),
+    }
     config = node(_content=values, _metadata=node(), _parent=None)
 
-    assert plain({"cfg": config}) == {"cfg": {"layers": 6, "refers": None, "arch": "wmt"}}
+    assert plain({"cfg": config}) == {
+        "cfg": {"layers": 6, "refers": None, "unset": None, "arch": "wmt"}
+    }
 
 
 @pytest.mark.parametrize("is_archive", [True, False])
