@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import CheckpointError
 from engine.requests.defaults import sampling_params
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import SamplingParams
@@ -111,6 +112,17 @@ def test_options_that_are_not_taken_over_are_named(
     _, notes = imported(save_gpt2, tmp_path, **options)
 
     assert notes == (f"generation option {note} is not taken over",)
+
+
+@pytest.mark.parametrize("tokens", [list(range(100_000)), ["a"] * 100_000])
+def test_however_many_options_are_wrong_one_line_names_them(
+    tokens: list[Any], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="(suppress|banned)_tokens") as caught:
+        imported(save_gpt2, tmp_path, suppress_tokens=tokens)
+
+    assert len(str(caught.value)) < 4_000  # 32 are named, and how many more there are
+    assert "\n" not in str(caught.value)
 
 
 def test_all_tokens_that_end_a_sequence_are_in_the_contract(tmp_path: Path) -> None:
