@@ -28,7 +28,6 @@ import click
 import uvloop
 
 from engine.machine import machine_name
-from loadtest.errors import LoadTestError
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.result_file import write_document
 from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
@@ -77,8 +76,8 @@ class Paced:
 
     stage: str
     num_streams: int
-    tokens_per_second: float
-    idle: float  # the share of the time in which the model had nothing to do
+    tokens_per_second: float | None  # None: some had ended before others began
+    idle: float | None  # the share of the time in which the model had nothing to do
 
 
 def costs_of(short: Used, long: Used, num_requests: int) -> dict[str, Cost]:
@@ -112,7 +111,7 @@ async def measure_paced(stage: str, num_streams: int) -> Paced:
         await do(work._replace(num_tokens=_SHORT))
         steps = (await do(work)).full_steps
     if not steps.num_tokens:
-        raise LoadTestError(f"{num_streams} streams never ran at once; give outputs more tokens")
+        return Paced(stage, num_streams, None, None)
     return Paced(stage, num_streams, steps.tokens_per_second, steps.idle)
 
 
@@ -188,10 +187,10 @@ def _tell(overheads: Sequence[Overhead]) -> None:
 
 def _tell_paced(paced: Sequence[Paced]) -> None:
     for one in paced:
-        click.echo(
-            f"{one.stage}, {one.num_streams} streams, a model as fast as a GPU: "
-            f"{one.tokens_per_second:,.0f} tokens/s, idle {one.idle:.0%} of the time"
-        )
+        found = "some had ended before others began"
+        if one.idle is not None:
+            found = f"{one.tokens_per_second:,.0f} tokens/s, idle {one.idle:.0%} of the time"
+        click.echo(f"{one.stage}, {one.num_streams} streams, a model as fast as a GPU: {found}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace as Namespace
@@ -36,8 +37,8 @@ from loadtest.studies.loading import (
     summary_under_load,
 )
 from loadtest.studies.machine import Machine
-from loadtest.studies.overhead import Cost, costs_of
-from loadtest.studies.overhead_stages import SERVED, STAGES, Used, Work
+from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
+from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
 from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
@@ -395,3 +396,16 @@ def test_a_model_that_waits_is_idle_between_its_steps() -> None:
     steps = FullSteps(num_tokens=20, busy=0.3, first=1.0, last=2.0)
 
     assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))
+
+
+async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def never_full(num_slots: int, step: str) -> AsyncIterator[Do]:
+        async def do(work: Work) -> Used:
+            return Used(0, 0, {}, FullSteps())
+
+        yield do
+
+    monkeypatch.setitem(STAGES, "gateway", never_full)
+
+    assert await measure_paced("gateway", 256) == Paced("gateway", 256, None, None)
