@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.one_pass.item_encoder import EncodedItem
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.graph_io import (
+    DTYPES,
     EMBEDDING,
     INPUT_IDS,
     LENGTHS,
@@ -29,14 +30,16 @@ class Graph(Protocol):
 
 def stack(items: Sequence[EncodedItem]) -> dict[str, NDArray[Any]]:
     """Return the graph's inputs: items of one length, so there is nothing to pad."""
-    values = np.stack([item.values for item in items])
-    if values.dtype == np.float32:
-        return {PIXEL_VALUES: values}  # (B, channels, size, size)
-    lengths = np.full(len(items), values.shape[1], dtype=np.int64)
-    inputs = {INPUT_IDS: values, LENGTHS: lengths}  # (B, S), (B,)
+    values, length = [item.values for item in items], items[0].length
+    if not length:
+        return {PIXEL_VALUES: np.stack(values, dtype=DTYPES[PIXEL_VALUES])}  # (B, C, size, size)
+    inputs = {
+        INPUT_IDS: np.stack(values, dtype=DTYPES[INPUT_IDS]),  # (B, S)
+        LENGTHS: np.full(len(items), length, DTYPES[LENGTHS]),
+    }
     types = [item.token_types for item in items if item.token_types is not None]
     if types:
-        inputs[TOKEN_TYPE_IDS] = np.stack(types)  # (B, S)
+        inputs[TOKEN_TYPE_IDS] = np.stack(types, dtype=DTYPES[TOKEN_TYPE_IDS])  # (B, S)
     return inputs
 
 

@@ -25,10 +25,10 @@ _PIXELS_PER_TOKEN = 16 * 16
 class EncodedItem:
     """An item as the model reads it; those of equal length can be run together."""
 
-    values: NDArray[Any]  # token ids int64 (length,), or pixel values float32
+    values: NDArray[Any]  # token ids (length,), or pixel values
     length: int  # tokens; 0 for an image
     cost: int  # tokens it counts as in budgets
-    token_types: NDArray[Any] | None = None  # int64 (length,), where the graph takes them
+    token_types: NDArray[Any] | None = None  # (length,), where the graph takes them
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token that is kept
     kept: tuple[int, ...] = ()  # labeller: places of the tokens that are not special
     continues: tuple[bool, ...] = ()  # labeller: which of them go on with a word
@@ -110,7 +110,7 @@ class ItemEncoder:
         if self._task == "label":
             kept = tuple(i for i, special in enumerate(found.special) if not special)
         return EncodedItem(
-            values=np.array(found.ids, dtype=np.int64),
+            values=np.array(found.ids),
             length=len(found.ids),
             cost=len(found.ids),
             token_types=_types(found.token_types, contract),
@@ -141,12 +141,12 @@ class ItemEncoder:
             check_token_ids(ids, contract.vocab_size, lambda i, _: f"{path}.tokens.ids[{i}]")
         )
         types = _types((0,) * len(ids), contract)
-        return EncodedItem(np.array(ids, dtype=np.int64), len(ids), len(ids), types)
+        return EncodedItem(np.array(ids), len(ids), len(ids), types)
 
 
 def _types(types: tuple[int, ...], contract: EncodingContract) -> NDArray[Any] | None:
-    """Return the types of tokens as a graph takes them, None for one that does not."""
-    return np.array(types, dtype=np.int64) if contract.num_token_types > 1 else None
+    """Return the types of tokens for a graph that takes them, None for one that does not."""
+    return np.array(types) if contract.num_token_types > 1 else None
 
 
 def _encode_image(item: PredictionItem, contract: ImageContract, path: str) -> EncodedItem:

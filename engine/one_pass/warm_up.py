@@ -78,10 +78,10 @@ def _texts(contract: EncodingContract) -> Iterator[Group]:
         ids = np.arange(_MAX_ITEMS)[:, None] + np.arange(length)  # [items, length]
         # The first begins with the last of the vocabulary.
         texts = (contract.vocab_size - 1 + ids) % contract.vocab_size
-        types = np.zeros(length, np.int64) if contract.num_token_types > 1 else None
+        types = np.zeros(length, int) if contract.num_token_types > 1 else None
         yield (
             f"a text of {length} tokens",
-            [EncodedItem(text.astype(np.int64), length, length, types) for text in texts],
+            [EncodedItem(text, length, length, types) for text in texts],
         )
 
 

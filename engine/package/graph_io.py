@@ -17,7 +17,7 @@ from engine.package.manifest import (
 )
 from engine.wording import listed
 
-# Whoever exports, checks or binds a graph takes the names from here.
+# Whoever exports, checks or binds a graph takes the names and types from here.
 INPUT_IDS, POSITION_IDS = "input_ids", "position_ids"
 LOGIT_IDX, NUM_TOP = "logit_idx", "num_top"
 SEQLENS_K, TOTAL_SEQ = "seqlens_k", "total_seq"
@@ -32,14 +32,28 @@ CROSS = "cross_key_values"  # the sources, as the decoder reads them
 PAST_CROSS, PRESENT_CROSS = "past_cross_key_values", "present_cross_key_values"  # ... are encoded
 READ_ON_HOST = (NUM_TOP, TOTAL_SEQ)  # inputs that kernels for a device want there
 
-_CACHE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+TOPS = (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
+
+# By numpy's names; of keys and values it is that of their cache.
+DTYPES = {
+    **dict.fromkeys((INPUT_IDS, POSITION_IDS, LOGIT_IDX, NUM_TOP, TOP_IDS), "int64"),
+    **dict.fromkeys((SEQLENS_K, TOTAL_SEQ), "int32"),
+    **dict.fromkeys((SOURCE_LENGTHS, BEAM_ROWS, ROW_QUERIES), "int64"),
+    **dict.fromkeys((ALIGNMENT_IDX, ALIGNMENT_SOURCES, LENGTHS, TOKEN_TYPE_IDS), "int64"),
+    **dict.fromkeys((PIXEL_VALUES, LOGITS, TOP_LOGITS, TOP_LOGPROBS), "float32"),
+    **dict.fromkeys((ALIGNMENT, EMBEDDING), "float32"),
+}
+CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+
+_Shape = tuple[int | str | None, ...]  # an open size has a name or None
+_TOKENS: _Shape = ("batch", "tokens")
 
 
 class GraphValue(NamedTuple):
     """Type and shape of an input or output of a graph."""
 
     dtype: str  # numpy's name
-    shape: tuple[int | str | None, ...]  # an open size has a name or None
+    shape: _Shape
 
     @property
     def open_sizes(self) -> dict[int, str]:
@@ -51,8 +65,6 @@ class GraphValue(NamedTuple):
 
 
 Values = Mapping[str, GraphValue]
-
-_TOKENS = GraphValue("int64", ("batch", "tokens"))
 
 
 class GraphShape(NamedTuple):
@@ -82,23 +94,20 @@ def decoder_shape(contract: GenerationContract) -> GraphShape:
     several rows only where each has one token.
     """
     cache, cross = contract.cache, contract.cross_cache
-    inputs = {
-        INPUT_IDS: _TOKENS,
-        POSITION_IDS: _TOKENS,
-        LOGIT_IDX: GraphValue("int64", ("num_logits",)),  # into the flattened [batch, tokens]
-        NUM_TOP: GraphValue("int64", (1,)),  # k
-        SEQLENS_K: GraphValue("int32", ("batch",)),  # each row's length after this call, minus 1
-        TOTAL_SEQ: GraphValue("int32", (1,)),  # the largest length after this call
-        **_layers(PAST, cache, "batch"),
-    }
-    top = ("num_logits", "num_top")  # of the k largest, best first, the lower id among equals
-    outputs = {
-        LOGITS: GraphValue("float32", ("num_logits", contract.vocab_size)),
-        TOP_IDS: GraphValue("int64", top),
-        TOP_LOGITS: GraphValue("float32", top),
-        TOP_LOGPROBS: GraphValue("float32", top),
-        **_layers(PRESENT, cache, "batch"),
-    }
+    inputs = _values(
+        {
+            INPUT_IDS: _TOKENS,
+            POSITION_IDS: _TOKENS,
+            LOGIT_IDX: ("num_logits",),  # into the flattened [batch, tokens]
+            NUM_TOP: (1,),  # k
+            SEQLENS_K: ("batch",),  # each row's length after this call, minus 1
+            TOTAL_SEQ: (1,),  # the largest length after this call
+        }
+    ) | _layers(PAST, cache, "batch")
+    # Of the k largest, best first, the lower id among equals.
+    top = dict.fromkeys(TOPS, ("num_logits", "num_top"))
+    outputs = _values({LOGITS: ("num_logits", contract.vocab_size), **top})
+    outputs |= _layers(PRESENT, cache, "batch")
     if cross is not None:
         inputs |= _source_inputs(cross)
         if contract.alignment:
@@ -110,13 +119,14 @@ def decoder_shape(contract: GenerationContract) -> GraphShape:
 
 def _source_inputs(cross: CacheShape) -> dict[str, GraphValue]:
     """Return what a decoder takes beside its own positions if it attends to sources."""
-    return {
-        SOURCE_LENGTHS: GraphValue("int64", ("sources",)),
-        # The rows that attend to each source, any row where there are fewer than `beams`.
-        BEAM_ROWS: GraphValue("int64", ("sources", "beams")),
-        ROW_QUERIES: _TOKENS,  # where each query stands in the flattened [sources, beams, tokens]
-        **_layers(CROSS, cross, "sources"),
-    }
+    return _values(
+        {
+            SOURCE_LENGTHS: ("sources",),
+            # The rows that attend to each source, any row where there are fewer than `beams`.
+            BEAM_ROWS: ("sources", "beams"),
+            ROW_QUERIES: _TOKENS,  # of each query in the flattened [sources, beams, tokens]
+        }
+    ) | _layers(CROSS, cross, "sources")
 
 
 def _alignment_shape(cross: CacheShape) -> GraphShape:
@@ -125,18 +135,17 @@ def _alignment_shape(cross: CacheShape) -> GraphShape:
     That is the last layer's cross-attention, mean over the heads, 0 behind the end of the source;
     [0, 0] where none is wanted, and nothing is computed.
     """
-    wanted = GraphValue("int64", ("num_alignments",))
     return GraphShape(
         # The positions, in the flattened [batch, tokens], and the source of each.
-        {ALIGNMENT_IDX: wanted, ALIGNMENT_SOURCES: wanted},
-        {ALIGNMENT: GraphValue("float32", ("num_alignments", cross.max_len))},
+        _values(dict.fromkeys((ALIGNMENT_IDX, ALIGNMENT_SOURCES), ("num_alignments",))),
+        _values({ALIGNMENT: ("num_alignments", cross.max_len)}),
     )
 
 
 def encoder_shape(cross: CacheShape) -> GraphShape:
     """Return what `encoder.onnx` takes and gives; it writes the first `tokens` positions."""
     return GraphShape(
-        {INPUT_IDS: _TOKENS, **_layers(PAST_CROSS, cross, "batch")},
+        _values({INPUT_IDS: _TOKENS}) | _layers(PAST_CROSS, cross, "batch"),
         _layers(PRESENT_CROSS, cross, "batch"),
     )
 
@@ -163,25 +172,24 @@ class OnePassContract(Protocol):
 
 def one_pass_shape(contract: OnePassContract) -> GraphShape:
     """Return what `model.onnx` takes and gives."""
-    inputs: dict[str, GraphValue]
+    inputs: dict[str, _Shape]
     text, image = contract.encoding, contract.image
     if text is not None:
-        inputs = {INPUT_IDS: _TOKENS, LENGTHS: GraphValue("int64", ("batch",))}
+        inputs = {INPUT_IDS: _TOKENS, LENGTHS: ("batch",)}
         if text.num_token_types > 1:
             inputs[TOKEN_TYPE_IDS] = _TOKENS
         width = text.embedding_dim
     else:
         assert image is not None, "a one-pass model reads text or sees images"
-        size = (image.channels, image.size, image.size)
-        inputs = {PIXEL_VALUES: GraphValue("float32", ("batch", *size))}
+        inputs = {PIXEL_VALUES: ("batch", image.channels, image.size, image.size)}
         width = image.embedding_dim
     per_token = ("tokens",) if contract.task == "label" else ()
-    outputs: dict[str, GraphValue] = {}
+    outputs: dict[str, _Shape] = {}
     if contract.labels:
-        outputs[LOGITS] = GraphValue("float32", ("batch", *per_token, len(contract.labels)))
+        outputs[LOGITS] = ("batch", *per_token, len(contract.labels))
     if width is not None:
-        outputs[EMBEDDING] = GraphValue("float32", ("batch", width))
-    return GraphShape(inputs, outputs)
+        outputs[EMBEDDING] = ("batch", width)
+    return GraphShape(_values(inputs), _values(outputs))
 
 
 def check_graphs(*graphs: tuple[LoadedGraph, GraphShape]) -> None:
@@ -238,7 +246,11 @@ def _fits(found: GraphValue, wanted: GraphValue) -> bool:
     )
 
 
+def _values(shapes: Mapping[str, _Shape]) -> dict[str, GraphValue]:
+    return {name: GraphValue(DTYPES[name], shape) for name, shape in shapes.items()}
+
+
 def _layers(prefix: str, shape: CacheShape, rows: str) -> dict[str, GraphValue]:
     size = (rows, shape.num_kv_heads, shape.max_len, shape.head_dim)
-    value = GraphValue(_CACHE_TYPES[shape.dtype], size)
+    value = GraphValue(CACHE_DTYPES[shape.dtype], size)
     return dict.fromkeys(layer_names(prefix, shape.num_layers), value)

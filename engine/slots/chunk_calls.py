@@ -34,8 +34,8 @@ class ChunkCalls:
     def __init__(self, graph: DecoderGraph, block: StepBlock) -> None:
         self._graph = graph
         self._block = block
-        self._first_row = block.standing((1, 1), np.int64)  # of its one source: the chunk itself
-        self._nothing = block.standing((0,), np.int64)
+        self._first_row = block.standing(BEAM_ROWS, (1, 1))  # of its one source: the chunk itself
+        self._nothing = block.standing(ALIGNMENT_IDX, (0,))
         self._bindings: dict[tuple[int, int, bool], Binding] = {}
 
     def plan(
@@ -67,21 +67,21 @@ class ChunkCalls:
         S, start = len(chunk.token_ids), int(cache.lengths[chunk.row])
         count = max(1, chunk.num_logits)  # the graph wants one
         inputs: dict[str, Bound] = {
-            INPUT_IDS: block.add(np.asarray([chunk.token_ids], np.int64)),  # (1, S)
-            POSITION_IDS: block.add(np.arange(start, start + S, dtype=np.int64)[None]),
-            LOGIT_IDX: block.add(np.arange(S - count, S, dtype=np.int64)),
-            SEQLENS_K: block.add(np.asarray([start + S - 1], np.int32)),
+            INPUT_IDS: block.add(INPUT_IDS, [chunk.token_ids]),  # (1, S)
+            POSITION_IDS: block.add(POSITION_IDS, np.arange(start, start + S)[None]),
+            LOGIT_IDX: block.add(LOGIT_IDX, np.arange(S - count, S)),
+            SEQLENS_K: block.add(SEQLENS_K, [start + S - 1]),
             NUM_TOP: self._graph.num_top(num_top),
         }
         if cache.cross_layers:
             length = cache.source_lengths[chunk.source_row : chunk.source_row + 1]
-            inputs[SOURCE_LENGTHS] = block.add(length)
-            inputs[ROW_QUERIES] = block.add(np.arange(S, dtype=np.int64)[None])
+            inputs[SOURCE_LENGTHS] = block.add(SOURCE_LENGTHS, length)
+            inputs[ROW_QUERIES] = block.add(ROW_QUERIES, np.arange(S)[None])
         outputs = named_outputs(block.chunk_outputs(first, first + count))
         if aligned:
-            positions = np.asarray(aligned, np.int64) + S - count
-            inputs[ALIGNMENT_IDX] = block.add(positions)
-            inputs[ALIGNMENT_SOURCES] = block.add(np.zeros_like(positions))
+            positions = [row + S - count for row in aligned]
+            inputs[ALIGNMENT_IDX] = block.add(ALIGNMENT_IDX, positions)
+            inputs[ALIGNMENT_SOURCES] = block.add(ALIGNMENT_SOURCES, [0] * len(aligned))
             outputs[ALIGNMENT] = block.alignment(aligned_into, aligned_into + len(aligned))
         cache.lengths[chunk.row] += S
         binding = self._binding(chunk, is_aligned=len(aligned) > 0)

@@ -67,16 +67,16 @@ class DecodeCalls:
                 f"the largest decode bucket ({max(buckets)}) must be the number of rows, "
                 f"{num_slots}"
             )
-        self._input_ids = block.standing((num_slots, 1), np.int64)
-        self._position_ids = block.standing((num_slots, 1), np.int64)
-        self._seqlens_k = block.standing((num_slots,), np.int32)
-        self._logit_idx = block.standing((num_slots,), np.int64)
+        self._input_ids = block.standing(INPUT_IDS, (num_slots, 1))
+        self._position_ids = block.standing(POSITION_IDS, (num_slots, 1))
+        self._seqlens_k = block.standing(SEQLENS_K, (num_slots,))
+        self._logit_idx = block.standing(LOGIT_IDX, (num_slots,))
         self._logit_idx.host[:] = np.arange(num_slots)
-        self._source_lengths = block.standing((num_slots,), np.int64)
-        self._row_queries = block.standing((num_slots, 1), np.int64)
-        self._beam_rows = block.standing((num_slots, 1), np.int64)  # where no source has more
-        self._alignment_idx = block.standing((num_slots,), np.int64)
-        self._alignment_sources = block.standing((num_slots,), np.int64)
+        self._source_lengths = block.standing(SOURCE_LENGTHS, (num_slots,))
+        self._row_queries = block.standing(ROW_QUERIES, (num_slots, 1))
+        self._beam_rows = block.standing(BEAM_ROWS, (num_slots, 1))  # where no source has more
+        self._alignment_idx = block.standing(ALIGNMENT_IDX, (num_slots,))
+        self._alignment_sources = block.standing(ALIGNMENT_SOURCES, (num_slots,))
         self._index = SourceIndex(num_slots)
         self._bindings: dict[_Shape, _Bound] = {}
 
@@ -143,7 +143,7 @@ class DecodeCalls:
         lengths = self._graph.cache.source_lengths[:count]
         np.maximum(lengths, 1, out=self._source_lengths.host[:count])
         if index.shape.group > 1:
-            inputs[BEAM_ROWS] = self._block.add(index.beam_rows)
+            inputs[BEAM_ROWS] = self._block.add(BEAM_ROWS, index.beam_rows)
         return index.shape
 
     def _bound(self, shape: _Shape) -> _Bound:

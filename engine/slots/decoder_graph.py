@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.package.graph_io import CROSS, PAST, PRESENT, TOTAL_SEQ, layer_names
+from engine.package.graph_io import (
+    CROSS,
+    DTYPES,
+    NUM_TOP,
+    PAST,
+    PRESENT,
+    TOTAL_SEQ,
+    layer_names,
+)
 from engine.package.manifest import GenerationContract
 from engine.session import Binding, Session
 from engine.slots.graph_call import rows_of
@@ -31,9 +40,10 @@ class DecoderGraph:
         self.cache = cache
         self.is_on_device = is_on_device
         self.graph_ids = graph_ids
-        self.total_seq = np.zeros(1, np.int32)  # of the call that runs; kernels read it on the host
+        # Of the call that runs; kernels read it on the host.
+        self.total_seq = np.zeros(1, DTYPES[TOTAL_SEQ])
         self._decoder = decoder
-        self._num_tops: dict[int, NDArray[np.int64]] = {}
+        self._num_tops: dict[int, NDArray[Any]] = {}
 
     def bind(self, first: int, last: int) -> Binding:
         """Return a binding to rows `first` to `last` - 1 of the cache."""
@@ -61,8 +71,8 @@ class DecoderGraph:
         """
         return self.contract.cache.max_len if self.is_on_device else longest
 
-    def num_top(self, k: int) -> NDArray[np.int64]:
+    def num_top(self, k: int) -> NDArray[Any]:
         """Return the input that asks for so many of the largest logits; it is on the host."""
         if k not in self._num_tops:
-            self._num_tops[k] = np.asarray([k], np.int64)
+            self._num_tops[k] = np.asarray([k], DTYPES[NUM_TOP])
         return self._num_tops[k]

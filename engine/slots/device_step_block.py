@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMemory, aligned
+from engine.package.graph_io import ALIGNMENT, DTYPES, LOGITS, TOPS
 from engine.package.manifest import GenerationContract
 from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.logits import Floats, StepLogits
-from engine.slots.step_block import Bound, CallOutputs, Standing, StepSize
+from engine.slots.step_block import Bound, CallOutputs, Standing, StepSize, numpy_dtypes
 
 _ROW_BYTES = 128  # of standing inputs, a row
 _TOKEN_BYTES = 64  # of the inputs of a source or chunk, a token
 _READ_BYTES = 4096  # of the inputs of a source or chunk beside its tokens
-_TOP_DTYPES = ("int64", "float32", "float32")  # ids, logits, log-probabilities
 
 
 class DeviceStepBlock:
@@ -51,16 +51,18 @@ class DeviceStepBlock:
         self._written = memory.pinned(num_bytes)
         self._read = memory.zeros((num_bytes,), "int8")
         self._end = self._end_of_standing = 0
-        self._logits = memory.zeros((num_slots, contract.vocab_size), "float32")
-        self._row_bytes = aligned(4 * contract.vocab_size)
+        self._logits = memory.zeros((num_slots, contract.vocab_size), DTYPES[LOGITS])
+        self._num_logit_bytes = self._logits[:1].num_bytes
+        self._row_bytes = aligned(self._num_logit_bytes)
         self._chunk_logits = memory.zeros((self._num_chunk_rows * self._row_bytes,), "int8")
         self._calls: list[int] = []  # the first rows of the calls of chunks
         self._outputs: dict[int, _SmallOutputs] = {}
         self._fetched: NDArray[np.uint8] | None = None
+        self._dtypes = numpy_dtypes()
 
-    def standing(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Standing:
+    def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
         """See StepBlock."""
-        standing = self._place(shape, np.dtype(dtype))
+        standing = self._place(shape, self._dtypes[name])
         self._end_of_standing = self._end
         return standing
 
@@ -76,8 +78,9 @@ class DeviceStepBlock:
         self._calls.clear()
         self._outputs_of(size.num_top).begin(size)
 
-    def add(self, array: NDArray[Any]) -> Bound:
+    def add(self, name: str, numbers: ArrayLike) -> Bound:
         """See StepBlock."""
+        array = np.asarray(numbers, self._dtypes[name])
         place = self._place(array.shape, array.dtype)
         place.host[...] = array
         return place.bound
@@ -128,11 +131,11 @@ class DeviceStepBlock:
     def _fetch(self, rows: Sequence[int]) -> Iterable[Floats]:
         """Copy logits of rows to the host: into pinned memory as far as there is some left."""
         if self._fetched is None:
-            self._fetched = self._memory.pinned(self._num_slots * self._vocab_size * 4)
-        pinned = self._fetched.view(np.float32).reshape(self._num_slots, self._vocab_size)
+            self._fetched = self._memory.pinned(self._logits.num_bytes)
+        pinned = self._fetched.view(self._logits.dtype).reshape(self._logits.shape)
         first, self._num_fetched = self._num_fetched, self._num_fetched + len(rows)
         inside = pinned[first : self._num_fetched]
-        beyond = np.empty((len(rows) - len(inside), self._vocab_size), np.float32)
+        beyond = np.empty((len(rows) - len(inside), self._vocab_size), self._logits.dtype)
         self._download(inside, rows[: len(inside)])
         self._download(beyond, rows[len(inside) :])
         self._memory.runtime.synchronize()
@@ -164,8 +167,8 @@ class DeviceStepBlock:
         They are packed, as the graph writes them, and every call begins as an array of its own
         does: kernels are chosen by that, too.
         """
-        start = call * self._row_bytes + (first - call) * 4 * self._vocab_size
-        return self._chunk_logits.view(start, "float32", (last - first, self._vocab_size))
+        start = call * self._row_bytes + (first - call) * self._num_logit_bytes
+        return self._chunk_logits.view(start, self._logits.dtype, (last - first, self._vocab_size))
 
 
 class _SmallOutputs:
@@ -180,8 +183,9 @@ class _SmallOutputs:
     ) -> None:
         """`num_rows` are those of a decode call, and of the chunks of a step."""
         self._memory, self._k, self._longest = memory, k, longest
-        row = sum(DTYPE_BYTES[dtype] for dtype in _TOP_DTYPES) * k
-        num_bytes = sum(num_rows) * (row + 4 * longest) + 16 * aligned(1)
+        row = sum(DTYPE_BYTES[DTYPES[name]] for name in TOPS) * k
+        row += DTYPE_BYTES[DTYPES[ALIGNMENT]] * longest
+        num_bytes = sum(num_rows) * row + 16 * aligned(1)
         self._device = memory.zeros((num_bytes,), "int8")
         self._host = memory.pinned(num_bytes)
         self._end = 0
@@ -194,7 +198,7 @@ class _SmallOutputs:
         self._end = self._behind
         # One row more, for a chunk whose logits nobody wants.
         self.chunks = self._top(size.num_chunk_logits + 1)
-        self.alignment = self._array("float32", (size.num_aligned, self._longest))
+        self.alignment = self._array(DTYPES[ALIGNMENT], (size.num_aligned, self._longest))
 
     def download(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], Floats | None]:
         """Wait for the step; return the rows that decode, then those of chunks."""
@@ -223,7 +227,7 @@ class _SmallOutputs:
         return piece.view(array.dtype).reshape(array.shape)
 
     def _top(self, num_rows: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        ids, logits, logprobs = (self._array(dtype, (num_rows, self._k)) for dtype in _TOP_DTYPES)
+        ids, logits, logprobs = (self._array(DTYPES[name], (num_rows, self._k)) for name in TOPS)
         return ids, logits, logprobs
 
     def _array(self, dtype: str, shape: tuple[int, ...]) -> DeviceArray:

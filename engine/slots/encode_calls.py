@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from engine.package.graph_io import INPUT_IDS, PAST_CROSS, PRESENT_CROSS, layer_names
 from engine.session import Session
 from engine.slots.batch import Encode
@@ -41,7 +39,7 @@ class EncodeCalls:
         """Give the calls of a step, counting their sources as encoded."""
         for row, sources in _together(encodes, self._most):
             last = row + len(sources)
-            ids = self._block.add(np.asarray(sources, np.int64))  # (B, S)
+            ids = self._block.add(INPUT_IDS, sources)  # (B, S)
             rows = list(rows_of(self._cache.cross_layers, row, last))
             inputs = {INPUT_IDS: ids, **dict(zip(self._past, rows, strict=True))}
             outputs = dict(zip(self._present, rows, strict=True))

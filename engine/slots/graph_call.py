@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.package.graph_io import LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS
+from engine.package.graph_io import LOGITS, TOPS
 from engine.session import NOT_CAPTURED, Binding
 from engine.slots.memory import LayerCache
 from engine.slots.step_block import Bound, CallOutputs
 
-_OUTPUTS = (LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
+_OUTPUTS = (LOGITS, *TOPS)
 
 
 class GraphCall(NamedTuple):

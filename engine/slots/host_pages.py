@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 
 class Pages:
@@ -19,7 +19,7 @@ class Pages:
     whole rows of a cache resident of which a few positions are used.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         count = math.prod(shape)
         size = max(1, count * np.dtype(dtype).itemsize)
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -48,7 +48,7 @@ class Pages:
         self._bytes[last:stop] = 0
 
 
-def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return the array of new Pages, for one whose memory is needed as long as it is."""
     return Pages(shape, dtype).array
 

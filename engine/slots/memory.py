@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,19 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from engine.device.cuda_runtime import Extent, Region
 from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMemory
+from engine.package.graph_io import CACHE_DTYPES
 from engine.package.manifest import CacheDtype, CacheShape
 from engine.slots.host_pages import Pages
 
 HostArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 Stored = NDArray[Any]  # numbers as a cache holds them; those of bf16, which numpy lacks, as uint16
 
-_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
-_DTYPES: Mapping[str, type[np.generic]] = {
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "bf16": np.uint16,
-    "int8": np.int8,
-}
+_DTYPES = {**CACHE_DTYPES, "bf16": "uint16"}
 
 
 class LayerCache(NamedTuple):
@@ -139,9 +134,10 @@ class DeviceCacheMemory:
     def __init__(self, memory: DeviceMemory, num_rows: int, shape: CacheShape) -> None:
         self._device, self._runtime = memory, memory.runtime
         self._shape, self._spare = shape, num_rows
-        self._position = shape.head_dim * DTYPE_BYTES[_NAMES[shape.dtype]]  # bytes of a head
+        dtype = CACHE_DTYPES[shape.dtype]
+        self._position = shape.head_dim * DTYPE_BYTES[dtype]  # bytes of a head
         num_planes = 2 * shape.num_layers
-        self._memory = memory.zeros((num_planes, num_rows + 1, *_row(shape)), _NAMES[shape.dtype])
+        self._memory = memory.zeros((num_planes, num_rows + 1, *_row(shape)), dtype)
         planes = [self._plane(i) for i in range(num_planes)]
         self.layers = tuple(map(LayerCache, planes[0::2], planes[1::2]))
 
@@ -223,7 +219,7 @@ class DeviceCacheMemory:
 
 def row_bytes(shape: CacheShape) -> int:
     """Return the bytes of a row of all layers, keys and values."""
-    return 2 * shape.num_layers * math.prod(_row(shape)) * DTYPE_BYTES[_NAMES[shape.dtype]]
+    return 2 * shape.num_layers * math.prod(_row(shape)) * DTYPE_BYTES[CACHE_DTYPES[shape.dtype]]
 
 
 def _row(shape: CacheShape) -> tuple[int, int, int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from engine.device.memory import DeviceArray
+from engine.package.graph_io import ALIGNMENT, DTYPES, LOGITS, TOPS
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.host_pages import zeros
@@ -52,7 +53,7 @@ class StepBlock(Protocol):
     overwritten by the next step.
     """
 
-    def standing(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Standing:
+    def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
         """Return room for an input of all steps; to be asked for before the first step."""
 
     def holds(self, size: StepSize) -> bool:
@@ -61,8 +62,8 @@ class StepBlock(Protocol):
     def begin(self, size: StepSize) -> None:
         """Begin a step."""
 
-    def add(self, array: NDArray[Any]) -> Bound:
-        """Take in an input of one call of the step, to be bound to what is returned."""
+    def add(self, name: str, numbers: ArrayLike) -> Bound:
+        """Take in the numbers of an input of one call of the step; return what to bind to it."""
 
     def upload(self) -> None:
         """Bring all inputs to where the graphs read them."""
@@ -90,14 +91,15 @@ class HostStepBlock:
         self._vocab_size = contract.vocab_size
         self._least = num_slots + 1  # one more, for a chunk whose logits nobody wants
         self._num_rows = max(self._least, _num_rows(size) if size else 0)
-        self._logits = zeros((self._num_rows, contract.vocab_size), np.float32)
+        self._logits = zeros((self._num_rows, contract.vocab_size), DTYPES[LOGITS])
         longest = contract.cross_cache.max_len if contract.cross_cache else 0
-        self._alignment = np.zeros((self._num_rows, longest), np.float32)
+        self._alignment = np.zeros((self._num_rows, longest), DTYPES[ALIGNMENT])
+        self._dtypes = numpy_dtypes()
         self._tops: dict[int, _Top] = {}
 
-    def standing(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Standing:
+    def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
         """See StepBlock."""
-        array = np.zeros(shape, dtype)
+        array = np.zeros(shape, self._dtypes[name])
         return Standing(array, array)
 
     def holds(self, size: StepSize) -> bool:
@@ -109,9 +111,9 @@ class HostStepBlock:
         """See StepBlock."""
         self._size = size
 
-    def add(self, array: NDArray[Any]) -> Bound:
+    def add(self, name: str, numbers: ArrayLike) -> Bound:
         """See StepBlock."""
-        return array
+        return np.asarray(numbers, self._dtypes[name])
 
     def upload(self) -> None:
         """See StepBlock."""
@@ -157,9 +159,14 @@ class HostStepBlock:
         """Return the arrays of the k best."""
         if k not in self._tops:
             shape = (self._num_rows, k)
-            scores = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-            self._tops[k] = (np.zeros(shape, np.int64), *scores)
+            ids, logits, logprobs = (np.zeros(shape, self._dtypes[name]) for name in TOPS)
+            self._tops[k] = ids, logits, logprobs
         return self._tops[k]
+
+
+def numpy_dtypes() -> dict[str, np.dtype[Any]]:
+    """Return the types of inputs and outputs by name, looked up once and not in every step."""
+    return {name: np.dtype(dtype) for name, dtype in DTYPES.items()}
 
 
 def _num_rows(size: StepSize) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from engine.package.graph_io import PAST
 from engine.package.manifest import GenerationContract
 from exporter.graphs.target import DEFAULT
 from exporter.models.cache import LayerCache
@@ -83,7 +84,7 @@ def quantize_cache(
     nodes = [node for node in decoder.graph if node.op_type in INT8_OF]
     for i, (node, scale) in enumerate(zip(nodes, scales, strict=True)):
         given = [
-            _scale(decoder.graph, f"past_key_values.{i}.{part}_scale", getattr(scale, part))
+            _scale(decoder.graph, f"{PAST}.{i}.{part}_scale", getattr(scale, part))
             for part in ("key", "value")
         ]
         rewritten = ir.node(

@@ -32,8 +32,7 @@ from engine.package.graph_io import (
     SEQLENS_K,
     SOURCE_LENGTHS,
     TOP_IDS,
-    TOP_LOGITS,
-    TOP_LOGPROBS,
+    TOPS,
     GraphValue,
     decoder_shape,
     layer_names,
@@ -110,7 +109,8 @@ class DeviceDecoder:
         self._graph.total_seq[0] = self.capacity
         self._host = memory.pinned(_BLOCK_BYTES)
         self._inputs = memory.zeros((_BLOCK_BYTES,), "int8")
-        self._logits = memory.zeros((num_rows, contract.vocab_size), "float32")
+        logits = self._shape.outputs[LOGITS]
+        self._logits = memory.zeros((num_rows, contract.vocab_size), logits.dtype)
         self._top = memory.zeros((num_rows * 128 * 16,), "int8")
         self._read = memory.pinned(self._logits.num_bytes)
         self._calls: dict[tuple[int, int, int, int], Call] = {}
@@ -148,7 +148,7 @@ class DeviceDecoder:
     def logits(self, num_rows: int) -> Floats:
         """Wait for the stream and return the logits of the last call, [num_rows, V]."""
         part = self._logits[:num_rows]
-        host = self._read[: part.num_bytes].view(np.float32).reshape(part.shape)
+        host = self._read[: part.num_bytes].view(part.dtype).reshape(part.shape)
         self._device.memory.download(host, part)
         self._device.runtime.synchronize()
         found: Floats = host.copy()
@@ -239,7 +239,7 @@ class DeviceDecoder:
     def _bind_outputs(self, binding: Binding, num_rows: int, num_top: int) -> None:
         binding.output(LOGITS, self._logits[:num_rows])
         at = 0
-        for name in (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS):
+        for name in TOPS:
             array = self._top.view(at, self._shape.outputs[name].dtype, (num_rows, num_top))
             binding.output(name, array)
             at += array.num_bytes

@@ -1,14 +1,63 @@
-"""What goes in and out of graphs is named in one file, which whoever binds them asks."""
+"""Inputs and outputs of graphs are described in one file, which whoever binds them asks."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 import engine
+from engine.one_pass.batch import stack
+from engine.one_pass.item_encoder import EncodedItem
 from engine.package import graph_io
 from engine.package.manifest import CacheShape, GenerationContract
+from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.runner import SlotModelRunner
+from tests.engine.fake_cuda import FakeCuda
+
+CACHE = CacheShape(num_layers=1, num_kv_heads=1, max_len=8, head_dim=2)
+CONTRACT = GenerationContract(
+    vocab_size=5,
+    num_heads=1,
+    cache=CACHE,
+    cross_cache=CACHE,
+    decoder_start_token_id=0,
+    eos_token_ids=(1,),
+    alignment=True,
+)
+
+
+class ScriptedGraph:
+    """Notes the types of all that is bound to it, and computes nothing; see Session."""
+
+    path = Path("graph.onnx")
+
+    def __init__(self, shape: graph_io.GraphShape) -> None:
+        self.inputs, self.outputs = shape.inputs, shape.outputs
+        self.bound: dict[str, str] = {}
+
+    def bind(self) -> ScriptedGraph:
+        return self
+
+    def input(self, name: str, array: Any) -> None:
+        assert self.bound.setdefault(name, str(array.dtype)) == str(array.dtype)
+
+    output = input
+
+    def run(self, graph_id: int) -> None:
+        pass
+
+
+@pytest.fixture
+def other_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describe every input and output with another type than it has."""
+    others = {"int64": "int32", "int32": "int64", "float32": "float16"}
+    for name, dtype in graph_io.DTYPES.items():
+        monkeypatch.setitem(graph_io.DTYPES, name, others[dtype])
 
 
 def literals(path: Path) -> Iterator[str]:
@@ -18,17 +67,7 @@ def literals(path: Path) -> Iterator[str]:
 
 
 def test_the_engine_types_no_input_of_a_graph_but_where_they_are_described() -> None:
-    cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=8, head_dim=2)
-    contract = GenerationContract(
-        vocab_size=5,
-        num_heads=1,
-        cache=cache,
-        cross_cache=cache,
-        decoder_start_token_id=0,
-        eos_token_ids=(1,),
-        alignment=True,
-    )
-    shapes = (graph_io.decoder_shape(contract), graph_io.encoder_shape(cache))
+    shapes = (graph_io.decoder_shape(CONTRACT), graph_io.encoder_shape(CACHE))
     names = {name for shape in shapes for name in shape.inputs}
     described = Path(graph_io.__file__)
 
@@ -42,3 +81,43 @@ def test_the_engine_types_no_input_of_a_graph_but_where_they_are_described() -> 
 
     assert found == []
     assert {"input_ids", "beam_rows", "alignment_idx"} <= names & set(literals(described))
+
+
+@pytest.mark.usefixtures("other_types")
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
+    is_on_device: bool,
+) -> None:
+    shapes = (graph_io.decoder_shape(CONTRACT), graph_io.encoder_shape(CACHE))
+    decoder, encoder = map(ScriptedGraph, shapes)
+    device = FakeCuda().device() if is_on_device else None
+    runner = SlotModelRunner(CONTRACT, decoder, encoder, num_slots=4, device=device)
+
+    for sources in ((0, 1), (0, 0)):  # each its own, and beams of one
+        runner.run(
+            ScheduledBatch(
+                encodes=(Encode(0, (2, 3)), Encode(1, (4, 2))),
+                chunks=(PrefillChunk(2, (2, 3), 1, 1), PrefillChunk(3, (2,), 0, 1)),
+                decode_ids=(2, 3),
+                decode_sources=sources,
+                num_top=2,
+                aligned=(1, 2),
+            )
+        )
+
+    for graph, shape in zip((decoder, encoder), shapes, strict=True):
+        described = {**shape.inputs, **shape.outputs}
+        assert graph.bound == {name: value.dtype for name, value in described.items()}
+
+
+@pytest.mark.usefixtures("other_types")
+def test_what_a_one_pass_model_is_given_has_the_types_that_are_described() -> None:
+    text = EncodedItem(np.arange(3), 3, 3, np.zeros(3, int))
+    image = EncodedItem(np.zeros((1, 2, 2), np.float32), 0, 1)
+
+    given = stack([text, text]) | stack([image])
+
+    assert {name: str(array.dtype) for name, array in given.items()} == {
+        name: graph_io.DTYPES[name] for name in given
+    }
+    assert len(given) == 4
