@@ -92,17 +92,18 @@ def _document(lines: dict[str, Line], out: Path) -> dict[str, object]:
         "written_at": now(),
         "versions": versions_of("onnxruntime", "torch", "transformers"),
         "families": lines,
-        "too_large": _too_large(lines),
+        "not_measured": _not_measured(lines),
     }
 
 
-def _too_large(lines: Container[str]) -> dict[str, str]:
+def _not_measured(lines: Container[str]) -> dict[str, str]:
     """Return why shapes that are not measured are not."""
     sizes = {name: num_parameters(shape) for name, shape in SHAPES.items() if name not in lines}
     return {
         name: f"{size:,} parameters; measured are shapes of up to {MAX_PARAMETERS:,}"
-        for name, size in sizes.items()
         if size > MAX_PARAMETERS
+        else f"{size:,} parameters; nobody has run it yet"
+        for name, size in sizes.items()
     }
 
 

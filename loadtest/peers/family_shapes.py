@@ -78,7 +78,7 @@ SHAPES: Mapping[str, FamilyShape] = {
             **{"num_layers": 32, "num_heads": 16},
         },
     ),
-    "mt5-small": FamilyShape("mt5", _T5),
+    "mt5-small": FamilyShape("mt5", {**_T5, "tie_word_embeddings": False}),
     "gpt2": FamilyShape("gpt2", max_len=None),
     "pythia-14m": FamilyShape("gpt_neox", {**_sizes(128, 512, 6, 4), "vocab_size": 50304}),
     "pythia-70m": FamilyShape("gpt_neox", {**_sizes(512, 2048, 6, 8), "vocab_size": 50304}),

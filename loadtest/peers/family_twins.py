@@ -55,7 +55,11 @@ def _model(shape: FamilyShape) -> Any:
         kind = AutoModelForSequenceClassification
     else:
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return kind.from_config(config)
+    model = kind.from_config(config)
+    if shape.options.get("tie_word_embeddings") is False:
+        head = model.get_output_embeddings()  # which transformers 5 ties in a T5, whatever is said
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    return model
 
 
 def _is_of_images(shape: FamilyShape) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from exporter.huggingface import FAMILIES
 from loadtest.peers.families import measure, problems
 from loadtest.peers.family_shapes import PLAIN_DEIT, SHAPES, FamilyShape
+from loadtest.peers.family_twins import num_parameters
 
+RESULTS = Path(__file__).parents[2] / "loadtest" / "results"
 GOOD: dict[str, Any] = {
     "prompts_equal": "8 of 8",
     "distinct_answers": 8,
@@ -24,6 +27,20 @@ def test_every_family_has_a_published_shape() -> None:
     types = {name for family in FAMILIES for name in family.model_types}
 
     assert {shape.model_type for shape in SHAPES.values()} == types
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("gpt2", 124_439_808),
+        ("t5-small", 60_506_624),
+        ("flan-t5-small", 76_961_152),
+        ("byt5-small", 299_637_760),
+        ("mt5-small", 300_176_768),
+    ],
+)
+def test_a_shape_has_the_parameters_of_the_published_model(name: str, published: int) -> None:
+    assert num_parameters(SHAPES[name]) == published
 
 
 def test_a_line_that_holds_has_no_problems() -> None:
@@ -44,6 +61,13 @@ def test_a_line_that_does_not_hold_is_named(change: dict[str, Any], problem: str
     (found,) = problems({**GOOD, **change})
 
     assert problem in found
+
+
+def test_kept_lines_hold() -> None:
+    kept = json.loads((RESULTS / "families.json").read_text())
+
+    assert {name: problems(line) for name, line in kept["families"].items() if problems(line)} == {}
+    assert {*kept["families"], *kept["not_measured"]} == {*SHAPES}
 
 
 WRITER = {

@@ -107,6 +107,12 @@ def test_vectors_are_those_of_sentence_transformers(pooling: str, tmp_path: Path
         {"classifier_pooling": "cls", "norm_bias": True, "classifier_bias": True},
         {"attention_bias": True, "mlp_bias": True, "classifier_activation": "silu"},
         {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+            }
+        },
     ],
 )
 @torch.no_grad()
