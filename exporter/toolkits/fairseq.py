@@ -207,8 +207,10 @@ def read_fairseq(path: Path, content: Mapping[str, Any]) -> ToolkitSource:
         source_words,
         target_words,
         SpecialTokens(eos=_END, pad=_PAD, decoder_start=_END),
-        # It never writes padding, and ends when as many have ended as there are beams.
-        GenerationDefaults(banned_tokens=(_PAD,), length_power=1.0, beam_end="enough"),
+        # It writes no padding and no empty answer, and ends when as many have ended as beams.
+        GenerationDefaults(
+            banned_tokens=(_PAD,), min_new_tokens=1, length_power=1.0, beam_end="enough"
+        ),
     )
 
 

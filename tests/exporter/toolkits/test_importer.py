@@ -87,6 +87,19 @@ def test_logits_are_those_of_opennmt(version: int, options: dict[str, Any], tmp_
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
+def test_requests_that_say_nothing_get_what_fairseq_generate_does(tmp_path: Path) -> None:
+    save_fairseq(tmp_path / "source")
+
+    import_toolkit_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+    assert load_checkpoint(tmp_path / "checkpoint").config.generation.given == {
+        "length_power": 1.0,
+        "beam_end": "enough",
+        "banned_tokens": (1,),
+        "min_new_tokens": 1,  # besides the end, by which an answer is never empty
+    }
+
+
 def test_weights_of_opennmt_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
     source = save_opennmt(tmp_path / "model_step_3.pt", form="safetensors")
 
@@ -114,6 +127,7 @@ async def test_the_package_of_a_fairseq_model_writes_what_its_formulas_say(tmp_p
     def logits(one: Tensor, target: Tensor) -> Tensor:
         found = fairseq_logits(source.weights, source.options, one, target)
         found[..., 1] = -torch.inf  # padding, which its search never writes
+        found[:, 0, 2] = -torch.inf  # nor an empty answer
         return found
 
     assert [one[-1] for one in ids] == [2, 2, 2]
