@@ -1,4 +1,4 @@
-"""Real pairs, from the message catalogues of the programs on a machine."""
+"""Real pairs, from the message catalogues of the programs on a machine, and a model of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from exporter.examples.message_pairs import read_pairs, write_pairs
+from exporter.examples.message_pairs import FOLDER, read_pairs, write_pairs
+from exporter.tasks import build_own_task
+from exporter.tasks.own.data import OwnData
+from exporter.tasks.train import train_built
+
+_LANGUAGE = "vi"
+_LEAST = 15_000  # pairs; fewer are of a machine with few programs
 
 
 def write_catalogue(path: Path, messages: dict[str, str]) -> None:
@@ -52,3 +58,20 @@ def test_pairs_are_written_a_line_each(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert write_pairs("xx", tmp_path / "xx.tsv") == f"1 pairs in {tmp_path / 'xx.tsv'}"
     assert (tmp_path / "xx.tsv").read_text() == "no such file\tfehlt\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_half_of_the_steps_bring_a_model_above_copying_and_a_dictionary(tmp_path: Path) -> None:
+    if (found := len(read_pairs(_LANGUAGE))) < _LEAST:
+        pytest.skip(f"{FOLDER} has {found:,} messages in {_LANGUAGE}, wanted {_LEAST:,}")
+    write_pairs(_LANGUAGE, tmp_path / "pairs.tsv")
+    data = OwnData(tmp_path / "pairs.tsv")
+
+    report = train_built(
+        lambda seed: build_own_task("translation", data, seed=seed),
+        tmp_path / "run",
+        steps=data.shape.steps // 2,
+    )
+
+    assert report.target_reached, report.summary
