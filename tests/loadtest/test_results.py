@@ -103,6 +103,18 @@ def test_the_readme_has_the_ratios_of_decoding_and_of_prompts_alone() -> None:
     assert num_checked == 21
 
 
+def test_the_readme_has_the_figures_of_a_training_on_real_pairs() -> None:
+    result = json.loads((RESULTS / "training-vi.json").read_text())
+    metrics = result["metrics"]
+
+    text = (ROOT / "exporter" / "README.md").read_text()
+
+    assert result["target_reached"]
+    assert f"chrF {metrics['chrf']:.1f}" in text
+    assert f"copying {metrics['chrf_of_copying']:.1f}" in text
+    assert f"word by word {metrics['chrf_word_by_word']:.1f}" in text
+
+
 def test_code_outside_of_a_repository_has_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
