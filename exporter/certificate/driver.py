@@ -226,7 +226,7 @@ def predict(
     """
     inputs = stack(items)
     if lengths:
-        inputs[LENGTHS] = np.array(lengths, np.int64)
+        inputs[LENGTHS][:] = lengths
     with exported_graphs():
         return graph.run(inputs)
 
