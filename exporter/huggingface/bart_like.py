@@ -54,7 +54,7 @@ class BartLikeConfig(WriterConfig):
 
 
 def bart_like(
-    source: BartLikeConfig, tokens: SpecialTokens, **differences: object
+    given: BartLikeConfig, tokens: SpecialTokens, **differences: object
 ) -> TransformerConfig:
     """Return the options that all have, and those in which a family differs."""
     start = tokens.decoder_start
@@ -64,20 +64,20 @@ def bart_like(
             "model that is told its language by it, set it to the token of that language"
         )
     options: dict[str, object] = {
-        "d_model": source.d_model,
-        "num_heads": source.encoder_attention_heads,
-        "d_ff": source.encoder_ffn_dim,
-        "num_encoder_layers": source.encoder_layers,
-        "num_decoder_layers": source.decoder_layers,
-        "activation": ACTIVATIONS[source.activation_function],
-        "dropout": source.dropout,
-        "attention_dropout": source.attention_dropout,
-        "feed_forward_dropout": source.activation_dropout,
-        "vocab_size": source.vocab_size,
-        "max_source_len": source.max_position_embeddings,
-        "max_target_len": source.max_position_embeddings,
-        "scale_embeddings": source.scale_embedding,
-        "tie_output": source.tie_word_embeddings,
+        "d_model": given.d_model,
+        "num_heads": given.encoder_attention_heads,
+        "d_ff": given.encoder_ffn_dim,
+        "num_encoder_layers": given.encoder_layers,
+        "num_decoder_layers": given.decoder_layers,
+        "activation": ACTIVATIONS[given.activation_function],
+        "dropout": given.dropout,
+        "attention_dropout": given.attention_dropout,
+        "feed_forward_dropout": given.activation_dropout,
+        "vocab_size": given.vocab_size,
+        "max_source_len": given.max_position_embeddings,
+        "max_target_len": given.max_position_embeddings,
+        "scale_embeddings": given.scale_embedding,
+        "tie_output": given.tie_word_embeddings,
         "pad_token_id": tokens.pad or 0,
         "bos_token_id": start,
         "eos_token_id": tokens.eos,

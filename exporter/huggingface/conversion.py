@@ -1,4 +1,4 @@
-"""Where the weights of a model are in a source, and how they are stored there.
+"""Where the weights of a model are in an original, and how they are stored there.
 
 A table has a line for every kind of weight: our name, and theirs. `{i}` in both is the number of a
 layer. It may have more than a model has: the model is asked which weights there are.
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Step(Protocol):
-    """One difference between a tensor of a source and ours."""
+    """One difference between a tensor of an original and ours."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         """Return the shape that it has to be given for a result of `shape`."""
@@ -30,20 +30,20 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where one of our weights is in a source, and how ours is made of it."""
+    """Where one of our weights is in an original, and how ours is made of it."""
 
     names: tuple[str, ...]  # the first that is there; any other one must be a copy of it
     steps: tuple[Step, ...] = ()  # from theirs to ours
-    optional: bool = False  # zeros where the source has none
+    optional: bool = False  # zeros where the original has none
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape that the source has to have for our weight of `shape`."""
+        """Return the shape that the original has to have for our weight of `shape`."""
         for step in reversed(self.steps):
             shape = step.stored_shape(shape)
         return shape
 
     def extract(self, stored: Tensor) -> Tensor:
-        """Return our weight from the source's tensor, in float32."""
+        """Return our weight from the original's tensor, in float32."""
         for step in self.steps:
             stored = step(stored)
         return stored.float().contiguous()

@@ -23,19 +23,19 @@ class DecoderConfig(StackConfig, WriterConfig):
 
 
 def decoder_config(
-    source: DecoderConfig, tokens: SpecialTokens, **differences: Any
+    given: DecoderConfig, tokens: SpecialTokens, **differences: Any
 ) -> TransformerConfig:
     """Return the options of a GPT-2, those in `differences` instead of its own."""
     usual = {
         "family": "gpt",
-        **source.layer_options,
-        "num_decoder_layers": source.num_hidden_layers,
+        **given.layer_options,
+        "num_decoder_layers": given.num_hidden_layers,
         "norm_position": "first",
-        "vocab_size": source.vocab_size,
-        "max_target_len": source.max_len,
+        "vocab_size": given.vocab_size,
+        "max_target_len": given.max_len,
         "positions": "learned",
         "scale_embeddings": False,
-        "tie_output": source.tie_word_embeddings,
+        "tie_output": given.tie_word_embeddings,
         "pad_token_id": tokens.pad or 0,
         "eos_token_id": tokens.eos,
     }

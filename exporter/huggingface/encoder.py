@@ -28,18 +28,18 @@ class EncoderConfig(StackConfig, HeadedConfig):
     pad_token_id: int | None = 0
 
 
-def encoder_config(source: EncoderConfig, **differences: Any) -> TransformerConfig:
+def encoder_config(given: EncoderConfig, **differences: Any) -> TransformerConfig:
     """Return the options of a BERT without token types, those in `differences` instead of its."""
     usual = {
-        **source.layer_options,
-        **source.head_options(),
-        "num_encoder_layers": source.num_hidden_layers,
+        **given.layer_options,
+        **given.head_options(),
+        "num_encoder_layers": given.num_hidden_layers,
         "norm_position": "last",
-        "vocab_size": source.vocab_size,
-        "max_source_len": source.max_position_embeddings,
+        "vocab_size": given.vocab_size,
+        "max_source_len": given.max_position_embeddings,
         "positions": "learned",
         "scale_embeddings": False,
         "embedding_norm": True,
-        "pad_token_id": source.pad_token_id or 0,
+        "pad_token_id": given.pad_token_id or 0,
     }
     return TransformerConfig.model_validate({**usual, **differences})

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from engine.package.manifest import LabelScores
 from engine.wording import shortened
-from exporter.huggingface.family import SourceConfig
+from exporter.huggingface.family import OriginalConfig
 from exporter.huggingface.sentences import SentenceModules
 from exporter.models.config import TransformerConfig
 
@@ -21,7 +21,7 @@ _HEADS: Mapping[str, Head] = {  # by the end of the class's name
     "ForMaskedLM": "embed",
     "ForPreTraining": "embed",
 }
-LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # where a source names none
+LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # where an original names none
 DENSE = "linear"  # the name of sentence-transformers for the layer in a Dense module
 
 
@@ -33,7 +33,7 @@ class CrossEncoder(BaseModel):
     activation_fn: str = ""
 
 
-class HeadedConfig(SourceConfig):
+class HeadedConfig(OriginalConfig):
     """`config.json` of an encoder with any head."""
 
     architectures: tuple[str, ...] | None = None

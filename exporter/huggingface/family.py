@@ -31,8 +31,8 @@ ACTIVATIONS: Mapping[Activation, Literal["relu", "gelu", "gelu_tanh", "silu"]] =
 }
 
 
-class SourceConfig(BaseModel):
-    """`config.json` of a source, as far as any family has it; a family adds its own fields.
+class OriginalConfig(BaseModel):
+    """`config.json` of an original, as far as any family has it; a family adds its own fields.
 
     A field of one allowed value is an option that must not be set otherwise. Fields that are not
     named do not change what the model computes.
@@ -50,7 +50,7 @@ class SourceConfig(BaseModel):
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration", "Model")  # how their classes end
 
 
-class WriterConfig(SourceConfig):
+class WriterConfig(OriginalConfig):
     """`config.json` of a model that writes, whose head is that of a vocabulary."""
 
     architectures: tuple[str, ...] | None = None
@@ -66,12 +66,12 @@ class WriterConfig(SourceConfig):
         return given
 
 
-Source = TypeVar("Source", bound=SourceConfig)
+Fields = TypeVar("Fields", bound=OriginalConfig)
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that begin, end and fill sequences; None: the source names none."""
+    """The ids that begin, end and fill sequences; None: the original names none."""
 
     eos: int | None
     pad: int | None
@@ -79,13 +79,13 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True)
-class Family(Generic[Source]):
+class Family(Generic[Fields]):
     """A family: its options in our terms, its weights by our names, and what it can do."""
 
     title: str  # for a person
     model_types: tuple[str, ...]  # of config.json
-    source: type[Source]  # the fields of config.json that are read
-    to_config: Callable[[Source, SpecialTokens], TransformerConfig]
+    fields: type[Fields]  # the fields of config.json that are read
+    to_config: Callable[[Fields, SpecialTokens], TransformerConfig]
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
     needs: tuple[KernelFeature, ...] = ()  # of a target, for all that a model may have
@@ -93,8 +93,8 @@ class Family(Generic[Source]):
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     # A stored output that is not the embedding counts, though the options tie the two.
     own_output: bool = False
-    files: tuple[str, ...] = ()  # more JSON files: fields of the source, named for their stems
-    options_name: str = CONFIG_NAME  # what says the options in a source
+    files: tuple[str, ...] = ()  # more JSON files: fields of the original, named for their stems
+    options_name: str = CONFIG_NAME  # what says the options in an original
 
     def read_config(
         self, raw: Mapping[str, Any], tokens: SpecialTokens
@@ -103,5 +103,5 @@ class Family(Generic[Source]):
 
         ValidationError names those that we do not have.
         """
-        source = self.source.model_validate(raw)
-        return self.to_config(source, tokens), source.notes()
+        given = self.fields.model_validate(raw)
+        return self.to_config(given, tokens), given.notes()

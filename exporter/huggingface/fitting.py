@@ -1,4 +1,4 @@
-"""Takes the weights of a model out of a source, naming all that does not fit at once."""
+"""Takes the weights of a model out of an original, naming all that does not fit at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FoundWeight(NamedTuple):
 
 
 def find_weights(
-    stored: StoredWeights, family: Family[Any], config: TransformerConfig, source: Path
+    stored: StoredWeights, family: Family[Any], config: TransformerConfig, directory: Path
 ) -> list[FoundWeight]:
     """Find every weight of our model; CheckpointError names all that does not fit at once."""
     search, table = _Search(stored, family.body), family.weights(config)
@@ -49,7 +49,7 @@ def find_weights(
             f"{what}: {listed(dict.fromkeys(names))}" for what, names in search.problems.items()
         )
         raise CheckpointError(
-            f"{source} does not fit its {family.options_name}: {wrong}; "
+            f"{directory} does not fit its {family.options_name}: {wrong}; "
             "give the weights that were saved with this configuration"
         )
     return found

@@ -1,4 +1,4 @@
-"""Reads the generation options of a source: special tokens, and defaults of requests."""
+"""Reads the generation options of an original: special tokens, and defaults of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exporter.models import TransformerConfig
 
 Ids = int | list[int] | None
 
-_LIKELIEST = 50  # that transformers samples among, where a source that samples says nothing
+_LIKELIEST = 50  # that transformers samples among, where an original that samples says nothing
 _BEAM_ENDS: Mapping[bool | str, Literal["bound", "estimate", "enough"]] = {
     "never": "bound",
     False: "estimate",

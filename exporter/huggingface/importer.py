@@ -33,39 +33,39 @@ _MAX_JSON_BYTES = 2**24
 
 
 def import_checkpoint(
-    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
     progress: Progress = lambda done, total: None,
     *,
     languages: Languages = Languages(),  # noqa: B008
     max_len: int | None = None,
 ) -> Imported:
-    """Write the model in the directory `source` to `out` as a checkpoint.
+    """Write the model in `directory` to `out` as a checkpoint.
 
     The checkpoint is named for `out`. Weights are read and written one by one. No code of the
-    source is run. `languages` are those of a translation model, else what the source says. Texts
-    have up to `max_len` tokens, or as many as the source allows. Raises CheckpointError, and then
-    writes nothing, if the directory is incomplete, or the model has options that the shared blocks
-    do not have.
+    original is run. `languages` are those of a translation model, else what the original says.
+    Texts have up to `max_len` tokens, or as many as the original allows. Raises CheckpointError,
+    and then writes nothing, if the directory is incomplete, or the model has options that the
+    shared blocks do not have.
     """
-    source, out = Path(source), Path(out)
+    directory, out = Path(directory), Path(out)
     check_replaceable(out)
-    raw, family = _read_source(source)
-    with naming(source / GENERATION_NAME):
-        options = merge_options(raw, _read_optional_json(source / GENERATION_NAME))
-    with naming(source / CONFIG_NAME):
+    raw, family = _read_source(directory)
+    with naming(directory / GENERATION_NAME):
+        options = merge_options(raw, _read_optional_json(directory / GENERATION_NAME))
+    with naming(directory / CONFIG_NAME):
         config, said = family.read_config(raw, options.special_tokens())
         config = _with_ends(config, options.eos_token_ids)
         config = config if max_len is None else with_length(config, max_len)
     text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
-        text = read_tokenizer(source, config, str(raw["model_type"]), languages)
+        text = read_tokenizer(directory, config, str(raw["model_type"]), languages)
     config = _started(config, text)
-    with naming(source / GENERATION_NAME):
+    with naming(directory / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
-    _check_ids(config, generation, source)
-    model = ReadModel(source, family, config, text, generation)
-    with open_weights(source, *_beside(source, raw["modules"])) as stored:
+    _check_ids(config, generation, directory)
+    model = ReadModel(directory, family, config, text, generation)
+    with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
         num_parameters = write_model(model, stored, out, progress)
     said = [*options.notes(config), *said, *text.notes]
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
@@ -85,29 +85,29 @@ def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> Gener
     return defaults.model_copy(update={"forced_begin": (text.target_language,)})
 
 
-def _beside(source: Path, modules: SentenceModules | None) -> list[Path]:
-    """Return the directories that have weights besides the source itself."""
-    return [source / modules.dense_path] if modules and modules.dense_path else []
+def _beside(directory: Path, modules: SentenceModules | None) -> list[Path]:
+    """Return the directories that have weights besides the original itself."""
+    return [directory / modules.dense_path] if modules and modules.dense_path else []
 
 
-def _read_source(source: Path) -> tuple[dict[str, Any], Family[Any]]:
+def _read_source(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
     """Return `config.json` with the other files that the family reads, and the family."""
-    raw = _read_json(source / CONFIG_NAME)
-    family = _family_of(raw, source)
+    raw = _read_json(directory / CONFIG_NAME)
+    family = _family_of(raw, directory)
     for name in family.files:
-        raw[Path(name).stem] = _read_optional_json(source / name)
-    raw["modules"] = read_modules(source)
+        raw[Path(name).stem] = _read_optional_json(directory / name)
+    raw["modules"] = read_modules(directory)
     return raw, family
 
 
-def _family_of(raw: dict[str, Any], source: Path) -> Family[Any]:
+def _family_of(raw: dict[str, Any], directory: Path) -> Family[Any]:
     given = raw.get("model_type")
     known = {name: family for family in FAMILIES for name in family.model_types}
     if not isinstance(given, str) or given not in known:
         lacking = LACKING.get(str(given))
         why = f"what is not supported: {lacking}; " if lacking else ""
         raise CheckpointError(
-            f"{source / CONFIG_NAME}: model_type is {shortened(str(given))}; {why}"
+            f"{directory / CONFIG_NAME}: model_type is {shortened(str(given))}; {why}"
             f"supported: {', '.join(known)}; any other model can be built from the blocks of "
             "exporter/models, or exported as a class of your own: exporter/README.md says how"
         )
@@ -138,7 +138,7 @@ def _with_ends(config: TransformerConfig, ends: Sequence[int]) -> TransformerCon
     return TransformerConfig.model_validate(changed)
 
 
-def _check_ids(config: TransformerConfig, defaults: GenerationDefaults, source: Path) -> None:
+def _check_ids(config: TransformerConfig, defaults: GenerationDefaults, directory: Path) -> None:
     outside = [
         f"{name} {largest}"
         for name, largest in defaults.largest_ids.items()
@@ -146,6 +146,6 @@ def _check_ids(config: TransformerConfig, defaults: GenerationDefaults, source: 
     ]
     if outside:
         raise CheckpointError(
-            f"{source}: {listed(outside)} is not in the vocabulary, whose ids are 0 to "
+            f"{directory}: {listed(outside)} is not in the vocabulary, whose ids are 0 to "
             f"{config.vocab_size - 1}; correct it in {GENERATION_NAME} or {CONFIG_NAME}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from exporter.huggingface.family import SourceConfig
+from exporter.huggingface.family import OriginalConfig
 from exporter.huggingface.rope import RopeParameters
 from exporter.models.config import PositiveInt
 
@@ -17,7 +17,7 @@ def sliding(layer_types: Sequence[LayerType]) -> tuple[int, ...]:
     return tuple(i for i, kind in enumerate(layer_types) if kind == "sliding_attention")
 
 
-class LayeredConfig(SourceConfig):
+class LayeredConfig(OriginalConfig):
     """`config.json` of such a model; older files have the pattern of its layers instead."""
 
     first_full: ClassVar[int] = 0  # the number of a layer that sees all

@@ -70,7 +70,7 @@ class RotaryDecoderConfig(DecoderConfig):
         return min(self.max_position_embeddings, original or self.max_position_embeddings)
 
     def notes(self) -> list[str]:
-        """Say where texts are shorter than the source allows."""
+        """Say where texts are shorter than the original allows."""
         if self.max_len == self.max_position_embeddings:
             return []
         return [
@@ -80,37 +80,37 @@ class RotaryDecoderConfig(DecoderConfig):
 
 
 def rotary_decoder_config(
-    source: RotaryDecoderConfig, tokens: SpecialTokens, **differences: Any
+    given: RotaryDecoderConfig, tokens: SpecialTokens, **differences: Any
 ) -> TransformerConfig:
     """Return the options of such a decoder, those in `differences` instead of the usual ones."""
-    width = source.head_dim or source.hidden_size // source.num_attention_heads
-    turned = int(width * source.turned_share)
+    width = given.head_dim or given.hidden_size // given.num_attention_heads
+    turned = int(width * given.turned_share)
     usual = {
-        "num_kv_heads": source.num_key_value_heads,
-        "key_dim": source.head_dim,
-        "value_dim": source.head_dim,
+        "num_kv_heads": given.num_key_value_heads,
+        "key_dim": given.head_dim,
+        "value_dim": given.head_dim,
         "attention_bias": False,
         "gated_feed_forward": True,
         "feed_forward_bias": False,
         "norm": "rms",
         "positions": "rotary",
-        "rotary_base": source.rope.rope_theta or source.rope_theta,
-        "rotary_scaling": source.rope.scaling(
-            source.max_position_embeddings, source.original_max_position_embeddings
+        "rotary_base": given.rope.rope_theta or given.rope_theta,
+        "rotary_scaling": given.rope.scaling(
+            given.max_position_embeddings, given.original_max_position_embeddings
         ),
         "rotary_dim": None if turned == width else turned,
     }
-    return decoder_config(source, tokens, **{**usual, **differences})
+    return decoder_config(given, tokens, **{**usual, **differences})
 
 
 def window_options(
-    source: RotaryDecoderConfig, window: int | None, layer_types: Sequence[LayerType] | None = None
+    given: RotaryDecoderConfig, window: int | None, layer_types: Sequence[LayerType] | None = None
 ) -> dict[str, Any]:
     """Return the options of layers that see `window` positions; without types, all do.
 
     A window that no text outgrows is none.
     """
-    if window is None or window >= source.max_len:
+    if window is None or window >= given.max_len:
         return {}
     if layer_types is None:
         return {"window": window}

@@ -82,12 +82,12 @@ class _Module(BaseModel):
         return self.type.rpartition(".")[2]
 
 
-def read_modules(source: Path) -> SentenceModules | None:
+def read_modules(directory: Path) -> SentenceModules | None:
     """Return what `modules.json` says, None without one.
 
     Raises CheckpointError for a module that is not known, or in another order.
     """
-    path = source / MODULES_NAME
+    path = directory / MODULES_NAME
     if not path.is_file():
         return None
     try:
@@ -102,7 +102,7 @@ def read_modules(source: Path) -> SentenceModules | None:
                 f"its modules are {listed(kinds)}; supported: Transformer and Pooling, and then "
                 "Dense, Normalize or both"
             )
-        return _described(source, {module.kind: module for module in modules})
+        return _described(directory, {module.kind: module for module in modules})
     except ValidationError as error:
         problem = problems_of(error, MODULES_NAME)
         raise CheckpointError(f"{path}: {problem}; save the model again") from error
@@ -110,11 +110,11 @@ def read_modules(source: Path) -> SentenceModules | None:
         raise CheckpointError(f"{path}: {error}; save the model again") from error
 
 
-def _described(source: Path, modules: dict[str, _Module]) -> SentenceModules:
+def _described(directory: Path, modules: dict[str, _Module]) -> SentenceModules:
     dense = modules.get("Dense")
     return SentenceModules(
-        pooling=_pooling(_read(source, modules["Pooling"])),
-        dense=Dense.model_validate(_read(source, dense)) if dense else None,
+        pooling=_pooling(_read(directory, modules["Pooling"])),
+        dense=Dense.model_validate(_read(directory, dense)) if dense else None,
         dense_path=dense.path if dense else None,
         normalize="Normalize" in modules,
     )
@@ -129,8 +129,8 @@ def _pooling(config: dict[str, Any]) -> Literal["first", "mean", "max"]:
     return _POOLINGS[modes[0]]
 
 
-def _read(source: Path, module: _Module) -> dict[str, Any]:
+def _read(directory: Path, module: _Module) -> dict[str, Any]:
     if not module.path or Path(module.path).name != module.path:
         raise ValueError(f"the path of {module.kind} is {shortened(module.path)}, no folder in it")
-    content = read_bounded(source / module.path / _CONFIG_NAME, _MAX_BYTES)
+    content = read_bounded(directory / module.path / _CONFIG_NAME, _MAX_BYTES)
     return TypeAdapter(dict[str, Any]).validate_json(content)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.huggingface.family import ACTIVATIONS, Activation, SourceConfig
+from exporter.huggingface.family import ACTIVATIONS, Activation, OriginalConfig
 from exporter.models.config import PositiveInt, Probability
 
 
-class StackConfig(SourceConfig):
+class StackConfig(OriginalConfig):
     """What layers of all families have; a family that calls it otherwise gives it an alias."""
 
     hidden_size: PositiveInt

@@ -1,4 +1,4 @@
-"""Reads the weights of a source one tensor at a time: safetensors, or PyTorch's own files.
+"""Reads the weights of an original one tensor at a time: safetensors, or PyTorch's own files.
 
 The latter are pickles. torch reads them with `weights_only`, which makes nothing but tensors.
 """
@@ -70,7 +70,7 @@ class StoredWeights:
 
 @contextmanager
 def open_weights(*directories: Path) -> Iterator[StoredWeights]:
-    """Open all weights of a source, which may have several directories.
+    """Open all weights of an original, which may have several directories.
 
     Raises CheckpointError if there are none, naming all files that are damaged, and all tensors
     that the index names and a file lacks.

@@ -1,4 +1,4 @@
-"""Writes a model that was read from a source as a checkpoint, weight by weight."""
+"""Writes a model that was read from an original as a checkpoint, weight by weight."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Imported:
 
 @dataclass(frozen=True)
 class ReadModel:
-    """All that a source says of a model but its weights."""
+    """All that an original says of a model but its weights."""
 
-    source: Path
+    original: Path
     family: Family[Any]
     config: TransformerConfig
     text: ImportedTokenizer
@@ -59,11 +59,11 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
 
     Raises CheckpointError, and then writes nothing, if weights are missing or do not fit.
     """
-    check_layers(len(stored), model.config, model.source)
+    check_layers(len(stored), model.config, model.original)
     config = untied_as_stored(stored, model.family, model.config)
     wanted = model_weights(config)
-    found = find_weights(stored, model.family, config, model.source)
-    weights = _written(wanted, found, stored, progress, model.source)
+    found = find_weights(stored, model.family, config, model.original)
+    weights = _written(wanted, found, stored, progress, model.original)
     described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
     stream_checkpoint(out, described, model.text.tokenizer, weights, model.text.files)
     return sum(prod(weight.shape) for weight in wanted)
@@ -72,7 +72,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
 def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
     """Return a model of other texts, whose positions are computed, so that none is left over.
 
-    They are not longer than in the source, unless only distances count.
+    They are not longer than in the original, unless only distances count.
     """
     if config.positions == "learned":
         raise CheckpointError(
@@ -101,7 +101,7 @@ def _written(
     found: Sequence[FoundWeight],
     stored: StoredWeights,
     progress: Progress,
-    source: Path,
+    directory: Path,
 ) -> Iterator[Tensor]:
     """Yield the weights that are wanted, each read when it is asked for.
 
@@ -118,7 +118,7 @@ def _written(
         progress(i + 1, len(wanted))
     if wrong:
         raise CheckpointError(
-            f"{source} has weights that are no finite numbers: {listed(dict.fromkeys(wrong))}; "
+            f"{directory} has weights that are no finite numbers: {listed(dict.fromkeys(wrong))}; "
             "copy or save the model again"
         )
 

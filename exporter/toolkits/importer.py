@@ -24,37 +24,37 @@ from exporter.huggingface.writing import (
 from exporter.models import TransformerConfig
 from exporter.toolkits.fairseq import is_fairseq, read_fairseq
 from exporter.toolkits.opennmt import is_opennmt, read_opennmt
-from exporter.toolkits.source import ToolkitSource
+from exporter.toolkits.original import ToolkitModel
 from exporter.toolkits.tokenizers import Cut, find_cutters, make_tokenizers
 from exporter.toolkits.torch_file import read_torch_file
 
 _NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # of fairseq; the first counts
 
 
-def is_toolkit_checkpoint(source: Path) -> bool:
+def is_toolkit_checkpoint(path: Path) -> bool:
     """Say whether a path is of a file, or of a directory with files, that a toolkit saves."""
-    if source.is_file():
+    if path.is_file():
         return True
-    return not (source / CONFIG_NAME).exists() and any(source.glob("*.pt"))
+    return not (path / CONFIG_NAME).exists() and any(path.glob("*.pt"))
 
 
 def import_toolkit_checkpoint(
-    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     out: str | os.PathLike[str],
     progress: Progress = lambda done, total: None,
     *,
     max_len: int | None = None,
     codes: Path | None = None,
 ) -> Imported:
-    """Write the model of OpenNMT-py or fairseq at `source` to `out` as a checkpoint.
+    """Write the model of OpenNMT-py or fairseq at `path` to `out` as a checkpoint.
 
-    `source` is a file, or a directory with one. Weights are read and written one by one, and
+    `path` is a file, or a directory with one. Weights are read and written one by one, and
     nothing of the file is run. `codes` are those of subword-nmt, else what lies beside the file
-    cuts words. Texts have up to `max_len` tokens, or as many as the source allows. Raises
+    cuts words. Texts have up to `max_len` tokens, or as many as the original allows. Raises
     CheckpointError, and then writes nothing, for a file that is damaged, and for options that the
     shared blocks do not have.
     """
-    path, out = _file_of(Path(source)), Path(out)
+    path, out = _file_of(Path(path)), Path(out)
     check_replaceable(out)
     found = _read(path)
     with naming(path):
@@ -71,21 +71,21 @@ def import_toolkit_checkpoint(
     return Imported(found.name, num_parameters, (*notes, *cut.text.notes))
 
 
-def _file_of(source: Path) -> Path:
+def _file_of(path: Path) -> Path:
     """Return the file that is given, or the one of a directory."""
-    if source.is_file():
-        return source
-    there = sorted(path.name for path in source.glob("*.pt"))
+    if path.is_file():
+        return path
+    there = sorted(file.name for file in path.glob("*.pt"))
     known = [name for name in _NAMES if name in there] or there
     if not known or (len(known) > 1 and known[0] not in _NAMES):
         raise CheckpointError(
-            f"{source} has {listed(there) or 'no file that ends with .pt'}; give the path of one "
+            f"{path} has {listed(there) or 'no file that ends with .pt'}; give the path of one "
             "checkpoint"
         )
-    return source / known[0]
+    return path / known[0]
 
 
-def _read(path: Path) -> ToolkitSource:
+def _read(path: Path) -> ToolkitModel:
     content = read_torch_file(path)
     try:
         if is_opennmt(content):
@@ -103,7 +103,7 @@ def _read(path: Path) -> ToolkitSource:
 
 
 def _with_more_words(
-    config: TransformerConfig, found: ToolkitSource, cut: Cut
+    config: TransformerConfig, found: ToolkitModel, cut: Cut
 ) -> tuple[TransformerConfig, Family[Any]]:
     """Return a model that reads pieces without an id as unknown words, each with a row for it."""
     if not cut.num_more:

@@ -16,9 +16,9 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed
 from exporter.checkpoint import reading_weights
 from exporter.huggingface.conversion import NameTable, modules
-from exporter.huggingface.family import Family, SourceConfig, SpecialTokens
+from exporter.huggingface.family import Family, OriginalConfig, SpecialTokens
 from exporter.models.config import PositiveFloat, PositiveInt, TransformerConfig
-from exporter.toolkits.source import OPTIONS_NAME, ToolkitSource
+from exporter.toolkits.original import OPTIONS_NAME, ToolkitModel
 from exporter.toolkits.torch_file import plain, tensors_of
 from exporter.toolkits.words import Words, read_vocabulary
 
@@ -41,7 +41,7 @@ Off = Annotated[Literal[None, False, 0], Field(default=None)]
 Size = Annotated[int, Field(default=-1)]  # not above 0: another option says it
 
 
-class OpenNmtConfig(SourceConfig):
+class OpenNmtConfig(OriginalConfig):
     """The options of a model, `opt`, with the defaults of the toolkit."""
 
     source_size: PositiveInt
@@ -110,30 +110,30 @@ class OpenNmtConfig(SourceConfig):
         return [f"texts have up to {_USUAL_LEN} tokens, or what --max-len says: up to {_MAX_LEN:,}"]
 
 
-def _config(source: OpenNmtConfig, tokens: SpecialTokens) -> TransformerConfig:
-    is_other = source.source_size != source.target_size
-    each = source.layers if source.layers > 0 else None
+def _config(given: OpenNmtConfig, tokens: SpecialTokens) -> TransformerConfig:
+    is_other = given.source_size != given.target_size
+    each = given.layers if given.layers > 0 else None
     return TransformerConfig(
         family="encoder-decoder",
-        d_model=source.width,
-        num_heads=source.heads,
-        d_ff=source.transformer_ff,
-        num_encoder_layers=each or source.enc_layers,
-        num_decoder_layers=each or source.dec_layers,
-        activation=_ACTIVATIONS[source.pos_ffn_activation_fn],
-        gated_feed_forward=source.pos_ffn_activation_fn in _GATED,
-        feed_forward_bias=source.add_ffnbias,
-        attention_bias=source.add_qkvbias,
-        norm="layer" if source.layer_norm == "standard" else "rms",
+        d_model=given.width,
+        num_heads=given.heads,
+        d_ff=given.transformer_ff,
+        num_encoder_layers=each or given.enc_layers,
+        num_decoder_layers=each or given.dec_layers,
+        activation=_ACTIVATIONS[given.pos_ffn_activation_fn],
+        gated_feed_forward=given.pos_ffn_activation_fn in _GATED,
+        feed_forward_bias=given.add_ffnbias,
+        attention_bias=given.add_qkvbias,
+        norm="layer" if given.layer_norm == "standard" else "rms",
         norm_position="first",
-        norm_eps=source.norm_eps,
-        positions=_POSITIONS[source.position_encoding_type],
-        vocab_size=source.target_size,
-        source_vocab_size=source.source_size if is_other else None,
+        norm_eps=given.norm_eps,
+        positions=_POSITIONS[given.position_encoding_type],
+        vocab_size=given.target_size,
+        source_vocab_size=given.source_size if is_other else None,
         max_source_len=_MAX_LEN,
         max_target_len=_MAX_LEN,
-        share_embeddings=source.share_embeddings,
-        tie_output=source.share_decoder_embeddings,
+        share_embeddings=given.share_embeddings,
+        tie_output=given.share_decoder_embeddings,
         output_bias=True,
         pad_token_id=tokens.pad or 0,
         bos_token_id=tokens.decoder_start,
@@ -192,7 +192,7 @@ def _feed_forward(ours: str, theirs: str, config: TransformerConfig) -> NameTabl
 OPEN_NMT = Family(
     title="OpenNMT-py 1 to 3",
     model_types=("transformer",),
-    source=OpenNmtConfig,
+    fields=OpenNmtConfig,
     to_config=_config,
     weights=_weights,
     abilities=("generate", "beam", "score"),
@@ -207,7 +207,7 @@ def is_opennmt(content: Mapping[str, Any]) -> bool:
     return "opt" in content and "vocab" in content
 
 
-def read_opennmt(path: Path, content: Mapping[str, Any]) -> ToolkitSource:
+def read_opennmt(path: Path, content: Mapping[str, Any]) -> ToolkitModel:
     """Return the model in a file; CheckpointError if it has no weights, or vocabularies."""
     options = plain(content["opt"])
     options = options if isinstance(options, dict) else {}
@@ -223,7 +223,7 @@ def read_opennmt(path: Path, content: Mapping[str, Any]) -> ToolkitSource:
             f"{path}: its vocabulary of targets lacks {listed(missing)}, which begins and ends "
             "what is written; give a checkpoint for translation"
         )
-    return ToolkitSource(
+    return ToolkitModel(
         OPEN_NMT,
         "OpenNMT-py transformer",
         _with_defaults(options, weights, source_words, target_words, vocabulary),

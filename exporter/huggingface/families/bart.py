@@ -16,9 +16,9 @@ class BartConfig(BartLikeConfig):
     vocab_size: PositiveInt = 50265
 
 
-def _config(source: BartConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: BartConfig, tokens: SpecialTokens) -> TransformerConfig:
     return bart_like(
-        source,
+        given,
         tokens,
         norm_position="last",
         embedding_norm=True,
@@ -35,7 +35,7 @@ def weights(config: TransformerConfig) -> NameTable:
 BART = Family(
     title="BART",
     model_types=("bart",),
-    source=BartConfig,
+    fields=BartConfig,
     to_config=_config,
     weights=weights,
     abilities=WRITES,

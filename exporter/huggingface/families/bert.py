@@ -52,8 +52,8 @@ def bert_weights(body: str, *of_positions: Step) -> NameTable:
     }
 
 
-def _config(source: BertConfig, tokens: SpecialTokens) -> TransformerConfig:
-    return encoder_config(source, num_token_types=source.type_vocab_size)
+def _config(given: BertConfig, tokens: SpecialTokens) -> TransformerConfig:
+    return encoder_config(given, num_token_types=given.type_vocab_size)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -64,7 +64,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 BERT = Family(
     title="BERT",
     model_types=("bert",),
-    source=BertConfig,
+    fields=BertConfig,
     to_config=_config,
     weights=_weights,
     abilities=READS,

@@ -26,9 +26,9 @@ class DistilBertConfig(EncoderConfig):
     hidden_act: Activation = Field("gelu", alias="activation")
 
 
-def _config(source: DistilBertConfig, tokens: SpecialTokens) -> TransformerConfig:
-    pooled = source.head_options(pooler="relu" if source.head == "classify" else "none")
-    return encoder_config(source, **pooled)
+def _config(given: DistilBertConfig, tokens: SpecialTokens) -> TransformerConfig:
+    pooled = given.head_options(pooler="relu" if given.head == "classify" else "none")
+    return encoder_config(given, **pooled)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -60,7 +60,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 DISTILBERT = Family(
     title="DistilBERT",
     model_types=("distilbert",),
-    source=DistilBertConfig,
+    fields=DistilBertConfig,
     to_config=_config,
     weights=_weights,
     abilities=READS,

@@ -52,26 +52,26 @@ class Gemma3Config(LayeredRopeConfig, Gemma2Config):
     rope_theta: float = 1_000_000.0
 
 
-def _differences(source: Gemma2Config) -> dict[str, Any]:
+def _differences(given: Gemma2Config) -> dict[str, Any]:
     return {
-        "attention_bias": source.attention_bias,
-        "attention_scale": source.query_pre_attn_scalar**-0.5,
-        "attention_softcap": source.attn_logit_softcapping,
-        "logit_softcap": source.final_logit_softcapping,
-        "activation": ACTIVATIONS[source.hidden_activation or "gelu_pytorch_tanh"],
+        "attention_bias": given.attention_bias,
+        "attention_scale": given.query_pre_attn_scalar**-0.5,
+        "attention_softcap": given.attn_logit_softcapping,
+        "logit_softcap": given.final_logit_softcapping,
+        "activation": ACTIVATIONS[given.hidden_activation or "gelu_pytorch_tanh"],
         "norm_position": "both",
         "scale_embeddings": True,
     }
 
 
-def _config_of_2(source: Gemma2Config, tokens: SpecialTokens) -> TransformerConfig:
-    windows = window_options(source, source.sliding_window, source.types)
-    return rotary_decoder_config(source, tokens, **_differences(source), **windows)
+def _config_of_2(given: Gemma2Config, tokens: SpecialTokens) -> TransformerConfig:
+    windows = window_options(given, given.sliding_window, given.types)
+    return rotary_decoder_config(given, tokens, **_differences(given), **windows)
 
 
-def _config_of_3(source: Gemma3Config, tokens: SpecialTokens) -> TransformerConfig:
-    windows = source.local_options(source.sliding_window)
-    return rotary_decoder_config(source, tokens, **_differences(source), **windows, qk_norm=True)
+def _config_of_3(given: Gemma3Config, tokens: SpecialTokens) -> TransformerConfig:
+    windows = given.local_options(given.sliding_window)
+    return rotary_decoder_config(given, tokens, **_differences(given), **windows, qk_norm=True)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -95,7 +95,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 GEMMA2 = Family(
     title="Gemma 2",
     model_types=("gemma2",),
-    source=Gemma2Config,
+    fields=Gemma2Config,
     to_config=_config_of_2,
     weights=_weights,
     abilities=WRITES,
@@ -105,7 +105,7 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     title="Gemma 3, text",
     model_types=("gemma3_text",),
-    source=Gemma3Config,
+    fields=Gemma3Config,
     to_config=_config_of_3,
     weights=_weights,
     abilities=WRITES,

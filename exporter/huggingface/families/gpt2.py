@@ -54,7 +54,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 GPT2 = Family(
     title="GPT-2",
     model_types=("gpt2",),
-    source=GPT2Config,
+    fields=GPT2Config,
     to_config=decoder_config,
     weights=_weights,
     abilities=WRITES,

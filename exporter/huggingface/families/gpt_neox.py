@@ -36,15 +36,15 @@ class GPTNeoXConfig(RotaryDecoderConfig):
     rope_theta: float = Field(10000.0, alias="rotary_emb_base")
 
 
-def _config(source: GPTNeoXConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: GPTNeoXConfig, tokens: SpecialTokens) -> TransformerConfig:
     return rotary_decoder_config(
-        source,
+        given,
         tokens,
-        attention_bias=source.attention_bias,
+        attention_bias=given.attention_bias,
         gated_feed_forward=False,
         feed_forward_bias=True,
         norm="layer",
-        parallel_residual=source.use_parallel_residual,
+        parallel_residual=given.use_parallel_residual,
     )
 
 
@@ -74,7 +74,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 GPT_NEOX = Family(
     title="GPT-NeoX, Pythia",
     model_types=("gpt_neox",),
-    source=GPTNeoXConfig,
+    fields=GPTNeoXConfig,
     to_config=_config,
     weights=_weights,
     abilities=WRITES,

@@ -27,16 +27,16 @@ class LlamaConfig(RotaryDecoderConfig):
     rope_interleaved: Literal[False] = False
 
 
-def _config(source: LlamaConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: LlamaConfig, tokens: SpecialTokens) -> TransformerConfig:
     return rotary_decoder_config(
-        source, tokens, attention_bias=source.attention_bias, feed_forward_bias=source.mlp_bias
+        given, tokens, attention_bias=given.attention_bias, feed_forward_bias=given.mlp_bias
     )
 
 
 LLAMA = Family(
     title="Llama 2 and 3, TinyLlama, SmolLM",
     model_types=("llama",),
-    source=LlamaConfig,
+    fields=LlamaConfig,
     to_config=_config,
     weights=rotary_decoder_weights,
     abilities=WRITES,

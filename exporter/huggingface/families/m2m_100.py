@@ -21,10 +21,10 @@ class M2M100Config(BartLikeConfig):
     attention_dropout: Probability = 0.1
 
 
-def _config(source: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
     padding = 1 if tokens.pad is None else tokens.pad
     return bart_like(
-        source,
+        given,
         tokens,
         norm_position="first",
         positions="sinusoidal_tensor2tensor",
@@ -35,7 +35,7 @@ def _config(source: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
 M2M_100 = Family(
     title="M2M-100, NLLB",
     model_types=("m2m_100",),
-    source=M2M100Config,
+    fields=M2M100Config,
     to_config=_config,
     weights=bart_like_weights,
     abilities=WRITES,

@@ -25,18 +25,18 @@ class MarianConfig(BartLikeConfig):
     static_position_embeddings: Literal[True] = True
 
 
-def _config(source: MarianConfig, tokens: SpecialTokens) -> TransformerConfig:
-    target_size = source.decoder_vocab_size or source.vocab_size
+def _config(given: MarianConfig, tokens: SpecialTokens) -> TransformerConfig:
+    target_size = given.decoder_vocab_size or given.vocab_size
     if tokens.decoder_start is None:
         tokens = SpecialTokens(tokens.eos, tokens.pad, decoder_start=tokens.pad)
     return bart_like(
-        source,
+        given,
         tokens,
         norm_position="last",
         positions="sinusoidal_halves",
         vocab_size=target_size,
-        source_vocab_size=None if target_size == source.vocab_size else source.vocab_size,
-        share_embeddings=source.share_encoder_decoder_embeddings,
+        source_vocab_size=None if target_size == given.vocab_size else given.vocab_size,
+        share_embeddings=given.share_encoder_decoder_embeddings,
         output_bias=True,
     )
 
@@ -44,7 +44,7 @@ def _config(source: MarianConfig, tokens: SpecialTokens) -> TransformerConfig:
 MARIAN = Family(
     title="Marian (OPUS-MT)",
     model_types=("marian",),
-    source=MarianConfig,
+    fields=MarianConfig,
     to_config=_config,
     weights=bart_like_weights,
     abilities=WRITES,

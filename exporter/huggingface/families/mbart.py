@@ -14,7 +14,7 @@ class MBartConfig(BartConfig):
     decoder_start_token_id: int | None = None
 
     def notes(self) -> list[str]:
-        """Say what outputs begin behind, where the source does not."""
+        """Say what outputs begin behind, where the original does not."""
         if self.decoder_start_token_id is not None:
             return []
         return [
@@ -23,11 +23,11 @@ class MBartConfig(BartConfig):
         ]
 
 
-def _config(source: MBartConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: MBartConfig, tokens: SpecialTokens) -> TransformerConfig:
     if tokens.decoder_start is None:
         tokens = SpecialTokens(tokens.eos, tokens.pad, decoder_start=tokens.eos)
     return bart_like(
-        source,
+        given,
         tokens,
         norm_position="first",
         embedding_norm=True,
@@ -39,7 +39,7 @@ def _config(source: MBartConfig, tokens: SpecialTokens) -> TransformerConfig:
 MBART = Family(
     title="mBART",
     model_types=("mbart",),
-    source=MBartConfig,
+    fields=MBartConfig,
     to_config=_config,
     weights=weights,
     abilities=WRITES,

@@ -23,14 +23,14 @@ class MistralConfig(RotaryDecoderConfig):
     layer_types: None = None
 
 
-def _config(source: MistralConfig, tokens: SpecialTokens) -> TransformerConfig:
-    return rotary_decoder_config(source, tokens, **window_options(source, source.sliding_window))
+def _config(given: MistralConfig, tokens: SpecialTokens) -> TransformerConfig:
+    return rotary_decoder_config(given, tokens, **window_options(given, given.sliding_window))
 
 
 MISTRAL = Family(
     title="Mistral",
     model_types=("mistral",),
-    source=MistralConfig,
+    fields=MistralConfig,
     to_config=_config,
     weights=rotary_decoder_weights,
     abilities=WRITES,

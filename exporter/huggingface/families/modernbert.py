@@ -38,26 +38,26 @@ class ModernBertConfig(LayeredRopeConfig, EncoderConfig):
     classifier_activation: Activation = "gelu"
 
 
-def _config(source: ModernBertConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: ModernBertConfig, tokens: SpecialTokens) -> TransformerConfig:
     differences = {
-        **source.head_options(
-            pooling="mean" if source.classifier_pooling == "mean" else "first",
-            pooler=ACTIVATIONS[source.classifier_activation],
-            pooler_bias=source.classifier_bias,
+        **given.head_options(
+            pooling="mean" if given.classifier_pooling == "mean" else "first",
+            pooler=ACTIVATIONS[given.classifier_activation],
+            pooler_bias=given.classifier_bias,
             pooler_norm=True,
         ),
-        **source.local_options(source.local_attention // 2 + 1),
-        "attention_bias": source.attention_bias,
+        **given.local_options(given.local_attention // 2 + 1),
+        "attention_bias": given.attention_bias,
         "gated_feed_forward": True,
-        "feed_forward_bias": source.mlp_bias,
+        "feed_forward_bias": given.mlp_bias,
         "norm_position": "first",
-        "norm_bias": source.norm_bias,
+        "norm_bias": given.norm_bias,
         "first_norm": False,
         "positions": "rotary",
-        "rotary_base": source.rope.rope_theta or source.rope_theta,
-        "rotary_scaling": source.rope.scaling(source.max_position_embeddings),
+        "rotary_base": given.rope.rope_theta or given.rope_theta,
+        "rotary_scaling": given.rope.scaling(given.max_position_embeddings),
     }
-    return encoder_config(source, **differences)
+    return encoder_config(given, **differences)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -82,7 +82,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 MODERNBERT = Family(
     title="ModernBERT",
     model_types=("modernbert",),
-    source=ModernBertConfig,
+    fields=ModernBertConfig,
     to_config=_config,
     weights=_weights,
     abilities=READS,

@@ -32,16 +32,16 @@ class OPTConfig(DecoderConfig):
     layer_norm_elementwise_affine: Literal[True] = True
 
 
-def _config(source: OPTConfig, tokens: SpecialTokens) -> TransformerConfig:
-    width = source.word_embed_proj_dim
+def _config(given: OPTConfig, tokens: SpecialTokens) -> TransformerConfig:
+    width = given.word_embed_proj_dim
     return decoder_config(
-        source,
+        given,
         tokens,
-        attention_bias=source.enable_bias,
-        feed_forward_bias=source.enable_bias,
-        norm_position="first" if source.do_layer_norm_before else "last",
-        final_norm=source.do_layer_norm_before and not source.remove_final_layer_norm,
-        token_dim=None if width == source.hidden_size else width,
+        attention_bias=given.enable_bias,
+        feed_forward_bias=given.enable_bias,
+        norm_position="first" if given.do_layer_norm_before else "last",
+        final_norm=given.do_layer_norm_before and not given.remove_final_layer_norm,
+        token_dim=None if width == given.hidden_size else width,
     )
 
 
@@ -65,7 +65,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 OPT = Family(
     title="OPT",
     model_types=("opt",),
-    source=OPTConfig,
+    fields=OPTConfig,
     to_config=_config,
     weights=_weights,
     abilities=WRITES,

@@ -18,9 +18,9 @@ class PegasusConfig(BartLikeConfig):
     vocab_size: PositiveInt = 50265
 
 
-def _config(source: PegasusConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: PegasusConfig, tokens: SpecialTokens) -> TransformerConfig:
     return bart_like(
-        source,
+        given,
         tokens,
         norm_position="first",
         positions="sinusoidal_halves",
@@ -31,7 +31,7 @@ def _config(source: PegasusConfig, tokens: SpecialTokens) -> TransformerConfig:
 PEGASUS = Family(
     title="Pegasus",
     model_types=("pegasus",),
-    source=PegasusConfig,
+    fields=PegasusConfig,
     to_config=_config,
     weights=bart_like_weights,
     abilities=WRITES,

@@ -45,8 +45,8 @@ class Phi3Config(RotaryDecoderConfig):
     rope_parameters: Phi3Rope | None = None
 
 
-def _config(source: Phi3Config, tokens: SpecialTokens) -> TransformerConfig:
-    return rotary_decoder_config(source, tokens, **window_options(source, source.sliding_window))
+def _config(given: Phi3Config, tokens: SpecialTokens) -> TransformerConfig:
+    return rotary_decoder_config(given, tokens, **window_options(given, given.sliding_window))
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -61,7 +61,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 PHI3 = Family(
     title="Phi-3, Phi-3.5, Phi-4",
     model_types=("phi3",),
-    source=Phi3Config,
+    fields=Phi3Config,
     to_config=_config,
     weights=_weights,
     abilities=WRITES,

@@ -46,20 +46,20 @@ class Qwen3Config(Qwen2Config):
     attention_bias: bool = False
 
 
-def _config_of_2(source: Qwen2Config, tokens: SpecialTokens) -> TransformerConfig:
+def _config_of_2(given: Qwen2Config, tokens: SpecialTokens) -> TransformerConfig:
     biases = {"attention_bias": True, "attention_output_bias": False}
-    return rotary_decoder_config(source, tokens, **biases, **source.windows())
+    return rotary_decoder_config(given, tokens, **biases, **given.windows())
 
 
-def _config_of_3(source: Qwen3Config, tokens: SpecialTokens) -> TransformerConfig:
-    norms = {"attention_bias": source.attention_bias, "qk_norm": True}
-    return rotary_decoder_config(source, tokens, **norms, **source.windows())
+def _config_of_3(given: Qwen3Config, tokens: SpecialTokens) -> TransformerConfig:
+    norms = {"attention_bias": given.attention_bias, "qk_norm": True}
+    return rotary_decoder_config(given, tokens, **norms, **given.windows())
 
 
 QWEN2 = Family(
     title="Qwen 2 and 2.5",
     model_types=("qwen2",),
-    source=Qwen2Config,
+    fields=Qwen2Config,
     to_config=_config_of_2,
     weights=rotary_decoder_weights,
     abilities=WRITES,
@@ -70,7 +70,7 @@ QWEN2 = Family(
 QWEN3 = Family(
     title="Qwen 3",
     model_types=("qwen3",),
-    source=Qwen3Config,
+    fields=Qwen3Config,
     to_config=_config_of_3,
     weights=rotary_decoder_weights,
     abilities=WRITES,

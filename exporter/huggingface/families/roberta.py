@@ -17,9 +17,9 @@ class RobertaConfig(BertConfig):
     pad_token_id: int = 1
 
 
-def _config(source: RobertaConfig, tokens: SpecialTokens) -> TransformerConfig:
-    length = source.max_position_embeddings - source.pad_token_id - 1
-    return encoder_config(source, num_token_types=source.type_vocab_size, max_source_len=length)
+def _config(given: RobertaConfig, tokens: SpecialTokens) -> TransformerConfig:
+    length = given.max_position_embeddings - given.pad_token_id - 1
+    return encoder_config(given, num_token_types=given.type_vocab_size, max_source_len=length)
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -34,7 +34,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 ROBERTA = Family(
     title="RoBERTa, XLM-R, CamemBERT",
     model_types=("roberta", "xlm-roberta", "camembert"),
-    source=RobertaConfig,
+    fields=RobertaConfig,
     to_config=_config,
     weights=_weights,
     abilities=READS,

@@ -83,33 +83,33 @@ class MT5Config(T5Config):
         return 1.0
 
 
-def _config(source: T5Config, tokens: SpecialTokens) -> TransformerConfig:
+def _config(given: T5Config, tokens: SpecialTokens) -> TransformerConfig:
     return TransformerConfig(
         family="encoder-decoder",
-        d_model=source.d_model,
-        num_heads=source.num_heads,
-        key_dim=source.d_kv,
-        value_dim=source.d_kv,
-        d_ff=source.d_ff,
-        num_encoder_layers=source.num_layers,
-        num_decoder_layers=source.num_decoder_layers or source.num_layers,
+        d_model=given.d_model,
+        num_heads=given.num_heads,
+        key_dim=given.d_kv,
+        value_dim=given.d_kv,
+        d_ff=given.d_ff,
+        num_encoder_layers=given.num_layers,
+        num_decoder_layers=given.num_decoder_layers or given.num_layers,
         attention_bias=False,
         attention_scale=1.0,
-        activation=ACTIVATIONS[source.activation],
-        gated_feed_forward=source.feed_forward_proj.startswith("gated-"),
+        activation=ACTIVATIONS[given.activation],
+        gated_feed_forward=given.feed_forward_proj.startswith("gated-"),
         feed_forward_bias=False,
         norm="rms",
         norm_position="first",
-        norm_eps=source.layer_norm_epsilon,
-        dropout=source.dropout_rate,
-        vocab_size=source.vocab_size,
-        max_source_len=source.max_len,
-        max_target_len=source.max_len,
+        norm_eps=given.layer_norm_epsilon,
+        dropout=given.dropout_rate,
+        vocab_size=given.vocab_size,
+        max_source_len=given.max_len,
+        max_target_len=given.max_len,
         positions="relative",
-        relative_buckets=source.relative_attention_num_buckets,
-        relative_max_distance=source.relative_attention_max_distance,
+        relative_buckets=given.relative_attention_num_buckets,
+        relative_max_distance=given.relative_attention_max_distance,
         scale_embeddings=False,
-        output_scale=source.output_scale,
+        output_scale=given.output_scale,
         pad_token_id=tokens.pad or 0,
         bos_token_id=(tokens.pad or 0) if tokens.decoder_start is None else tokens.decoder_start,
         eos_token_id=tokens.eos,
@@ -164,7 +164,7 @@ def _stack(name: str, feed_forward: str) -> NameTable:
 T5 = Family(
     title="T5, FLAN-T5, MADLAD, ByT5",
     model_types=("t5",),
-    source=T5Config,
+    fields=T5Config,
     to_config=_config,
     weights=_weights,
     abilities=WRITES,
@@ -172,4 +172,4 @@ T5 = Family(
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     own_output=True,
 )
-MT5 = replace(T5, title="mT5", model_types=("mt5",), source=MT5Config)
+MT5 = replace(T5, title="mT5", model_types=("mt5",), fields=MT5Config)

@@ -66,29 +66,29 @@ class ViTConfig(StackConfig):
         return self
 
 
-def _image(source: ViTConfig) -> ImageConfig:
+def _image(given: ViTConfig) -> ImageConfig:
     """Return what the model sees; ValueError if the picture's settings do not fit it."""
-    assert source.preprocessor_config is not None, "it was checked"
-    size, channels = source.image_size, source.num_channels
+    assert given.preprocessor_config is not None, "it was checked"
+    size, channels = given.image_size, given.num_channels
     return ImageConfig(
         size=size,
-        patch_size=source.patch_size,
+        patch_size=given.patch_size,
         channels=channels,
-        distillation=_HEADS[source.architectures[0]].get("distillation", "none"),
-        **source.preprocessor_config.image_options(size, channels),
+        distillation=_HEADS[given.architectures[0]].get("distillation", "none"),
+        **given.preprocessor_config.image_options(size, channels),
     )
 
 
-def _config(source: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
-    head = _HEADS[source.architectures[0]]
+def _config(given: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
+    head = _HEADS[given.architectures[0]]
     return TransformerConfig(
         family="vit",
-        **source.layer_options,
-        num_encoder_layers=source.num_hidden_layers,
+        **given.layer_options,
+        num_encoder_layers=given.num_hidden_layers,
         norm_position="first",
         positions="learned",
-        labels=head.get("labels", tuple(source.id2label[i] for i in sorted(source.id2label))),
-        image=_image(source),
+        labels=head.get("labels", tuple(given.id2label[i] for i in sorted(given.id2label))),
+        image=_image(given),
     )
 
 
@@ -128,7 +128,7 @@ def _family(title: str, model_type: str) -> Family[ViTConfig]:
     return Family(
         title=title,
         model_types=(model_type,),
-        source=ViTConfig,
+        fields=ViTConfig,
         to_config=_config,
         weights=_weights,
         abilities=("classify", "embed"),

@@ -1,4 +1,4 @@
-"""Makes the tokenizer of a checkpoint of the files that a source has."""
+"""Makes the tokenizer of a checkpoint of the files that an original has."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from exporter.huggingface.tokenizers.settings import Settings, Token
 
 
 def add_tokens(tokenizer: Tokenizer, known: Iterable[Token], settings: Settings) -> None:
-    """Make `known` tokens of the vocabulary, and those that the source lists, added ones.
+    """Make `known` tokens of the vocabulary, and those that the original lists, added ones.
 
-    New ones get the next ids. Raises ValueError where the source gives a token another id.
+    New ones get the next ids. Raises ValueError where the original gives a token another id.
     """
     flags = settings.flags()
     wanted: dict[str, int | None] = {token.content: None for token in known}

@@ -31,9 +31,9 @@ def read_vocabulary(path: Path) -> dict[str, int]:
         raise ValueError(f"{path.name}: {error}") from error
 
 
-def read_gpt2(source: Path, settings: Settings, room: int) -> Tokenizer:
+def read_gpt2(directory: Path, settings: Settings, room: int) -> Tokenizer:
     """Return the tokenizer of a GPT-2 or OPT."""
-    tokenizer = _read_bpe(source, add_prefix_space=bool(settings.add_prefix_space))
+    tokenizer = _read_bpe(directory, add_prefix_space=bool(settings.add_prefix_space))
     begin = settings.text_of("bos_token", "<|endoftext|>")
     names = (begin, settings.text_of("eos_token", begin), settings.text_of("unk_token", begin))
     add_tokens(tokenizer, [Token(content=name) for name in dict.fromkeys(names)], settings)
@@ -44,10 +44,10 @@ def read_gpt2(source: Path, settings: Settings, room: int) -> Tokenizer:
     return tokenizer
 
 
-def read_roberta(source: Path, settings: Settings, room: int) -> Tokenizer:
+def read_roberta(directory: Path, settings: Settings, room: int) -> Tokenizer:
     """Return the tokenizer of a RoBERTa or BART: a text stands between `<s>` and `</s>`."""
     adds_space = bool(settings.add_prefix_space)
-    tokenizer = _read_bpe(source, add_prefix_space=adds_space)
+    tokenizer = _read_bpe(directory, add_prefix_space=adds_space)
     begin, end = settings.text_of("cls_token", "<s>"), settings.text_of("sep_token", "</s>")
     known = [Token(content=name) for name in (begin, "<pad>", end, "<unk>")]
     mask = Token(content=settings.text_of("mask_token", "<mask>"), lstrip=True)
@@ -59,9 +59,9 @@ def read_roberta(source: Path, settings: Settings, room: int) -> Tokenizer:
     return tokenizer
 
 
-def read_qwen2(source: Path, settings: Settings, room: int) -> Tokenizer:
+def read_qwen2(directory: Path, settings: Settings, room: int) -> Tokenizer:
     """Return the tokenizer of a Qwen 2 or 3, which composes characters first."""
-    tokenizer = _read_bpe(source, add_prefix_space=False)
+    tokenizer = _read_bpe(directory, add_prefix_space=False)
     tokenizer.normalizer = normalizers.NFC()
     cut = pre_tokenizers.Split(Regex(_WORDS_OF_QWEN), "isolated")
     in_bytes = pre_tokenizers.ByteLevel(
@@ -74,7 +74,7 @@ def read_qwen2(source: Path, settings: Settings, room: int) -> Tokenizer:
     return tokenizer
 
 
-def read_bytes(source: Path, settings: Settings, room: int) -> Tokenizer:
+def read_bytes(directory: Path, settings: Settings, room: int) -> Tokenizer:
     """Return the tokenizer of a ByT5: a byte's id is three more; a text ends with `</s>`."""
     names = ("<pad>", "</s>", "<unk>")
     ids = {name: i for i, name in enumerate(names)}
@@ -90,9 +90,9 @@ def read_bytes(source: Path, settings: Settings, room: int) -> Tokenizer:
     return tokenizer
 
 
-def _read_bpe(source: Path, *, add_prefix_space: bool) -> Tokenizer:
-    ids = read_vocabulary(source / VOCABULARY_NAME)
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_read_merges(source / MERGES_NAME)))
+def _read_bpe(directory: Path, *, add_prefix_space: bool) -> Tokenizer:
+    ids = read_vocabulary(directory / VOCABULARY_NAME)
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_read_merges(directory / MERGES_NAME)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -1,4 +1,4 @@
-"""Reads the chat template of a source."""
+"""Reads the chat template of an original."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from exporter.huggingface.tokenizers.settings import Settings
 TEMPLATE_NAME = "chat_template.jinja"
 
 
-def read_chat(source: Path, settings: Settings) -> ChatFormat | None:
-    """Return how a conversation becomes a text; None: the source does not say."""
-    template = _template(source / TEMPLATE_NAME, settings)
+def read_chat(directory: Path, settings: Settings) -> ChatFormat | None:
+    """Return how a conversation becomes a text; None: the original does not say."""
+    template = _template(directory / TEMPLATE_NAME, settings)
     if template is None:
         return None
     if len(template) > MAX_TEMPLATE_CHARS:

@@ -1,4 +1,4 @@
-"""Makes tokenizers of the SentencePiece files of a source."""
+"""Makes tokenizers of the SentencePiece files of an original."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def read_model(path: Path) -> SentencePieceModel:
         raise ValueError(f"{path.name}: {error}") from error
 
 
-def find_model(source: Path) -> Path | None:
+def find_model(directory: Path) -> Path | None:
     """Return the SentencePiece model of a directory, if it has one under a usual name."""
-    found = [source / name for name in MODEL_NAMES if (source / name).is_file()]
+    found = [directory / name for name in MODEL_NAMES if (directory / name).is_file()]
     return found[0] if found else None
 
 
@@ -63,13 +63,13 @@ def read_m2m(path: Path, settings: Settings) -> Made:
     return build_tokenizer(model, layout, settings, notes)
 
 
-def read_marian(source: Path, settings: Settings) -> tuple[Made, Made]:
+def read_marian(directory: Path, settings: Settings) -> tuple[Made, Made]:
     """Return the tokenizers of sources and of targets of a Marian model."""
     own = TARGET_VOCABULARY_NAME if settings.separate_vocabs else VOCABULARY_NAME
-    source_path, target_path = (source / name for name in MARIAN_NAMES)
+    source_path, target_path = (directory / name for name in MARIAN_NAMES)
     return (
-        _read_marian(source_path, source / VOCABULARY_NAME, settings),
-        _read_marian(target_path, source / own, settings),
+        _read_marian(source_path, directory / VOCABULARY_NAME, settings),
+        _read_marian(target_path, directory / own, settings),
     )
 
 

@@ -32,7 +32,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Given:
-    """What a source says."""
+    """What an original says."""
 
     model: SentencePieceModel
     settings: Settings
@@ -137,7 +137,7 @@ def pegasus(given: Given) -> Layout:
 
 
 def nllb_languages(settings: Settings) -> Sequence[str]:
-    """Return the tokens of the languages: those that the source lists, else those of NLLB-200."""
+    """Return the tokens of the languages: those that the original lists, else those of NLLB-200."""
     listed = [text for text in settings.listed() if _NLLB_CODE.fullmatch(text)]
     return listed or languages.NLLB
 

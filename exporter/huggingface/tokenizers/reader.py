@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a source, from whichever files it has."""
+"""Reads the tokenizer of an original, from whichever files it has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from exporter.huggingface.tokenizers.translation import Translation
 from exporter.huggingface.tokenizers.word_piece import WORDS_NAME, read_bert
 from exporter.models import TransformerConfig
 
-# The class of tokenizer of a model whose source names none.
+# The class of tokenizer of a model whose original names none.
 _CLASSES: Mapping[str, str] = {
     "bart": "BartTokenizer",
     "bert": "BertTokenizer",
@@ -75,7 +75,7 @@ _WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer")
 
 @dataclass(frozen=True)
 class Languages:
-    """What `tokenweir import` was told of a translation model; None: what the source says."""
+    """What `tokenweir import` was told of a translation model; None: what the original says."""
 
     source: str | None = None
     target: str | None = None
@@ -83,7 +83,7 @@ class Languages:
 
 @dataclass(frozen=True)
 class ImportedTokenizer:
-    """The tokenizer of a source, and what to know of it."""
+    """The tokenizer of an original, and what to know of it."""
 
     tokenizer: Tokenizer | None = None
     files: TextFiles = TextFiles()  # what else the checkpoint gets
@@ -93,51 +93,51 @@ class ImportedTokenizer:
 
 
 def read_tokenizer(
-    source: Path,
+    directory: Path,
     config: TransformerConfig,
     model_type: str = "",
     languages: Languages = Languages(),  # noqa: B008
 ) -> ImportedTokenizer:
     """Return the tokenizer of a directory with a model of this type.
 
-    Raises CheckpointError if there is none, or none of this model; nothing of the source is run.
+    Raises CheckpointError if there is none, or none of this model; nothing of the original is run.
     """
     try:
-        settings = read_settings(source)
-        kind = _class_of(source, settings, model_type)
-        found, target = _read(source, kind, settings, config)
+        settings = read_settings(directory)
+        kind = _class_of(directory, settings, model_type)
+        found, target = _read(directory, kind, settings, config)
         translation = Translation.of(kind, settings)
-        _set_source(found.tokenizer, translation, settings, languages, is_file=_has_file(source))
+        _set_source(found.tokenizer, translation, settings, languages, is_file=_has_file(directory))
         token = _target_token(found.tokenizer, translation, languages.target)
         checked = _checked(found.tokenizer, _source_size(config))
         checked_target = None if target is None else _checked(target.tokenizer, config.vocab_size)
-        files = TextFiles(checked_target, read_chat(source, settings))
+        files = TextFiles(checked_target, read_chat(directory, settings))
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{source} has no tokenizer of this model: {error}") from error
+        raise CheckpointError(f"{directory} has no tokenizer of this model: {error}") from error
     notes = [*found.notes, *(target.notes if target else []), *_about_end(checked, config)]
     is_start = translation is not None and translation.starts_with_target
     return ImportedTokenizer(checked, files, token, is_start, tuple(notes))
 
 
-def _class_of(source: Path, settings: Settings, model_type: str) -> str:
+def _class_of(directory: Path, settings: Settings, model_type: str) -> str:
     """Return the name of the class that transformers has for the tokenizer."""
     named = settings.tokenizer_class.removesuffix("Fast")
     if named in ("", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"):
         named = _CLASSES.get(model_type, "")
-    if named == "M2M100Tokenizer" and not (source / VOCABULARY_NAME).is_file():
+    if named == "M2M100Tokenizer" and not (directory / VOCABULARY_NAME).is_file():
         return "NllbTokenizer"
     return named
 
 
 def _read(
-    source: Path, kind: str, settings: Settings, config: TransformerConfig
+    directory: Path, kind: str, settings: Settings, config: TransformerConfig
 ) -> tuple[Made, Made | None]:
     """Return the tokenizer of sources, and that of targets where it is another."""
-    room, model = _source_size(config), find_model(source)
-    if _has_file(source):
-        return _read_file(source / TOKENIZER_NAME, room), None
-    if all((source / name).is_file() for name in MARIAN_NAMES):
-        return read_marian(source, settings)
+    room, model = _source_size(config), find_model(directory)
+    if _has_file(directory):
+        return _read_file(directory / TOKENIZER_NAME, room), None
+    if all((directory / name).is_file() for name in MARIAN_NAMES):
+        return read_marian(directory, settings)
     if model is not None and kind == "M2M100Tokenizer":
         return read_m2m(model, settings), None
     if model is not None and kind in SENTENCEPIECE:
@@ -148,11 +148,11 @@ def _read(
             f"{', '.join(SENTENCEPIECE)}: name one in tokenizer_config.json as tokenizer_class"
         )
     if kind == "ByT5Tokenizer":
-        return Made(read_bytes(source, settings, room), []), None
-    if kind in _BYTE_LEVEL and (source / MERGES_NAME).is_file():
-        return Made(_BYTE_LEVEL[kind](source, settings, room), []), None
-    if kind in _WORD_PIECE and (source / WORDS_NAME).is_file():
-        return Made(read_bert(source, settings, room), []), None
+        return Made(read_bytes(directory, settings, room), []), None
+    if kind in _BYTE_LEVEL and (directory / MERGES_NAME).is_file():
+        return Made(_BYTE_LEVEL[kind](directory, settings, room), []), None
+    if kind in _WORD_PIECE and (directory / WORDS_NAME).is_file():
+        return Made(read_bert(directory, settings, room), []), None
     raise ValueError(_nothing_found(kind))
 
 
@@ -229,8 +229,8 @@ def _source_size(config: TransformerConfig) -> int:
     return config.source_vocab_size or config.vocab_size
 
 
-def _has_file(source: Path) -> bool:
-    return (source / TOKENIZER_NAME).is_file()
+def _has_file(directory: Path) -> bool:
+    return (directory / TOKENIZER_NAME).is_file()
 
 
 def _about_end(tokenizer: Tokenizer, config: TransformerConfig) -> list[str]:

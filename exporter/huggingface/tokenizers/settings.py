@@ -1,4 +1,4 @@
-"""Reads what a source says of its tokenizer, beside the vocabulary."""
+"""Reads what an original says of its tokenizer, beside the vocabulary."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def text_of(token: str | Token) -> str:
     return token if isinstance(token, str) else token.content
 
 
-def read_settings(source: Path) -> Settings:
+def read_settings(directory: Path) -> Settings:
     """Read the settings of a directory; ValueError says which file is wrong, and how."""
-    content = {**_read(source / SPECIAL_NAME), **_read(source / CONFIG_NAME)}
-    added = _read(source / ADDED_NAME)
+    content = {**_read(directory / SPECIAL_NAME), **_read(directory / CONFIG_NAME)}
+    added = _read(directory / ADDED_NAME)
     known = {name: value for name, value in content.items() if value is not None}
     # transformers 5 has a list, or names, of what were additional special tokens.
     extra = known.pop("extra_special_tokens", None)

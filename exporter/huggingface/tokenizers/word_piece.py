@@ -14,9 +14,9 @@ WORDS_NAME = "vocab.txt"
 _MAX_BYTES = 2**26
 
 
-def read_bert(source: Path, settings: Settings, room: int) -> Tokenizer:
+def read_bert(directory: Path, settings: Settings, room: int) -> Tokenizer:
     """Return the tokenizer of a BERT: a text stands between `[CLS]` and `[SEP]`."""
-    lines = read_bounded(source / WORDS_NAME, _MAX_BYTES).decode().split("\n")
+    lines = read_bounded(directory / WORDS_NAME, _MAX_BYTES).decode().split("\n")
     if lines and not lines[-1]:
         lines.pop()
     ids = {line.rstrip("\r"): i for i, line in enumerate(lines)}

@@ -16,7 +16,7 @@ OPTIONS_NAME = "options"  # stand in the file of the weights
 
 
 @dataclass(frozen=True)
-class ToolkitSource:
+class ToolkitModel:
     """A model that a toolkit saved."""
 
     family: Family[Any]
