@@ -30,6 +30,7 @@ class Target:
     accuracy_level: int  # of MatMulNBits: in what it multiplies
     fuse: Callable[[ir.Model], None] | None = None  # joins nodes into kernels that it has
     patches_as_product: bool = False  # its convolutions need a library that nothing else asks for
+    replaces_reductions: bool = False  # they need it too
     rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
@@ -56,6 +57,7 @@ CUDA = Target(
     accuracy_level=0,  # in the type of its input
     fuse=fuse,
     patches_as_product=True,
+    replaces_reductions=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
     no_kernel=MappingProxyType(

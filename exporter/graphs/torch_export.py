@@ -23,6 +23,7 @@ from engine.package.graph_io import GraphShape, decoder_shape, encoder_shape, on
 from engine.package.manifest import PackageFormat, Precision
 from exporter.graphs.arguments import arguments_of
 from exporter.graphs.contracts import Contract, contract_of
+from exporter.graphs.reductions import replace_reductions
 from exporter.graphs.rewrite import simplify
 from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
@@ -61,6 +62,8 @@ def build_graphs(
     graphs = trace(_copy_in(DTYPES[precision], model), contract, target)
     for graph in graphs.values():
         simplify(graph)
+        if target.replaces_reductions:
+            replace_reductions(graph)
         if target.fuse:
             target.fuse(graph)
         attach_bodies(graph, functions or target.functions[precision])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import ACTIVATIONS, make_linear
@@ -16,6 +15,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "linear": nn.Identity,
 }
+_SHORTEST = 1e-12  # a vector of zeros stays one
 
 
 class Pooler(nn.Linear):
@@ -73,4 +73,5 @@ def mean_of(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 def to_unit_length(vectors: Tensor) -> Tensor:
     """Return vectors (B, D) scaled to length 1."""
-    return F.normalize(vectors, dim=-1)
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)  # (B, 1)
+    return vectors / lengths.clamp(min=_SHORTEST)

@@ -1,7 +1,8 @@
 """Loads graphs on the emulated device and prints what became of them, as JSON by path.
 
-For each: `refused`, why the engine does not take it, or null: then every node runs on the device
-and a call can be captured; and of a decoder `launches`, the kernels of a decode step of 8 rows.
+For each: `refused`, why the engine does not take it or a call of it fails, or null: then every node
+is on the device and a call can be captured; and `launches`, the kernels of a call of 8 rows of one
+token.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def look(path: str, device: CudaDevice) -> dict[str, Any]:
         session = create_session(path, device=device)
     except TokenweirError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
-    found: dict[str, Any] = {"refused": None}
-    if path.endswith("decoder.onnx"):
-        binding = bound(session, device, SIZES)
+    binding = bound(session, device, SIZES)
+    try:  # some libraries are opened only when a kernel runs
         counts(binding, NOT_CAPTURED)  # the first run prepares kernels
-        found["launches"] = counts(binding, NOT_CAPTURED)["launches"]
-    return found
+    except Exception as error:  # onnxruntime has a dozen of its own, without a common base
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {"refused": None, "launches": counts(binding, NOT_CAPTURED)["launches"]}
 
 
 if __name__ == "__main__":

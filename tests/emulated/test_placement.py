@@ -57,6 +57,7 @@ _LLAMA = {
     "tie_output": False,
 }
 _READER = {**_VOCABULARY, **_SMALL, "num_encoder_layers": 2, "max_source_len": 48}
+_SENTENCES = {**_READER, "family": "bert", "pooler": "none"}  # for each of them a vector
 MODELS: dict[str, dict[str, Any]] = {
     "dates": _TRANSLATION,
     "marian": {
@@ -77,6 +78,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "scale_embeddings": False,
         "labels": ("a", "b"),
     },
+    "sentences": {**_SENTENCES, "pooling": "mean", "normalize": True},
+    "sentences-max": {**_SENTENCES, "pooling": "max"},
     "tagging": {**_READER, "family": "labeller", "labels": ("a", "b")},
     "digits": {
         **_SMALL,
@@ -102,7 +105,7 @@ def export(name: str, precision: Precision, directory: Path, **options: Any) -> 
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_node_runs_on_the_device_and_every_graph_can_be_captured(
+def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
     precision: str, on_device: RunScript, tmp_path: Path
 ) -> None:
     paths = [path for name in MODELS for path in export(name, precision, tmp_path / name)]

@@ -45,6 +45,7 @@ ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
         ("gpt", "fp32", LLAMA),
         ("gpt", "bf16", LLAMA),
         ("bert", "fp16", {}),
+        ("bert", "fp16", {"pooling": "max", "pooler": "none", "normalize": True}),
         ("vit", "fp16", {}),
     ],
 )
