@@ -64,7 +64,6 @@ CUDA = Target(
         {
             "window": ("fp32",),
             "attention_softcap": ("fp32",),
-            "relative positions": ("fp32", "fp16", "bf16"),
         }
     ),
     runs_here=False,

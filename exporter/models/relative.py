@@ -30,6 +30,9 @@ class RelativePositions(nn.Module):
             places, num_buckets, config.relative_max_distance, both_sides=not causal
         )
         self.register_buffer("buckets", buckets, persistent=False)
+        # Sliced, for a Range of open length is computed on the CPU beside a device.
+        self.places: Tensor  # int64 (max_len,)
+        self.register_buffer("places", torch.arange(max_len), persistent=False)
 
     def by_distance(self) -> Tensor:
         """Return the bias for each distance from a key on to its query, (max_len, num_heads)."""
@@ -43,9 +46,7 @@ class RelativePositions(nn.Module):
                 f"a sequence of {length} positions is longer than the {self.max_len} of this "
                 "model; shorten it or build the model with a larger limit"
             )
-        device = self.weight.device
-        places = torch.arange(num_queries, device=device)[:, None]
-        distances = places - torch.arange(num_keys, device=device)  # (T, S)
+        distances = self.places[:num_queries, None] - self.places[:num_keys]  # (T, S)
         index = distances.clamp(min=0) if self.causal else distances + self.max_len - 1
         return self.weight[self.buckets[index]].permute(2, 0, 1)[None]
 

@@ -2,9 +2,10 @@
 
 `CPU` is made of the fastest kernels of onnxruntime there. Those for CUDA have no control flow and
 no node that onnxruntime keeps off the device (Shape), so that a call can be captured as a CUDA
-graph: sizes are attributes. `CUDA_HALF` has the kernel of `CPU` for a decoder's own row; in
-float32 that kernel is missing there, so `CUDA_FLOAT` has TensorScatter and Attention. Attention to
-the source is Attention with the lengths of the sources in both.
+graph: sizes are attributes. `CUDA_HALF` has the kernel of `CPU` for a decoder's own row; there that
+kernel takes neither float32 nor a bias, so `CUDA_FLOAT`, and both for relative positions, have
+TensorScatter and Attention. Attention to the source is Attention with the lengths of the sources in
+both.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ CPU: Functions = {
 }
 CUDA_HALF: Functions = {
     **cached_attention.GROUP_QUERY,
+    cached_attention.BIASED: cached_attention.STANDARD[cached_attention.BIASED],
     **cross_attention.ONE_ATTENTION,
     **cross_alignment.ALWAYS,
 }

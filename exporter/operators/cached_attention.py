@@ -113,6 +113,7 @@ def _emit(inputs: _Inputs, heads: _Heads) -> _Outputs:
             "num_heads": heads.num_heads,
             "num_kv_heads": heads.num_kv_heads,
             "head_dim": inputs.past_key.shape[3],
+            "capacity": inputs.past_key.shape[2],
             "scale": heads.scale,
             "softcap": heads.softcap or 0.0,
             "window": heads.window or -1,
@@ -190,7 +191,7 @@ def _function(name: str, body: str) -> str:
     inputs += ("distance_bias",) if name.endswith(BIASED) else ()
     inputs += _INT8_INPUTS if name in INT8_OF.values() else ()
     return f"""
-{name} <num_heads, num_kv_heads, head_dim, scale, softcap, window>
+{name} <num_heads, num_kv_heads, head_dim, capacity, scale, softcap, window>
   ({", ".join(inputs)}) => (output, present_key, present_value)
 {{
 {body}
@@ -198,17 +199,29 @@ def _function(name: str, body: str) -> str:
 """
 
 
-# The bias of every new position's keys, [B, num_heads, S, T]. Equal in all layers: onnxruntime
+# How many keys there are: of the longest row that is in use, or of a whole row, which is what the
+# standard's operator reads. The latter is a constant, as are then the places of the keys.
+_KEYS_IN_USE = """
+  total_1d = Cast <to: int = 7> (total_seq)
+  num_keys = Squeeze (total_1d)
+"""
+_WHOLE_ROW = """
+  num_keys = Constant <value_int: int = @capacity> ()
+"""
+
+# How far every new position's keys stand before it, [B, S, T]. Equal in all layers: onnxruntime
 # computes it once, outside of them.
-_BIAS = """
+_DISTANCES = """
   zero = Constant <value_int: int = 0> ()
   step = Constant <value_int: int = 1> ()
-  total_1d = Cast <to: int = 7> ($total)
-  num_keys = Squeeze (total_1d)
   keys = Range (zero, num_keys, step)
   last_axis = Constant <value_ints: ints = [-1]> ()
   queries = Unsqueeze (position_ids, last_axis)
   signed = Sub (queries, keys)
+"""
+
+# The bias of these keys, [B, num_heads, S, T].
+_BIAS = f"""{_DISTANCES}
   distances = Max (signed, zero)
   by_key = Gather <axis: int = 0> (distance_bias, distances)
   bias = Transpose <perm: ints = [0, 3, 1, 2]> (by_key)
@@ -230,7 +243,7 @@ def _group_query(name: str) -> str:
     attributes += ["scale: float = @scale", "softcap: float = @softcap"]
     attributes += ["local_window_size: int = @window"]
     attributes += ["do_rotary: int = 1", "rotary_interleaved: int = 0"] if is_rotary else []
-    bias = Template(_BIAS).substitute(total="total_seq") if is_biased else ""
+    bias = f"{_KEYS_IN_USE}{_BIAS}" if is_biased else ""
     kernel = "output, present_key, present_value = com.microsoft.GroupQueryAttention"
     given = ", ".join(inputs).rstrip(", ")
     return _function(name, f"{bias}  {kernel} <{', '.join(attributes)}> ({given})")
@@ -281,12 +294,6 @@ _ATTEND = """
 """
 
 
-# Over the whole row, which is what the standard's operator reads.
-_WHOLE_ROW = """
-  capacity = Shape <start: int = 2, end: int = 3> (past_key)
-"""
-
-
 def _standard(name: str) -> str:
     """Return the standard's own operators, for what the fastest kernel lacks.
 
@@ -297,9 +304,8 @@ def _standard(name: str) -> str:
         turned = attend.substitute(query="turned_query", key="turned_key", bias="")
         return _function(name, f"{_SPLIT_HEADS}{_ROTATE}{turned}")
     if name == BIASED:
-        bias = _WHOLE_ROW + Template(_BIAS).substitute(total="capacity")
         biased = attend.substitute(query="query", key="key", bias="bias")
-        return _function(name, f"{_SPLIT_HEADS}{bias}{biased}")
+        return _function(name, f"{_SPLIT_HEADS}{_WHOLE_ROW}{_BIAS}{biased}")
     plain = attend.substitute(query="query", key="key", bias="")
     return _function(name, f"{_SPLIT_HEADS}{plain}")
 

@@ -56,6 +56,17 @@ _LLAMA = {
     "feed_forward_bias": False,
     "tie_output": False,
 }
+_NO_BIASES = {"norm": "rms", "attention_bias": False, "feed_forward_bias": False}
+_T5 = {
+    **_TRANSLATION,
+    **_NO_BIASES,
+    "norm_position": "first",
+    "positions": "relative",
+    "attention_scale": 1.0,
+    "activation": "gelu_tanh",
+    "gated_feed_forward": True,
+    "scale_embeddings": False,
+}
 _READER = {**_VOCABULARY, **_SMALL, "num_encoder_layers": 2, "max_source_len": 48}
 _SENTENCES = {**_READER, "family": "bert", "pooler": "none"}  # for each of them a vector
 MODELS: dict[str, dict[str, Any]] = {
@@ -66,6 +77,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "activation": "silu",
         "output_bias": True,
     },
+    "t5": _T5,
     "gpt2": _GPT2,
     "llama": _LLAMA,
     "sentiment": {

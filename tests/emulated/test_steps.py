@@ -14,7 +14,15 @@ from tests.emulated.test_placement import MODELS, export
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
-CASES = [("gpt2", "fp16"), ("llama", "bf16"), ("llama", "fp32"), ("dates", "fp32")]
+CASES = [
+    ("gpt2", "fp16"),
+    ("llama", "bf16"),
+    ("llama", "fp32"),
+    ("dates", "fp32"),
+    ("t5", "fp32"),
+    ("t5", "fp16"),
+    ("t5", "bf16"),
+]
 COUNTED = ("launches", "graphs", "syncs", "memcpys", "bound", "uploads", "downloads")
 # Everything goes there in one copy and comes back in one, and the host waits once.
 CAPTURED = dict(zip(COUNTED, (0, 1, 1, 2, 0, 1, 1), strict=True))

@@ -35,6 +35,7 @@ LLAMA = {
     "activation": "silu",
     "gated_feed_forward": True,
 }
+T5 = {"positions": "relative", "norm": "rms", "attention_bias": False, "attention_scale": 1.0}
 ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
 
 
@@ -42,6 +43,9 @@ ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
     ("family", "precision", "options"),
     [
         ("encoder-decoder", "fp16", {}),
+        ("encoder-decoder", "fp32", T5),
+        ("encoder-decoder", "fp16", T5),
+        ("encoder-decoder", "bf16", T5),
         ("gpt", "fp32", LLAMA),
         ("gpt", "bf16", LLAMA),
         ("bert", "fp16", {}),
@@ -89,13 +93,6 @@ def test_weights_in_blocks_have_scales_of_the_precision(
     products = [node for node in graph if node.op_type == "MatMulNBits"]
     assert products
     assert {node.inputs[2].dtype for node in products} == {ir.DataType.FLOAT16}
-
-
-def test_relative_positions_are_refused(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("encoder-decoder", positions="relative")
-
-    with pytest.raises(ConfigError, match="cuda has no kernel for relative positions; export for"):
-        export_package(checkpoint, tmp_path / "p", target="cuda")
 
 
 @pytest.mark.parametrize(

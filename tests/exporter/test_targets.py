@@ -67,11 +67,6 @@ def test_no_target_is_named_outside_its_declaration() -> None:
             "cuda has no kernel for window and attention_softcap in fp32; "
             "export for cpu in fp32, or cuda in fp16 or bf16",
         ),
-        (
-            "encoder-decoder",
-            {"positions": "relative"},
-            "cuda has no kernel for relative positions; export for cpu in fp32",
-        ),
     ],
 )
 def test_what_a_target_lacks_is_said_with_the_targets_that_have_it(

@@ -168,7 +168,6 @@ T5 = Family(
     to_config=_config,
     weights=_weights,
     abilities=WRITES,
-    needs=("relative positions",),
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     own_output=True,
 )

@@ -85,7 +85,6 @@ class TransformerConfig(
         has: dict[KernelFeature, bool] = {
             "window": self.window is not None,
             "attention_softcap": self.attention_softcap is not None,
-            "relative positions": self.positions == "relative",
         }
         return tuple(one for one, is_there in has.items() if is_there and self.num_decoder_layers)
 

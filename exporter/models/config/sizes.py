@@ -23,7 +23,7 @@ PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 # What of a decoder's attention not every device has a kernel for.
-KernelFeature = Literal["window", "attention_softcap", "relative positions"]
+KernelFeature = Literal["window", "attention_softcap"]
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 
