@@ -189,6 +189,11 @@ class DeviceError(TokenweirError):
 class OutOfDeviceMemory(DeviceError):
     """The device has not the memory that is wanted."""
 
+    def __init__(self, message: str, *, lacking: int = 1) -> None:
+        """`lacking` are the bytes that are missing, at least."""
+        super().__init__(message)
+        self.lacking = max(1, lacking)
+
 
 class ConfigError(TokenweirError):
     """A setting has an impossible value."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
 }
 # Of its messages, for which it has no class: of its allocator, and of the library of CUDA.
 _OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
+_WANTED = re.compile(r"requested buffer of size (\d+)")  # in the first of them
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
 # numbers, 19 times at 800 rows.
 _DISABLED_ON_CPU = ["SkipLayerNormFusion"]
@@ -91,9 +93,11 @@ class Session:
         """Run once and return every output by name, in new arrays.
 
         On a device the call waits for its stream: copies to it and back are part of the call.
+        Raises OutOfDeviceMemory if a kernel wants more than it has.
         """
         options = None if self._device is None else _run_options(NOT_CAPTURED)
-        outputs = self._session.run(None, dict(inputs), options)
+        with _telling_of_memory(self._device):
+            outputs = self._session.run(None, dict(inputs), options)
         if self._weights is not None:
             self._weights.have_been_read()
         return dict(zip(self.outputs, outputs, strict=True))
@@ -158,6 +162,8 @@ class Binding:
     def run(self, graph_id: int = NOT_CAPTURED) -> None:
         """Run the graph on what is bound; on a device, queue it on the stream and return.
 
+        Raises OutOfDeviceMemory if a kernel wants more than the device has.
+
         The first run with an id of 0 and above records what it queues, the next ones queue that
         as it was: at the same addresses, with the same inputs on the host, and from the same
         thread, whose own the ids are.
@@ -169,7 +175,8 @@ class Binding:
             return
         if graph_id not in self._options:
             self._options[graph_id] = _run_options(graph_id, waits=False)
-        self._session.run_with_iobinding(self._binding, self._options[graph_id])
+        with _telling_of_memory(self._device):
+            self._session.run_with_iobinding(self._binding, self._options[graph_id])
 
     def _is_unread(self, name: str, array: NDArray[Any] | DeviceArray) -> bool:
         """Return if the graph wants an input on the host because no node of it reads it.
@@ -272,9 +279,32 @@ def _run_options(graph_id: int, *, waits: bool = True) -> ort.RunOptions:
     return options
 
 
+@contextlib.contextmanager
+def _telling_of_memory(device: CudaDevice | None) -> Iterator[None]:
+    """Raise OutOfDeviceMemory for an error of onnxruntime that says so."""
+    try:
+        yield
+    except Exception as error:
+        if device is None or not _is_of_memory(error):
+            raise
+        free, total = device.runtime.free_memory()
+        found = _WANTED.search(str(error))
+        wanted = int(found[1]) if found else 0
+        amount = size_of(wanted) if wanted else "more"
+        raise OutOfDeviceMemory(
+            f"kernels want {amount} of {device.gpu_name}, of whose {size_of(total)} "
+            f"{size_of(free)} are left",
+            lacking=wanted - free,
+        ) from error
+
+
+def _is_of_memory(error: Exception) -> bool:
+    return any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
 def _refusal(device: CudaDevice, path: Path, error: Exception) -> TokenweirError:
     """Return why a graph was not taken: onnxruntime does not say which node cannot be captured."""
-    if any(words in str(error) for words in _OUT_OF_MEMORY):
+    if _is_of_memory(error):
         free, total = map(size_of, device.runtime.free_memory())
         return OutOfDeviceMemory(
             f"{path}: its weights have no room on {device.gpu_name}, of whose {total} {free} are "

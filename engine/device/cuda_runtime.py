@@ -125,9 +125,11 @@ class CudaRuntime:
         try:
             self._call("cudaMalloc", byref(pointer), num_bytes)
         except OutOfDeviceMemory as error:
-            free, total = map(size_of, self.free_memory())
+            free, total = self.free_memory()
             raise OutOfDeviceMemory(
-                f"{error}; {size_of(num_bytes)} were wanted, {free} of {total} are free"
+                f"{error}; {size_of(num_bytes)} were wanted, {size_of(free)} of {size_of(total)} "
+                "are free",
+                lacking=num_bytes - free,
             ) from error
         return pointer.value or 0
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from engine.config import EngineConfig
-from engine.errors import InvalidRequest, PackageError
+from engine.errors import DeviceError, InvalidRequest, OutOfDeviceMemory, PackageError
 from engine.life.trial import Trial
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
@@ -36,7 +36,8 @@ def warm_up_one_pass(
 ) -> Trial:
     """Run texts, short and longest, or images, each alone and then with others.
 
-    Raises PackageError, saying at what, if a call fails or gives what no request could use.
+    Raises PackageError, saying at what, if a call fails or gives what no request could use;
+    DeviceError if the device fails, OutOfDeviceMemory if kernels have no room there.
     """
     is_invariant, slowest = True, 0.0
     for what, items in _groups(
@@ -47,6 +48,11 @@ def warm_up_one_pass(
             alone = _run(graph, items[:1], manifest)
             started = clock()  # the weights are in memory by now
             together = _run(graph, items[:size], manifest)
+        except OutOfDeviceMemory as error:
+            ways = "fewer items at once need less: --max-num-seqs and --max-num-batched-tokens"
+            raise OutOfDeviceMemory(f"{path}: {what} failed: {error}; {ways}") from error
+        except DeviceError:
+            raise
         except Exception as error:  # onnxruntime's own have no other class in common
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise PackageError(

@@ -130,5 +130,16 @@ def without_room(num_slots: int, needs: RoomNeeds, room: DeviceRoom) -> str:
     )
 
 
+def fewer(num_slots: int, contract: GenerationContract, lacking: int) -> str:
+    """Say with how many sequences a call has room that lacks so many bytes beside `num_slots`."""
+    row = RoomNeeds.of(contract, 0).row
+    fitting = num_slots - -(-lacking // row)
+    if fitting < 1:
+        return "a GPU with more memory is needed"
+    return (
+        f"beside {num_slots} sequences there is no room; this would fit: --max-num-seqs {fitting}"
+    )
+
+
 def _fitting(needs: RoomNeeds, room: DeviceRoom) -> int:
     return max(0, room.usable - needs.beside) // needs.row

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.errors import DeviceError, PackageError
+from engine.errors import DeviceError, OutOfDeviceMemory, PackageError
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
+from engine.slots.device_room import fewer
 from engine.slots.runner import SlotModelRunner
 
 _NUM_TOKENS = 4  # of a prompt
@@ -33,7 +34,8 @@ def warm_up(
     On a device the largest steps run first: what memory kernels want is taken now or refused, and
     in pieces that hold what smaller steps want. Decode calls are captured, in the thread that is to
     run them: `progress` gets a line for each. Raises PackageError, saying at what, if a call fails
-    or gives what no request could use; DeviceError if the device fails.
+    or gives what no request could use; DeviceError if the device fails, OutOfDeviceMemory, saying
+    how many sequences would fit, if kernels have no room beside the rows.
     """
     for what, batch in _largest(contract, runner):
         try_out(runner, contract, what, batch, path)
@@ -57,6 +59,9 @@ def try_out(
     """Run a step; raises as `warm_up`, saying at what."""
     try:
         problem = _problem(runner.run(batch), contract.vocab_size)
+    except OutOfDeviceMemory as error:
+        ways = fewer(runner.num_slots, contract, error.lacking)
+        raise OutOfDeviceMemory(f"{path}: {what} failed: {error}; {ways}") from error
     except DeviceError:
         raise
     except Exception as error:  # onnxruntime's own have no other class in common

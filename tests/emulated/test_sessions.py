@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
@@ -108,3 +109,13 @@ def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
     assert found["host array"] == "input input_ids is to lie on the device; bind an array there"
     assert found["host output"] == "output top_ids is to lie on the device; bind an array there"
     assert found["device array"] == "input num_top is to lie on the host; bind an array there"
+
+
+def test_a_call_that_finds_no_memory_is_told_from_one_that_is_wrong(
+    on_device: RunScript, tmp_path: Path
+) -> None:
+    (path,) = export("gpt2", "fp16", tmp_path / "gpt2")
+
+    found = on_device("fill_memory.py", path)
+
+    assert re.match(r"OutOfDeviceMemory: kernels want \d.* of EMULATED sm_90, of whose ", found)

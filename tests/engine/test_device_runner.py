@@ -10,7 +10,9 @@ import pytest
 
 from engine.device.memory import ALIGNMENT, DeviceArray
 from engine.errors import OutOfDeviceMemory
+from engine.session import Binding
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
+from engine.slots.device_room import RoomNeeds
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
 from tests.engine.fake_cuda import FakeCuda
@@ -112,6 +114,41 @@ def test_a_device_without_room_says_how_much_is_wanted_and_free(tmp_path: Path) 
 
     with pytest.raises(OutOfDeviceMemory, match=r"were wanted, .* of .* are free"):
         load_on(FakeCuda(num_bytes=50_000), model, tmp_path, num_slots=SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "way"),
+    [(1.5, f"this would fit: --max-num-seqs {SLOTS - 2}"), (SLOTS, "a GPU with more memory is")],
+)
+def test_kernels_without_room_beside_the_rows_say_how_many_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: float, way: str
+) -> None:
+    model = TinyModel(1, has_encoder=False)
+    runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, num_tokens=8)
+    lacking = int(rows * RoomNeeds.of(model.contract, 0).row)
+
+    def no_room(*_: object) -> None:
+        raise OutOfDeviceMemory("kernels want more", lacking=lacking)
+
+    monkeypatch.setattr(FakeDeviceBinding, "run", no_room)
+
+    with pytest.raises(OutOfDeviceMemory, match=f"prompt of .* failed: kernels want more; .*{way}"):
+        warm_up(runner, model.contract, tmp_path)
+
+
+def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(tmp_path: Path) -> None:
+    class Full:
+        def io_binding(self) -> None: ...
+
+        def run_with_iobinding(self, *_: object) -> None:
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 5000000")
+
+    device = FakeCuda(num_bytes=4_000_000).device()
+    binding = Binding(Full(), None, device, frozenset())  # type: ignore[arg-type]
+
+    with pytest.raises(OutOfDeviceMemory, match=r"kernels want 5\.0 MB of .* 4\.0 MB are") as found:
+        binding.run()
+    assert found.value.lacking == 1_000_000
 
 
 def test_calls_of_many_shapes_do_not_drop_what_is_captured(

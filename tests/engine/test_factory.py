@@ -20,7 +20,7 @@ from PIL import Image
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, PackageError
+from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.life.trial import Trial
@@ -364,6 +364,18 @@ async def test_one_pass_model_that_fails_is_refused_before_it_serves(
 
     with pytest.raises(PackageError, match="a text of 8 tokens failed"):
         await engine.start()
+
+
+def test_one_pass_model_that_finds_no_memory_is_not_called_wrong(tmp_path: Path) -> None:
+    class Full:
+        def run(self, _: object) -> None:
+            raise OutOfDeviceMemory("kernels want more")
+
+    package = load_package(_text_package(tmp_path / "p"))
+    tokenizer = Tokenizer(package.file("tokenizer.json"), VOCAB)
+
+    with pytest.raises(OutOfDeviceMemory, match="tokens failed: kernels want more; fewer items"):
+        warm_up_one_pass(Full(), package.manifest, tokenizer, CONFIG, package.path)  # type: ignore[arg-type]
 
 
 async def test_one_pass_model_whose_rows_mix_does_not_offer_batch_invariance(

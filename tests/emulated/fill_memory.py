@@ -1,0 +1,23 @@
+"""Runs a decoder on the emulated device when hardly any of its memory is left; prints the error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from engine.device.device import open_device
+from engine.errors import TokenweirError
+from engine.session import create_session
+from tests.emulated.bound_calls import bound
+from tests.emulated.look_at_graph import SIZES
+
+device = open_device()
+binding = bound(create_session(sys.argv[1], device=device), device, SIZES)
+free, total = device.runtime.free_memory()
+os.environ["EMU_MEMORY"] = str(total - free + 1000)
+try:
+    binding.run()
+    print(json.dumps("it has run"))
+except TokenweirError as error:
+    print(json.dumps(f"{type(error).__name__}: {error}"))
