@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from engine.errors import CheckpointError, ConfigError
-from engine.package.manifest import PackageFormat, Precision
+from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.cache_int8 import calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
-from exporter.graphs.target import TARGETS, Target, target_of
+from exporter.graphs.target import target_of
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.graphs.weights import quantize
-from exporter.models.config import KernelFeature
 from exporter.models.protocol import generator
 from exporter.operators.domain import Functions
 from exporter.samples import encode_samples
@@ -26,9 +24,6 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     target = target_of(form)
     problems, groups = form.problems, target.int8_cache_groups
     config = checkpoint.config.model
-    lacking = config.kernel_features
-    if form.precision in target.functions and form.precision not in target.precisions_with(lacking):
-        problems.append(_lacks(target, form.precision, lacking))
     group = config.num_heads // config.kv_heads
     if form.kv_cache == "int8" and groups is not None and group not in groups:
         problems.append(
@@ -37,18 +32,6 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
         )
     if problems:
         raise ConfigError(f"{checkpoint.path}: {'; '.join(problems)}; choose another format")
-
-
-def _lacks(target: Target, precision: Precision, features: Sequence[KernelFeature]) -> str:
-    """Say which of them a target has no kernel for, and where there are kernels."""
-    lacking = [one for one in features if precision in target.no_kernel.get(one, ())]
-    with_all = {one.name: one.precisions_with(features) for one in TARGETS.values()}
-    places = [f"{name} in {' or '.join(types)}" for name, types in with_all.items() if types]
-    here = f" in {precision}" if with_all[target.name] else ""
-    return (
-        f"target: {target.name} has no kernel for {' and '.join(lacking)}{here}; "
-        f"export for {', or '.join(places)}"
-    )
 
 
 def build_package_graphs(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx_ir as ir
@@ -12,7 +12,6 @@ import torch
 from engine.package.manifest import DEFAULT_TARGET, PackageFormat, Precision
 from engine.package.manifest import Target as TargetName
 from exporter.graphs.fuse import fuse
-from exporter.models.config import KernelFeature
 from exporter.operators import bodies
 from exporter.operators.domain import Functions
 
@@ -34,14 +33,7 @@ class Target:
     rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
-    # Types in which its attention to a decoder's own row lacks something.
-    no_kernel: Mapping[KernelFeature, tuple[Precision, ...]] = field(default_factory=dict)
     runs_here: bool = True  # the bits that a CPU computes are those that are served
-
-    def precisions_with(self, features: Iterable[KernelFeature]) -> tuple[Precision, ...]:
-        """Return the types in which it has kernels for all of these."""
-        lacking = {precision for one in features for precision in self.no_kernel.get(one, ())}
-        return tuple(precision for precision in self.functions if precision not in lacking)
 
 
 CPU = Target(
@@ -60,12 +52,6 @@ CUDA = Target(
     replaces_reductions=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
-    no_kernel=MappingProxyType(
-        {
-            "window": ("fp32",),
-            "attention_softcap": ("fp32",),
-        }
-    ),
     runs_here=False,
 )
 TARGETS: Mapping[TargetName, Target] = MappingProxyType({one.name: one for one in (CPU, CUDA)})

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
-from exporter.models.config import KernelFeature, TransformerConfig
+from exporter.models.config import TransformerConfig
 
 Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
 
@@ -88,7 +88,6 @@ class Family(Generic[Fields]):
     to_config: Callable[[Fields, SpecialTokens], TransformerConfig]
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
-    needs: tuple[KernelFeature, ...] = ()  # of a target, for all that a model may have
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     # A stored output that is not the embedding counts, though the options tie the two.

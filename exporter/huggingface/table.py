@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from engine.package.manifest import Precision
-from exporter.graphs.target import TARGETS, Target
 from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Ability, Family
 
@@ -14,8 +12,8 @@ from exporter.huggingface.family import Ability, Family
 def family_table(
     families: Sequence[Family[Any]] = FAMILIES, heads: Sequence[str] = ("family", "`model_type`")
 ) -> str:
-    """Return what every family can do and where, a line each, as Markdown."""
-    heads = (*heads, *get_args(Ability), "targets")
+    """Return what every family can do, a line each, as Markdown."""
+    heads = (*heads, *get_args(Ability))
     rows = [heads, tuple("---" for _ in heads), *map(_row, families)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -23,17 +21,7 @@ def family_table(
 def _row(family: Family[Any]) -> tuple[str, ...]:
     types = ", ".join(f"`{name}`" for name in family.model_types)
     abilities = ("yes" if ability in family.abilities else "" for ability in get_args(Ability))
-    return family.title, types, *abilities, _targets(family)
-
-
-def _targets(family: Family[Any]) -> str:
-    served = [(target, target.precisions_with(family.needs)) for target in TARGETS.values()]
-    return ", ".join(_named(target, types) for target, types in served if types)
-
-
-def _named(target: Target, precisions: Sequence[Precision]) -> str:
-    in_all = len(precisions) == len(target.functions)
-    return target.name if in_all else f"{target.name} in {', '.join(precisions)}"
+    return family.title, types, *abilities
 
 
 if __name__ == "__main__":

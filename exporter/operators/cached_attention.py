@@ -1,8 +1,9 @@
 """Attention of a decoder to its own row of the cache: new positions are written, then read.
 
 `CachedAttention`, with rotary positions `RotaryCachedAttention`, with a bias for the distance of
-query and key `BiasedCachedAttention`, and of each a twin whose cache is int8. The new positions are
-the last of each row: those up to seqlens_k[b] of row b exist after the call.
+query and key `BiasedCachedAttention`; where a query sees only its last keys, `Windowed` stands
+before the first two. Of each there is a twin whose cache is int8. The new positions are the last of
+each row: those up to seqlens_k[b] of row b exist after the call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from exporter.operators.heads import merge_heads, rotate, split_heads
 
 CACHED, ROTARY = "CachedAttention", "RotaryCachedAttention"
 BIASED = "BiasedCachedAttention"
-_ALL = (CACHED, ROTARY, BIASED)
+_WINDOWED = {name: f"Windowed{name}" for name in (CACHED, ROTARY)}
+_ALL = (CACHED, ROTARY, BIASED, *_WINDOWED.values())
 INT8_OF = {name: f"Int8{name}" for name in _ALL}  # what takes its place: an int8 cache
 
 
@@ -54,7 +56,8 @@ class _Heads:
         """The operator that attends so."""
         if self.distance_bias is not None:
             return BIASED
-        return CACHED if self.rotary is None else ROTARY
+        name = CACHED if self.rotary is None else ROTARY
+        return name if self.window is None else _WINDOWED[name]
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -220,6 +223,14 @@ _DISTANCES = """
   signed = Sub (queries, keys)
 """
 
+# Whether these keys are in the window, [B, 1, S, T]; keys behind a query are left out anyway.
+_NEAR = f"""{_DISTANCES}
+  window = Constant <value_int: int = @window> ()
+  is_near = Less (signed, window)
+  head_axis = Constant <value_ints: ints = [1]> ()
+  near = Unsqueeze (is_near, head_axis)
+"""
+
 # The bias of these keys, [B, num_heads, S, T].
 _BIAS = f"""{_DISTANCES}
   distances = Max (signed, zero)
@@ -286,8 +297,8 @@ _ROTATE = """
 _ATTEND = """
   present_key = TensorScatter <axis: int = -2> (past_key, $key, start)
   present_value = TensorScatter <axis: int = -2> (past_value, value, start)
-  attended = Attention <scale: float = @scale, is_causal: int = 1>
-    ($query, present_key, present_value, $bias, , , lengths)
+  attended = Attention <scale: float = @scale, softcap: float = @softcap, is_causal: int = 1>
+    ($query, present_key, present_value, $mask, , , lengths)
   tokens_first = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
   flat = Concat <axis: int = 0> (same, rest)
   output = Reshape (tokens_first, flat)
@@ -295,19 +306,15 @@ _ATTEND = """
 
 
 def _standard(name: str) -> str:
-    """Return the standard's own operators, for what the fastest kernel lacks.
-
-    They know of no window and no softcap: a target says in which types it lacks these.
-    """
-    attend = Template(_ATTEND)
-    if name == ROTARY:
-        turned = attend.substitute(query="turned_query", key="turned_key", bias="")
-        return _function(name, f"{_SPLIT_HEADS}{_ROTATE}{turned}")
+    """Return the standard's own operators, for what the fastest kernel lacks."""
+    turn, turned = (_ROTATE, "turned_") if name.endswith(ROTARY) else ("", "")
+    make_mask, mask = "", ""
     if name == BIASED:
-        biased = attend.substitute(query="query", key="key", bias="bias")
-        return _function(name, f"{_SPLIT_HEADS}{_WHOLE_ROW}{_BIAS}{biased}")
-    plain = attend.substitute(query="query", key="key", bias="")
-    return _function(name, f"{_SPLIT_HEADS}{plain}")
+        make_mask, mask = f"{_WHOLE_ROW}{_BIAS}", "bias"
+    if name in _WINDOWED.values():
+        make_mask, mask = f"{_WHOLE_ROW}{_NEAR}", "near"
+    attend = Template(_ATTEND).substitute(query=f"{turned}query", key=f"{turned}key", mask=mask)
+    return _function(name, f"{_SPLIT_HEADS}{turn}{make_mask}{attend}")
 
 
 GROUP_QUERY: Functions = {name: _group_query(name) for name in (*_ALL, *INT8_OF.values())}

@@ -80,6 +80,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5": _T5,
     "gpt2": _GPT2,
     "llama": _LLAMA,
+    "gemma2": {**_LLAMA, "window": 16, "windowed_layers": (0,), "attention_softcap": 50.0},
     "sentiment": {
         **_READER,
         "family": "bert",

@@ -18,6 +18,7 @@ CASES = [
     ("gpt2", "fp16"),
     ("llama", "bf16"),
     ("llama", "fp32"),
+    ("gemma2", "fp32"),
     ("dates", "fp32"),
     ("t5", "fp32"),
     ("t5", "fp16"),

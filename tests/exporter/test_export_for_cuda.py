@@ -36,6 +36,7 @@ LLAMA = {
     "gated_feed_forward": True,
 }
 T5 = {"positions": "relative", "norm": "rms", "attention_bias": False, "attention_scale": 1.0}
+GEMMA = {**LLAMA, "window": 4, "windowed_layers": (0,), "attention_softcap": 2.0}
 ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
 
 
@@ -47,6 +48,8 @@ ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
         ("encoder-decoder", "fp16", T5),
         ("encoder-decoder", "bf16", T5),
         ("gpt", "fp32", LLAMA),
+        ("gpt", "fp32", GEMMA),
+        ("gpt", "fp32", {"window": 4}),
         ("gpt", "bf16", LLAMA),
         ("bert", "fp16", {}),
         ("bert", "fp16", {"pooling": "max", "pooler": "none", "normalize": True}),

@@ -8,14 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
 import exporter
-from engine.errors import ConfigError
-from engine.package.manifest import PackageFormat, Target
-from exporter.checkpoint import load_checkpoint
-from exporter.graphs.package_graphs import check_format
-from tests.exporter.conftest import MakeCheckpoint
+from engine.package.manifest import Target
 
 HOME = Path(exporter.__file__).parent
 DECLARATION = HOME / "graphs" / "target.py"
@@ -56,23 +50,3 @@ def test_no_target_is_named_outside_its_declaration() -> None:
     ]
 
     assert not found
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        (
-            "gpt",
-            {"window": 4, "attention_softcap": 50.0},
-            "cuda has no kernel for window and attention_softcap in fp32; "
-            "export for cpu in fp32, or cuda in fp16 or bf16",
-        ),
-    ],
-)
-def test_what_a_target_lacks_is_said_with_the_targets_that_have_it(
-    family: str, options: dict[str, object], message: str, make_checkpoint: MakeCheckpoint
-) -> None:
-    checkpoint = load_checkpoint(make_checkpoint(family, **options))
-
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        check_format(PackageFormat.of("cuda"), checkpoint)

@@ -99,7 +99,6 @@ GEMMA2 = Family(
     to_config=_config_of_2,
     weights=_weights,
     abilities=WRITES,
-    needs=("window", "attention_softcap"),
     body="model.",
 )
 GEMMA3 = Family(
@@ -109,6 +108,5 @@ GEMMA3 = Family(
     to_config=_config_of_3,
     weights=_weights,
     abilities=WRITES,
-    needs=("window",),
     body="model.",
 )

@@ -34,7 +34,6 @@ MISTRAL = Family(
     to_config=_config,
     weights=rotary_decoder_weights,
     abilities=WRITES,
-    needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )

@@ -65,7 +65,6 @@ PHI3 = Family(
     to_config=_config,
     weights=_weights,
     abilities=WRITES,
-    needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )

@@ -63,7 +63,6 @@ QWEN2 = Family(
     to_config=_config_of_2,
     weights=rotary_decoder_weights,
     abilities=WRITES,
-    needs=("window",),
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )
@@ -74,6 +73,5 @@ QWEN3 = Family(
     to_config=_config_of_3,
     weights=rotary_decoder_weights,
     abilities=WRITES,
-    needs=("window",),
     body="model.",
 )

@@ -13,7 +13,6 @@ from exporter.models.config.rotary_scaling import (
 )
 from exporter.models.config.sizes import (
     Family,
-    KernelFeature,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -23,7 +22,6 @@ __all__ = [
     "AnyScaling",
     "Family",
     "ImageConfig",
-    "KernelFeature",
     "LinearScaling",
     "LongScaling",
     "PositiveFloat",

@@ -18,7 +18,6 @@ from exporter.models.config.norm import NormOptions
 from exporter.models.config.positions import PositionOptions
 from exporter.models.config.sizes import (
     WITH_DECODER,
-    KernelFeature,
     PositiveFloat,
     TokenId,
     VocabSize,
@@ -78,15 +77,6 @@ class TransformerConfig(
     def gives_alignment(self) -> bool:
         """Whether a decoder tells what it attends to in its source."""
         return self.family == "encoder-decoder"
-
-    @property
-    def kernel_features(self) -> tuple[KernelFeature, ...]:
-        """What its decoder has that not every device has a kernel for."""
-        has: dict[KernelFeature, bool] = {
-            "window": self.window is not None,
-            "attention_softcap": self.attention_softcap is not None,
-        }
-        return tuple(one for one, is_there in has.items() if is_there and self.num_decoder_layers)
 
     @property
     def checks(self) -> Checks:

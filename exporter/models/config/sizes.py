@@ -22,9 +22,6 @@ TokenId = Annotated[int, Field(ge=0, lt=MAX_VOCAB_SIZE)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
-# What of a decoder's attention not every device has a kernel for.
-KernelFeature = Literal["window", "attention_softcap"]
-
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 WITH_DECODER: tuple[Family, ...] = ("encoder-decoder", "gpt")
