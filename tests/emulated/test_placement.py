@@ -105,7 +105,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
-MOST_LAUNCHES = {"gpt2": 142, "llama": 153}  # of a decode step of 12 layers in half precision
+# Of a decode step of 12 layers in half precision, with the vocabulary of the real model. That of
+# GPT-2 is no multiple of 4: one more, which lengthens the rows of logits for the softmax.
+MOST_LAUNCHES = {("gpt2", 50_257): 142 + 1, ("llama", 128_256): 153}
 
 
 def export(name: str, precision: Precision, directory: Path, **options: Any) -> list[str]:
@@ -128,10 +130,13 @@ def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
     assert {path: seen["refused"] for path, seen in found.items()} == dict.fromkeys(paths)
 
 
-@pytest.mark.parametrize("name", MOST_LAUNCHES)
-def test_a_decode_step_has_few_launches(name: str, on_device: RunScript, tmp_path: Path) -> None:
-    (path,) = export(name, "fp16", tmp_path / name, num_decoder_layers=12)
+@pytest.mark.parametrize(("name", "vocab_size"), MOST_LAUNCHES)
+def test_a_decode_step_has_few_launches(
+    name: str, vocab_size: int, on_device: RunScript, tmp_path: Path
+) -> None:
+    options = {"num_decoder_layers": 12, "vocab_size": vocab_size}
+    (path,) = export(name, "fp16", tmp_path / name, **options)
 
     found = on_device("look_at_graph.py", path)
 
-    assert found[path]["launches"] <= MOST_LAUNCHES[name]
+    assert found[path]["launches"] <= MOST_LAUNCHES[name, vocab_size]
