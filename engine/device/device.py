@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.device.cuda_runtime import CudaRuntime
 from engine.device.libraries import load_cuda_libraries
 from engine.device.memory import DeviceMemory
+from engine.device.nvml import driver_version
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class CudaDevice:
     runtime: CudaRuntime  # its stream is the one of this process
     memory: DeviceMemory
     gpu_name: str  # "NVIDIA H200"
-    driver: str  # the newest CUDA version that it knows: "13.0"
+    driver: str  # its version, "580.65.06"; where NVML does not say it, its CUDA version, "13.0"
 
 
 def open_device(index: int = 0) -> CudaDevice:
@@ -29,4 +30,9 @@ def open_device(index: int = 0) -> CudaDevice:
     load_cuda_libraries()
     runtime = CudaRuntime(index)
     memory = DeviceMemory(runtime)
-    return CudaDevice(index, runtime, memory, runtime.device_name(), runtime.driver_version())
+    return CudaDevice(index, runtime, memory, runtime.device_name(), driver_of(runtime))
+
+
+def driver_of(runtime: CudaRuntime) -> str:
+    """Return the driver's version; without NVML, the newest CUDA version that it knows."""
+    return driver_version() or runtime.driver_version()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,9 +12,11 @@ from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.cache_int8 import calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
-from exporter.graphs.target import target_of
+from exporter.graphs.target import Target, target_of
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.graphs.weights import quantize
+from exporter.models.cache import cache_head_dim
+from exporter.models.config import TransformerConfig
 from exporter.models.protocol import generator
 from exporter.operators.domain import Functions
 from exporter.samples import encode_samples
@@ -22,16 +25,23 @@ from exporter.samples import encode_samples
 def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     """Raise ConfigError, naming everything that does not go together, or with this model."""
     target = target_of(form)
-    problems, groups = form.problems, target.int8_cache_groups
+    problems = form.problems
     config = checkpoint.config.model
-    group = config.num_heads // config.kv_heads
-    if form.kv_cache == "int8" and groups is not None and group not in groups:
-        problems.append(
-            f"kv_cache: int8 has a fast kernel for the target {form.target} where "
-            f"{', '.join(map(str, groups))} query heads share a key head, here {group}"
-        )
+    if form.kv_cache == "int8":
+        problems += _without_int8_kernel(target, config)
     if problems:
         raise ConfigError(f"{checkpoint.path}: {'; '.join(problems)}; choose another format")
+
+
+def _without_int8_kernel(target: Target, config: TransformerConfig) -> Iterator[str]:
+    """Yield why a target has no fast kernel for an int8 cache of a model."""
+    kernel = f"kv_cache: int8 has a fast kernel for the target {target.name} where"
+    group, groups = config.num_heads // config.kv_heads, target.int8_cache_groups
+    if groups is not None and group not in groups:
+        yield f"{kernel} {', '.join(map(str, groups))} query heads share a key head, here {group}"
+    width, widths = cache_head_dim(config), target.int8_cache_widths
+    if widths is not None and width not in widths:
+        yield f"{kernel} heads are {', '.join(map(str, widths))} wide, here {width}"
 
 
 def build_package_graphs(

@@ -33,6 +33,7 @@ class Target:
     rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
+    int8_cache_widths: tuple[int, ...] | None = None  # of a head, likewise
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
 
@@ -52,6 +53,7 @@ CUDA = Target(
     replaces_reductions=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
+    int8_cache_widths=(64, 128, 256),
     runs_here=False,
 )
 TARGETS: Mapping[TargetName, Target] = MappingProxyType({one.name: one for one in (CPU, CUDA)})

@@ -8,7 +8,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-_LIBRARY = "libnvidia-ml.so.1"
+from engine.device.nvml import open_nvml
+
 _SECONDS = 0.1  # between two looks; NVML's own sample is of 1/6 s to 1 s
 
 
@@ -47,13 +48,10 @@ class GpuUse:
             self.busy = statistics.median(settled) / 100
 
     def _look(self, index: int) -> None:
-        try:
-            library = ctypes.CDLL(_LIBRARY)
-        except OSError:
+        library = open_nvml()
+        if library is None:
             return
         handle, used = ctypes.c_void_p(), _Utilization()
-        if library.nvmlInit_v2():
-            return
         if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
             return
         while not self._ended.wait(_SECONDS):

@@ -41,7 +41,7 @@ def describe(settings: Settings) -> Outcome:
         }
     if torch.cuda.is_available():
         found |= _ceilings()
-    summary = f"{found.get('gpu', settings.device)}, driver for CUDA {found.get('driver', 'none')}"
+    summary = f"{found.get('gpu', settings.device)}, driver {found.get('driver', 'none')}"
     if "flops_per_second" in found:
         rates = found["bytes_per_second"] / 1e12, found["flops_per_second"] / 1e12
         summary += ", {:.2f} TB/s copied, {:.0f} TFLOP/s in bf16".format(*rates)

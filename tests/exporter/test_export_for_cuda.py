@@ -19,7 +19,7 @@ from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs.fuse import fuse
-from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.package_graphs import check_format, write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
@@ -126,7 +126,7 @@ def test_a_format_that_does_not_go_together_is_refused(
 
 SHAPES: dict[str, tuple[str, dict[str, object]]] = {
     "gpt": ("gpt", {}),
-    "llama": ("gpt", {**LLAMA, "num_heads": 4}),  # four query heads share one of keys
+    "llama": ("gpt", {**LLAMA, "num_heads": 4, "key_dim": 64, "value_dim": 64}),
     "marian": ("encoder-decoder", {"activation": "silu", "norm_position": "last"}),
 }
 ROUNDED = [
@@ -355,6 +355,22 @@ def _step(directory: Path) -> np.ndarray:
         if name.startswith("past_"):
             inputs[name] = np.zeros((1, *value.shape[1:]), value.dtype)  # type: ignore[arg-type]
     return session.run(inputs)["logits"]
+
+
+@pytest.mark.parametrize(("width", "wide"), [(16, 16), (60, 64), (64, 64), (96, 96), (256, 256)])
+def test_an_int8_cache_without_a_fast_kernel_for_the_width_of_heads_is_refused(
+    width: int, wide: int, make_checkpoint: MakeCheckpoint
+) -> None:
+    """Heads are widened to a multiple of 8 before they reach a kernel."""
+    heads = {"num_heads": 4, "num_kv_heads": 1, "key_dim": width, "value_dim": width}
+    checkpoint = load_checkpoint(make_checkpoint("gpt", **heads))
+    form = PackageFormat.of("cuda", "fp16", None, "int8")
+
+    if wide in (64, 128, 256):
+        check_format(form, checkpoint)
+        return
+    with pytest.raises(ConfigError, match=f"heads are 64, 128, 256 wide, here {wide}; choose"):
+        check_format(form, checkpoint)
 
 
 def test_rows_of_a_long_vocabulary_are_summed_from_the_same_place_on(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_works_are_measured_in_turn_and_as_often_as_a_turn_has_time_for() -> Non
 def test_nobody_knows_how_busy_a_gpu_is_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("loadtest.gpu_check.gpu_use._LIBRARY", "libthat-is-nowhere.so")
+    monkeypatch.setattr("engine.device.nvml._LIBRARY", "libthat-is-nowhere.so")
 
     with GpuUse() as use:
         pass
