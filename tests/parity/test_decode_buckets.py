@@ -29,6 +29,8 @@ MODELS = {
         "bos_token_id": 1,
     },
 }
+MODELS["gemma2"] = {**MODELS["gpt"], "window": 4, "windowed_layers": (0,), "attention_softcap": 5.0}
+MODELS["t5"] = {**MODELS["encoder-decoder"], "positions": "relative"}
 NOTHING = ScheduledBatch()
 
 Bits = tuple[bytes, ...]
