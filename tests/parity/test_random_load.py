@@ -1,4 +1,4 @@
-"""A thousand random requests at once: each gets what it gets alone, and nothing of them is left."""
+"""500 random requests at once: each gets what it gets alone, and nothing of them is left."""
 
 from __future__ import annotations
 
