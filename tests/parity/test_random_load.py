@@ -325,7 +325,7 @@ LONG = {
     ("encoder-decoder", "cuda-fp16 without a bucket"): CUDA_FP16._replace(has_bucket=False),
     ("gpt", "cuda-int8-blocks"): rounded("int8-blocks"),
     ("llama", "cuda-int4"): rounded("int4"),
-    ("llama", "cuda-int8-cache"): rounded("fp16", "int8"),
+    ("llama-wide", "cuda-int8-cache"): rounded("fp16", "int8"),
     ("encoder-decoder", "cuda-int8-blocks"): rounded("int8-blocks"),
     ("encoder-decoder", "cuda-int4"): rounded("int4"),
     ("encoder-decoder", "cuda-fp16"): CUDA_FP16,
