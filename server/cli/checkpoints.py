@@ -170,11 +170,11 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
 
 @click.command(
     "import",
-    short_help="Turn a model of Hugging Face, OpenNMT-py or fairseq into a checkpoint.",
+    short_help="Turn a model of another library into a checkpoint.",
     epilog=examples(
         "tokenweir import downloads/gpt2 --out checkpoints/gpt2",
         "tokenweir import downloads/llama --out checkpoints/llama --max-len 4096",
-        "tokenweir import runs/model_step_100000.pt --out checkpoints/de-en --bpe-codes bpe.codes",
+        "tokenweir import model_step_9000.pt --out checkpoints/nmt --bpe-codes codes",
     ),
 )
 @click.argument("path", type=existing_path)

@@ -94,8 +94,13 @@ class Backend:
                 self._give_up()
             return answers
         finally:
-            self.calls.close()
-            await self.channel.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connection at once; calls that run there end."""
+        await self._stop_watching()
+        self.calls.close()
+        await self.channel.close()
 
     async def load(self, timeout: float) -> admin_service_pb2.GetLoadResponse:
         """Ask the worker how busy it is."""

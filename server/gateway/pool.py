@@ -119,11 +119,13 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections at once."""
-        await self.sync(())
         retiring = tuple(self._retiring)
         for task in retiring:
             task.cancel()
-        await asyncio.gather(*retiring, return_exceptions=True)
+        backends = tuple(self._backends.values())
+        self._backends.clear()
+        await asyncio.gather(*retiring, *(b.close() for b in backends), return_exceptions=True)
+        await self._tell()
 
     async def choose(self, attempts: Attempts) -> Backend:
         """Return the worker with the least under way, waiting until there is one to ask.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -779,3 +780,16 @@ async def _scripted_worker(behavior: object) -> AsyncIterator[str]:
 
 async def _no_models(request: bytes, context: object) -> bytes:
     return b""
+
+
+async def test_a_closed_gateway_leaves_no_thread_and_no_task_of_its_workers() -> None:
+    async with running_worker(FakeGenerator()) as (_, address):
+        async with running_gateway(address) as (gateway, _):
+            await until(lambda: gateway.num_serving == 1)
+
+        def left() -> list[str]:
+            names = [task.get_name() for task in asyncio.all_tasks()]
+            names += [thread.name for thread in threading.enumerate()]
+            return [name for name in names if address in name]
+
+        await until(lambda: not left())

@@ -74,15 +74,20 @@ async def worker() -> AsyncIterator[Answering]:
 
 
 @pytest.fixture
-async def calls(worker: Answering) -> AsyncIterator[WorkerCalls]:
+async def address(worker: Answering) -> AsyncIterator[str]:
     server = aio.server()
     server.add_generic_rpc_handlers((worker,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    calls = WorkerCalls(f"127.0.0.1:{port}", ())
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.fixture
+async def calls(address: str) -> AsyncIterator[WorkerCalls]:
+    calls = WorkerCalls(address, ())
     yield calls
     calls.close()
-    await server.stop(0)
 
 
 def start(calls: WorkerCalls, method: str, client: Client, request: bytes = b"") -> WorkerCall:
@@ -153,11 +158,12 @@ async def test_a_call_that_is_cancelled_ends_at_the_worker(
     await asyncio.wait_for(worker.cancelled.wait(), 10)
 
 
-async def test_closing_ends_the_calls_and_the_thread(calls: WorkerCalls, worker: Answering) -> None:
+async def test_closing_ends_the_calls_and_the_thread(worker: Answering, address: str) -> None:
+    calls = WorkerCalls(address, ())
     call = start(calls, "/endless", Client())
     while not call.is_committed:
         await asyncio.sleep(0.01)
-    (thread,) = [t for t in threading.enumerate() if t.name.startswith("calls to")]
+    (thread,) = [t for t in threading.enumerate() if t.name == f"calls to {address}"]
 
     calls.close()
 

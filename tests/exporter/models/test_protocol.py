@@ -67,7 +67,9 @@ class OwnDecoder(nn.Module):
         self, input_ids: Tensor, *, position_ids: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
         hidden: Tensor = self.embedding(input_ids)
-        return caches[0].attend(hidden, hidden, hidden, num_heads=2, num_kv_heads=2, scale=1.0)
+        return caches[0].attend(
+            hidden, hidden, hidden, num_heads=2, num_kv_heads=2, value_dim=8, scale=1.0
+        )
 
     def logits_in_float32(self, hidden: Tensor) -> Tensor:
         return nn.functional.linear(hidden, self.embedding.weight).float()
