@@ -587,6 +587,7 @@ async def test_a_call_that_asks_again_after_a_long_restart_brings_its_losses_alo
         reasons = []
         for _ in range(4):
             await gateway.sync([address])
+            await until(lambda: gateway.num_serving == 1)  # else the call may wait in vain
             asked = stubs.generation.Generate(generate("poison", request_id="mine"))
             reasons.append((await failure_of(asked)).reason)
 
