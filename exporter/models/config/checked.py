@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
@@ -26,9 +27,9 @@ class CheckedOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @property
+    @abstractmethod
     def checks(self) -> Checks:
         """What has to hold between options."""
-        raise NotImplementedError
 
     @model_validator(mode="wrap")
     @classmethod
