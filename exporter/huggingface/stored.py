@@ -5,7 +5,6 @@ The latter are pickles. torch reads them with `weights_only`, which makes nothin
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel, TypeAdapter
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel
+from safetensors import safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import listed
+from exporter.huggingface.cut_off import DAMAGE, cut_safetensors, cut_torch_tensors
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -132,10 +132,6 @@ class TensorFile(NamedTuple):
         return self.tensors[name]
 
 
-# What libraries raise for a damaged file.
-DAMAGE = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError)
-
-
 def _open(path: Path, stack: ExitStack) -> _File:
     if path.suffix == ".safetensors":
         return _Safetensors(stack.enter_context(safe_open(path, framework="pt")))
@@ -152,22 +148,9 @@ def _kind(path: Path) -> str:
     return "no safetensors file" if is_safetensors else "no file of tensors alone by torch.save"
 
 
-class _Place(BaseModel):
-    data_offsets: tuple[int, int]  # behind the header
-
-
 def _cut_tensors(path: Path) -> list[str]:
-    """Return the tensors that a safetensors file announces and has no room for."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = parse_object(file.read(length)) if length < _MAX_INDEX_BYTES else {}
-        header.pop("__metadata__", None)
-        places = TypeAdapter(dict[str, _Place]).validate_python(header)
-    except (ValueError, OSError):
-        return []
-    room = path.stat().st_size - 8 - length
-    return sorted(name for name, place in places.items() if place.data_offsets[1] > room)
+    is_safetensors = path.suffix == ".safetensors"
+    return cut_safetensors(path) if is_safetensors else cut_torch_tensors(path)
 
 
 class _Index(BaseModel):

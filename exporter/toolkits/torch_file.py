@@ -7,9 +7,11 @@ its class is not imported.
 
 from __future__ import annotations
 
+import io
 import pickletools
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
-from exporter.huggingface.stored import DAMAGE
+from exporter.huggingface.cut_off import DAMAGE, cut_torch_tensors
 
 # The packages of objects that are known to stand in such files.
 _KNOWN = (
@@ -71,13 +73,15 @@ def read_torch_file(path: Path) -> dict[str, Any]:
         is_archive = zipfile.is_zipfile(path)
         names = _names_in(path, is_archive=is_archive)
         _refuse_foreign(names, path)
-        with torch.serialization.safe_globals([_inert(name) for name in names]):
+        with _inert(names):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except CheckpointError:
         raise
-    except (*DAMAGE, AssertionError, AttributeError, LookupError, TypeError) as error:
+    except DAMAGE as error:
+        cut = cut_torch_tensors(path, _load_inert)
+        ends = f"; it ends before the end of {listed(cut)}" if cut else ""
         raise CheckpointError(
-            f"{path} is no file of torch.save, or damaged: {error}; copy or save it again"
+            f"{path} is no file of torch.save, or damaged: {error}{ends}; copy or save it again"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no checkpoint, but a {type(content).__name__}")
@@ -129,8 +133,19 @@ def _plain_dict(*_: object) -> dict[object, object]:
     return {}
 
 
-def _inert(name: str) -> tuple[Any, str]:
-    return (_plain_dict if name == "collections.defaultdict" else Record), name
+def _inert(names: Iterable[str]) -> AbstractContextManager[None]:
+    """Let torch make records of objects whose classes have these names."""
+    kinds: list[Any] = [
+        (_plain_dict if name == "collections.defaultdict" else Record, name) for name in names
+    ]
+    found: AbstractContextManager[None] = torch.serialization.safe_globals(kinds)
+    return found
+
+
+def _load_inert(archive: io.BytesIO) -> object:
+    with _inert(torch.serialization.get_unsafe_globals_in_checkpoint(archive)):
+        archive.seek(0)
+        return torch.load(archive, weights_only=True)
 
 
 def _names_in(path: Path, *, is_archive: bool) -> list[str]:

@@ -295,6 +295,43 @@ def test_tensors_that_a_file_ends_before_are_named(tmp_path: Path) -> None:
     assert f"it ends before the end of {last};" in message
 
 
+def test_tensors_that_an_archive_ends_before_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    (source / "model.safetensors").unlink()
+    shared = torch.full((40,), 0.7)
+    tensors = [torch.ones(2000), torch.empty(0), torch.full((30,), 0.3), shared, shared[:7]]
+    names = ("body", "none", "norm", "table", "head")
+    file = source / "pytorch_model.bin"
+    torch.save(dict(zip(names, tensors, strict=True)), file)
+    whole = file.read_bytes()
+    first = whole.index(shared.numpy().tobytes())
+
+    for length, lost in ((first + 9, names[3:]), (first - 9, names[3:]), (first - 150, names[2:])):
+        file.write_bytes(whole[:length])
+
+        message = refusal(source)
+
+        assert f"{file} is no file of tensors alone by torch.save, or damaged" in message
+        assert f"; it ends before the end of {', '.join(lost)};" in message
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+@pytest.mark.parametrize("length", [0, 3, 200, 900])
+def test_a_file_that_ends_among_its_objects_is_named(
+    length: int, is_archive: bool, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    file = source / "pytorch_model.bin"
+    torch.save(weights, file, _use_new_zipfile_serialization=is_archive)
+    file.write_bytes(file.read_bytes()[:length])
+
+    assert f"{file} is no file of tensors alone by torch.save, or damaged" in refusal(source)
+
+
 def test_all_weights_that_are_no_numbers_are_named_and_nothing_is_written(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_llama(source)
