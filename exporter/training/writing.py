@@ -49,15 +49,19 @@ def _write_batch(
     begin = torch.tensor([[config.bos_token_id or 0, *generation.forced_begin]])
     target = begin[:, : config.max_target_len].repeat(len(sources), 1)  # [B, T]
     banned = list(generation.banned_tokens)
-    ended = torch.zeros(len(sources), dtype=torch.bool)
-    while not ended.all():
+    written: dict[int, list[int]] = {}
+    rows = torch.arange(len(sources))  # the sources that are still written for
+    while len(rows):
         logits = model.decode(target, memory, mask)[:, -1]  # [B, V]
         logits[:, banned] = -torch.inf
         target = torch.cat((target, logits.argmax(-1, keepdim=True)), dim=1)
-        ended |= (target[:, -1] == config.eos_token_id) | (limits < target.shape[1])
+        goes_on = (target[:, -1] != config.eos_token_id) & (target.shape[1] <= limits[rows])
+        written.update(zip(rows[~goes_on].tolist(), target[~goes_on].tolist(), strict=True))
+        rows, target, memory = rows[goes_on], target[goes_on], memory[goes_on]
+        mask = mask if mask is None else mask[goes_on]
     return [
-        _until_end(row[1 : limit + 1], config.eos_token_id)
-        for row, limit in zip(target.tolist(), limits.tolist(), strict=True)
+        _until_end(written[i][1 : limit + 1], config.eos_token_id)
+        for i, limit in enumerate(limits.tolist())
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.likeness import likeness
@@ -26,6 +27,8 @@ CONFIG = TransformerConfig(
     eos_token_id=2,
 )
 
+SHORT_AND_LONG = [np.array([4]), np.array([4, 5, 6, 7])]  # up to 12 tokens, and 18
+
 
 def test_it_writes_for_each_source_beside_others_what_it_writes_alone() -> None:
     torch.manual_seed(0)
@@ -37,6 +40,23 @@ def test_it_writes_for_each_source_beside_others_what_it_writes_alone() -> None:
 
     assert together == [write_greedily(model, CONFIG, [source])[0] for source in sources]
     assert len({tuple(ids) for ids in together}) > 1
+
+
+def test_rows_that_have_ended_are_not_computed_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
+    decode, computed = model.decode, []
+
+    def counted(target: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        computed.append(len(target))
+        return decode(target, memory, mask)
+
+    monkeypatch.setattr(model, "decode", counted)
+    with torch.no_grad():
+        model.decoder.output.bias[2] = -100  # no sequence ends before its limit
+        write_greedily(model, CONFIG.model_copy(update={"max_target_len": 64}), SHORT_AND_LONG)
+
+    assert computed == [2] * 12 + [1] * 6
 
 
 def test_it_ends_where_the_model_ends_and_at_the_limit() -> None:
