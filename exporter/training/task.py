@@ -33,6 +33,10 @@ class Recipe:
     average_decay: float = 0.99  # of the moving average of weights that is kept; 0: no average
     validate_every: int = 200  # steps; the state of the run is saved as often, or more
 
+    def warmup_of(self, steps: int) -> int:
+        """Return the warm-up of a run: of a shorter one than this it has the same share."""
+        return max(1, self.warmup_steps * min(steps, self.steps) // self.steps)
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -88,7 +88,8 @@ def train_task(
 ) -> TrainingReport:
     """Train a task into the directory `out`.
 
-    steps: None is the task's own number; a resumed run may be given a larger one to go on.
+    steps: None is the task's own number; a resumed run may be given a larger one to go on. A run
+    of fewer steps than the task's has a shorter warm-up, too.
     Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
     Raises ConfigError for a wrong setting, CheckpointError for `out`.
     """
@@ -114,7 +115,7 @@ class Run:
         self._saved = time.monotonic()
         recipe = task.recipe
         self._schedule = InverseSquareRootSchedule(
-            recipe.peak_learning_rate, recipe.warmup_steps, recipe.learning_rate_floor
+            recipe.peak_learning_rate, recipe.warmup_of(state.steps), recipe.learning_rate_floor
         )
         self._model = _start(task)
         self._optimizer = torch.optim.AdamW(

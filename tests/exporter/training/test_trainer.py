@@ -18,6 +18,7 @@ from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import load_checkpoint
 from exporter.tasks.train import train
 from exporter.training import trainer
+from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, read_state
 from exporter.training.task import Task
 from exporter.training.trainer import REPORT_NAME, Run, train_task
@@ -173,11 +174,37 @@ def test_a_run_that_was_killed_goes_on_bit_equal_from_its_last_validation(
 
 def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, make_task: MakeTask) -> None:
     train_task(make_task(), tmp_path / "whole", steps=16, progress=False)
-    train_task(make_task(), tmp_path / "parts", steps=8, progress=False)
+    train_task(make_task(), tmp_path / "parts", steps=12, progress=False)
 
     train_task(make_task(), tmp_path / "parts", resume=True, steps=16, progress=False)
 
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup_steps"), [(1, 1), (5, 1), (6, 2), (11, 3), (12, 4), (13, 4), (99, 4)]
+)
+def test_a_short_run_has_a_short_warm_up(
+    steps: int, warmup_steps: int, make_task: MakeTask
+) -> None:
+    assert make_task().recipe.warmup_of(steps) == warmup_steps
+
+
+def test_a_short_run_learns_at_the_peak(
+    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+
+    def rate(schedule: InverseSquareRootSchedule, step: int) -> float:
+        rates.append(learning_rate(schedule, step))
+        return rates[-1]
+
+    learning_rate = InverseSquareRootSchedule.learning_rate
+    monkeypatch.setattr(InverseSquareRootSchedule, "learning_rate", rate)
+
+    train_task(make_task(warmup_steps=4), tmp_path / "run", steps=3, progress=False)
+
+    assert rates[0] == max(rates) == 0.01
 
 
 def test_nothing_of_a_run_is_pickled(tmp_path: Path, make_task: MakeTask) -> None:
