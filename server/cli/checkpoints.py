@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exporter.tasks import OWN_TASKS, TASKS, build_own_task, build_task
+from server.cli.exit_codes import TARGET_MISSED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
@@ -71,7 +72,8 @@ def train(
     images          a folder a class; --dir DIR              ViT
 
     The first four make their own data. Of yours, a tenth is held out and a twentieth chooses the
-    best checkpoint. The last line says how it does on held-out data, against the task's target.
+    best checkpoint. The last line but one says how it does on held-out data, against the task's
+    target. A model that misses it is written all the same, and the command exits with 5.
     """
     _check_data(task, given)
     from exporter.openmp import let_waiting_threads_sleep
@@ -88,6 +90,12 @@ def train(
         build = _builder(task, given)
         report = train_built(build, out, resume=resume, seed=seed, steps=steps)
     print_report(report)
+    if not report.target_reached:
+        raise CommandError(
+            "the model misses the target of its task; more --steps with --resume, or more examples "
+            "may help",
+            TARGET_MISSED,
+        )
 
 
 def _tell_data(task: Task) -> None:

@@ -10,6 +10,7 @@ FAILED = 1
 USAGE = 2
 NOT_USABLE = 3
 UNAVAILABLE = 4
+TARGET_MISSED = 5
 
 MEANINGS: Mapping[int, str] = MappingProxyType(
     {
@@ -18,6 +19,7 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
         USAGE: "wrong usage",
         NOT_USABLE: "a file, package, checkpoint or setting cannot be used",
         UNAVAILABLE: "no server answers, or it has no room or time now",
+        TARGET_MISSED: "a trained model missed its task's target",
         130: "Ctrl-C",
         143: "SIGTERM",
     }

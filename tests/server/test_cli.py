@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -633,6 +634,23 @@ def test_data_are_checked_without_training(
     out = capsys.readouterr().out
     assert "examples to learn from" in out and "2 labels: even, odd" in out
     assert [path.name for path in tmp_path.iterdir()] == ["rows.tsv"]
+
+
+def test_a_model_that_misses_its_target_is_written_and_has_an_exit_code_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 2, 400)  # says nothing of a text
+    (tmp_path / "rows.tsv").write_text(
+        "".join(f"text {i}\t{'odd' if odd else 'even'}\n" for i, odd in enumerate(noise))
+    )
+    given = ["--file", str(tmp_path / "rows.tsv"), "--out", str(tmp_path / "out")]
+
+    assert run(["train", "classification", *given, "--steps", "1"]) == 5
+
+    printed = capsys.readouterr()
+    assert f"checkpoint: {tmp_path / 'out'}" in printed.out
+    assert "error: the model misses the target of its task; more --steps" in printed.err
+    assert (tmp_path / "out" / "report.json").is_file()
 
 
 def test_demo_leaves_an_unfinished_run_of_another_task(
