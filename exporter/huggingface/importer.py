@@ -22,6 +22,7 @@ from exporter.huggingface.writing import (
     Imported,
     Progress,
     ReadModel,
+    length_notes,
     naming,
     with_length,
     write_model,
@@ -54,7 +55,7 @@ def import_checkpoint(
     with naming(directory / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(directory / GENERATION_NAME))
     with naming(directory / CONFIG_NAME):
-        config, said = family.read_config(raw, options.special_tokens())
+        config, said = family.read_config({**raw, "asked_len": max_len}, options.special_tokens())
         config = _with_ends(config, options.eos_token_ids)
         config = config if max_len is None else with_length(config, max_len)
     text = ImportedTokenizer()  # of a model that sees pictures
@@ -67,7 +68,7 @@ def import_checkpoint(
     model = ReadModel(directory, family, config, text, generation)
     with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
         num_parameters = write_model(model, stored, out, progress)
-    said = [*options.notes(config), *said, *text.notes]
+    said = [*options.notes(config), *said, *length_notes(config, max_len), *text.notes]
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
 
 

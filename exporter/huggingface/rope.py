@@ -67,10 +67,13 @@ class RopeParameters(BaseModel):
             raise ValueError(f"rope_type {self.rope_type} needs {', '.join(lacking)}")
         return self
 
-    def scaling(self, max_len: int, original_max_len: int | None = None) -> AnyScaling | None:
+    def scaling(
+        self, max_len: int, original_max_len: int | None = None, *, is_long: bool = False
+    ) -> AnyScaling | None:
         """Return the scaling in our terms for a model of `max_len` positions, None for none.
 
-        `original_max_len` is of a config that has it beside these parameters.
+        `original_max_len` is of a config that has it beside these parameters; longrope has
+        factors for texts up to that length, and for those of a model that `is_long`.
         """
         original = original_max_len or self.original_max_position_embeddings or max_len
         factor = max_len / original if self.factor is None else self.factor
@@ -82,7 +85,9 @@ class RopeParameters(BaseModel):
             case "yarn":
                 return self._yarn(factor, original)
             case "longrope":
-                return self._long(factor, original)
+                return self._long(
+                    factor, original, self.long_factor if is_long else self.short_factor
+                )
             case _:
                 return None
 
@@ -115,12 +120,9 @@ class RopeParameters(BaseModel):
             return size(self.mscale) / size(self.mscale_all_dim)
         return size(1.0)
 
-    def _long(self, factor: float, original: int) -> LongScaling:
-        """Return that of texts up to the original length: longer ones turn all places otherwise."""
+    def _long(self, factor: float, original: int, factors: tuple[float, ...] | None) -> LongScaling:
         grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-        assert self.short_factor is not None, "it was checked"
+        assert factors is not None, "it was checked"
         return LongScaling(
-            kind="long",
-            factors=self.short_factor,
-            attention_factor=self.attention_factor or grown,
+            kind="long", factors=factors, attention_factor=self.attention_factor or grown
         )

@@ -38,6 +38,7 @@ class RotaryDecoderConfig(DecoderConfig):
     rope_parameters: RopeParameters | None = None
     partial_rotary_factor: float = 1.0
     original_max_position_embeddings: PositiveInt | None = None
+    asked_len: PositiveInt | None = None  # by who imports it; not of the file
 
     @model_validator(mode="after")
     def _check_rotary(self) -> Self:
@@ -60,8 +61,8 @@ class RotaryDecoderConfig(DecoderConfig):
         return self.partial_rotary_factor if share is None else share
 
     @property
-    def max_len(self) -> int:
-        """Return how long a text may be."""
+    def original_len(self) -> int:
+        """Return up to which length the places of a text turn as the model first learned them."""
         if self.rope.rope_type != "longrope":
             return self.max_position_embeddings
         original = (
@@ -69,13 +70,30 @@ class RotaryDecoderConfig(DecoderConfig):
         )
         return min(self.max_position_embeddings, original or self.max_position_embeddings)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether all texts turn as those do that longrope finds long."""
+        return self.asked_len is not None and self.asked_len > self.original_len
+
+    @property
+    def max_len(self) -> int:
+        """Return how long a text may be."""
+        return self.max_position_embeddings if self.is_long else self.original_len
+
     def notes(self) -> list[str]:
-        """Say where texts are shorter than the original allows."""
-        if self.max_len == self.max_position_embeddings:
+        """Say where texts are shorter than the original allows, or turn otherwise."""
+        if self.original_len == self.max_position_embeddings:
             return []
+        if self.is_long:
+            return [
+                "all texts turn by the long_factor of rope_type longrope, where transformers takes "
+                f"it for those of more than {self.original_len} tokens; import without --max-len, "
+                "or with a smaller one, for its answers to shorter ones"
+            ]
         return [
-            f"texts may have {self.max_len} tokens, not {self.max_position_embeddings}: rope_type "
-            "longrope turns all positions otherwise as soon as a text is longer"
+            f"texts may have {self.original_len} tokens, not {self.max_position_embeddings}: "
+            "rope_type longrope turns all positions otherwise as soon as a text is longer; "
+            f"--max-len above {self.original_len} imports it for long texts"
         ]
 
 
@@ -96,7 +114,9 @@ def rotary_decoder_config(
         "positions": "rotary",
         "rotary_base": given.rope.rope_theta or given.rope_theta,
         "rotary_scaling": given.rope.scaling(
-            given.max_position_embeddings, given.original_max_position_embeddings
+            given.max_position_embeddings,
+            given.original_max_position_embeddings,
+            is_long=given.is_long,
         ),
         "rotary_dim": None if turned == width else turned,
     }

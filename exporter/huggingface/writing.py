@@ -87,6 +87,14 @@ def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
     return TransformerConfig.model_validate({**config.model_dump(), **lengths})
 
 
+def length_notes(config: TransformerConfig, asked: int | None) -> list[str]:
+    """Say where texts are shorter than was asked for."""
+    most = max(config.max_source_len, config.max_target_len)
+    if asked is None or asked <= most:
+        return []
+    return [f"texts may have {most} tokens, not the {asked} of --max-len: the model knows no more"]
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn what pydantic finds wrong into a CheckpointError that names the file."""

@@ -17,6 +17,7 @@ from exporter.huggingface.writing import (
     Imported,
     Progress,
     ReadModel,
+    length_notes,
     naming,
     with_length,
     write_model,
@@ -68,7 +69,8 @@ def import_toolkit_checkpoint(
     model = ReadModel(path, family, config, cut.text, found.generation)
     stored = StoredWeights([TensorFile(found.weights)])
     num_parameters = write_model(model, stored, out, progress)
-    return Imported(found.name, num_parameters, (*notes, *cut.text.notes))
+    notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
+    return Imported(found.name, num_parameters, tuple(notes))
 
 
 def _file_of(path: Path) -> Path:

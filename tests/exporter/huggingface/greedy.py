@@ -30,13 +30,14 @@ async def check_greedy_tokens(
     num_tokens: int,
     num_beams: int = 1,
     lengths: Sequence[int] = LENGTHS,
+    max_len: int | None = None,
 ) -> list[list[int]]:
     """Do as `check_tokens` for greedy search, or for so many beams, that ends at `num_tokens`."""
     asked: Options = {"strategy": "greedy", "max_new_tokens": num_tokens}
     if num_beams > 1:
         asked |= {"strategy": "beam", "beam_width": num_beams}
     theirs = {"do_sample": False, "num_beams": num_beams, "max_new_tokens": num_tokens}
-    return await check_tokens(directory, twin, [(asked, theirs)], lengths)
+    return await check_tokens(directory, twin, [(asked, theirs)], lengths, max_len)
 
 
 async def check_tokens(
@@ -44,6 +45,7 @@ async def check_tokens(
     twin: Any,
     searches: Sequence[tuple[Options, Options]],
     lengths: Sequence[int] = LENGTHS,
+    max_len: int | None = None,
 ) -> list[list[int]]:
     """Import `source` in a directory, export it with its certificate, ask it and its twin.
 
@@ -52,7 +54,7 @@ async def check_tokens(
     """
     torch.manual_seed(1)
     prompts = [torch.randint(3, PAD, (length,)).tolist() for length in lengths]
-    import_checkpoint(directory / "source", directory / "checkpoint")
+    import_checkpoint(directory / "source", directory / "checkpoint", max_len=max_len)
     export_package(directory / "checkpoint", directory / "package")
 
     package = load_package(directory / "package")

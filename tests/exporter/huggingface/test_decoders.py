@@ -14,6 +14,8 @@ from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.decoders import (
     DECODERS,
     LLAMA3,
+    LONG,
+    MAX_LEN,
     OPT_350M,
     VARIANTS,
     YARN,
@@ -21,6 +23,8 @@ from tests.exporter.huggingface.decoders import (
 )
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import VOCAB_SIZE
+
+NO_LONGER = "texts may have 24 tokens, not the 99 of --max-len: the model knows no more"
 
 
 @pytest.mark.parametrize(("family", "options"), VARIANTS)
@@ -49,6 +53,36 @@ def test_a_shorter_model_is_the_beginning_of_the_longer_one(tmp_path: Path) -> N
     assert model.config.max_target_len == 9
     ids = torch.randint(0, VOCAB_SIZE, (3, 9))
     torch.testing.assert_close(model(ids), twin(ids).logits, rtol=0, atol=5e-5)
+
+
+@torch.no_grad()
+def test_longrope_beyond_its_first_length_is_imported_where_it_is_asked_for(tmp_path: Path) -> None:
+    options = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
+    twin = save_decoder(tmp_path / "source", "phi3", **options)
+
+    for asked, places in ((None, 16), (16, 16), (20, 20), (99, MAX_LEN)):
+        out = tmp_path / f"checkpoint {asked}"
+        notes = import_checkpoint(tmp_path / "source", out, max_len=asked).notes
+
+        model = load_checkpoint(out).model
+        assert model.config.max_target_len == places
+        longer = range(17, places + 1) if places > 16 else range(1, 17)
+        for length in longer:  # transformers takes other factors from 17 on
+            ids = torch.randint(0, VOCAB_SIZE, (2, length))
+            torch.testing.assert_close(model(ids), twin(ids).logits, rtol=0, atol=5e-5)
+        told = "above 16 imports it for long texts" if places == 16 else "of more than 16 tokens"
+        assert told in notes[0]
+        assert notes[1:] == (() if asked != 99 else (NO_LONGER,))
+
+
+@pytest.mark.long
+async def test_a_longrope_for_long_texts_writes_as_hugging_face_behind_long_prompts(
+    tmp_path: Path,
+) -> None:
+    options = {"rope_parameters": LONG, "original_max_position_embeddings": 4}
+    twin = save_decoder(tmp_path / "source", "phi3", **options)
+
+    await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(5, 8, 9), max_len=MAX_LEN)
 
 
 def test_learned_positions_are_not_cut(tmp_path: Path) -> None:
