@@ -119,7 +119,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(
             f"{path.parent} has no {path.name}; give a directory written by "
-            "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`"
+            "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)` of transformers, or "
+            "the .pt file that OpenNMT-py or fairseq saved, or its directory"
         )
     try:
         return parse_object(read_bounded(path, _MAX_JSON_BYTES))

@@ -88,7 +88,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     problems = [
         name
         for name, is_there in (
-            ("whole words as pieces", trainer.model_type == _WORDS),
+            ("whole words as pieces (model type word)", trainer.model_type == _WORDS),
             (f"model type {trainer.model_type}", trainer.model_type not in (*_ALGORITHMS, _WORDS)),
             ("spaces behind words", trainer.treat_whitespace_as_suffix),
             ("spaces as they are", not normalizer.escape_whitespaces),

@@ -27,7 +27,7 @@ from tests.exporter.huggingface.sources import edit_json
 
 LENGTH = 9
 MASK = torch.arange(LENGTH) < torch.tensor([LENGTH, 4, 1])[:, None]
-FAMILIES = ["bert", "roberta", "distilbert", "modernbert"]
+FAMILIES = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"]
 
 
 def imported(source: Path) -> Any:

@@ -390,6 +390,7 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
     ("name", "content", "message"),
     [
         ("config.json", None, "has no config.json; give a directory written by"),
+        ("config.json", None, "or the .pt file that OpenNMT-py or fairseq saved, or its directory"),
         ("config.json", b"{", "config.json is no JSON"),
         ("config.json", b"[]", "config.json is no JSON object: it holds no JSON object"),
         ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
