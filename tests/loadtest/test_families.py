@@ -47,6 +47,16 @@ def test_a_line_that_holds_has_no_problems() -> None:
     assert problems(GOOD) == []
 
 
+def test_a_line_of_logits_alone_has_no_certificate() -> None:
+    line = {"distinct_answers": 8, "largest_logit": 9.0, "largest_logit_difference_eager": 1e-5}
+
+    assert problems({**line, "exported": False}) == []
+    with pytest.raises(KeyError):
+        problems(line)
+    (found,) = problems({**line, "exported": False, "largest_logit_difference_eager": 2e-4})
+    assert "logits (eager) differ by 0.0002" in found
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -82,8 +92,7 @@ T5 = {"vocab_size": 300, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2,
 IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
+MEASURED = pytest.mark.parametrize(
     "shape",
     [
         FamilyShape("gpt_neox", WRITER, max_len=120),
@@ -93,5 +102,19 @@ IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "
     ],
     ids=lambda shape: shape.model_type,
 )
+
+
+@MEASURED
+def test_logits_of_a_family_are_compared_without_an_export(
+    shape: FamilyShape, tmp_path: Path
+) -> None:
+    line = measure(shape, tmp_path, logits_only=True)
+
+    assert problems(line) == [] and line["exported"] is False
+    assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.long
+@MEASURED
 def test_a_family_is_measured_whatever_its_size(shape: FamilyShape, tmp_path: Path) -> None:
     assert problems(measure(shape, tmp_path)) == []
