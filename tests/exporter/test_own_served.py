@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from tokenweir import Client
 
-from exporter.examples import own_class
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+from exporter.examples import own_class, torch_transformer
+from tests.served import served
 
 
 @pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_package_of_the_example_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("example", "name", "prompt", "answer"),
+    [(own_class, "counter", "7 8", "9 0 1 2"), (torch_transformer, "turned", "fed", "def")],
+)
+def test_package_of_an_example_is_served(
+    example: ModuleType, name: str, prompt: str, answer: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
-    own_class.main(str(tmp_path / "counter"))
-    log, port = tmp_path / "serve.log", free_port()
-    tree = os.pathsep.join(entry for entry in sys.path if entry)
-    command = "from server.cli import main; main()"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", command, "serve", "counter", "--port", str(port)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": tree},
-            stdout=file,
-            stderr=file,
-        )
-    try:
-        ends = time.monotonic() + 240
-        while b"Ctrl-C stops" not in log.read_bytes():
-            assert process.poll() is None and time.monotonic() < ends, log.read_text()
-            time.sleep(0.1)
-        with Client(f"127.0.0.1:{port}") as client:
-            assert client.generate("counter", "7 8", max_new_tokens=4).text == "9 0 1 2"
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, log.read_text()
+    example.main(str(tmp_path / name))
+
+    with served(tmp_path, name) as client:
+        assert "".join(client.stream(name, prompt, max_new_tokens=4)) == answer
