@@ -60,19 +60,14 @@ class BeamSearch:
     """
 
     def __init__(
-        self,
-        params: SamplingParams,
-        *,
-        eos_ids: frozenset[int],
-        max_new_tokens: int,
-        text: Detokenizer | None = None,
+        self, params: SamplingParams, stop_rule: StopRule, text: Detokenizer | None = None
     ) -> None:
-        """`max_new_tokens` is what the request and the context allow, at least 1.
+        """`stop_rule` is the request's and allows at least one token.
 
         `text` finds the stop strings, behind the given tokens; None if there are none to find.
         """
         self._params = params
-        self._stop_rule = StopRule(params, eos_ids, max_new_tokens)
+        self._stop_rule = stop_rule
         self._is_bounded = params.beam_end == "bound" and not _can_raise_scores(params.controls)
         self._num_steps = 0
         self._running: list[_Beam | None] = [None]  # best first; None has no token yet

@@ -16,8 +16,8 @@ def make_request(asked: TokenRequest, contract: GenerationContract) -> Request:
     params, start = asked.params, contract.decoder_start_token_id
     given = asked.prompt_ids if start is None else (start,)
     tokens = (*given, *asked.target_ids)
-    eos_ids, room = frozenset(contract.eos_token_ids), contract.cache.max_len - len(tokens)
-    stop_rule = StopRule(params, eos_ids, room)
+    room = contract.cache.max_len - len(tokens)
+    stop_rule = StopRule(params, frozenset(contract.eos_token_ids), room)
     request = Request(
         asked,
         stop_rule,
@@ -32,14 +32,9 @@ def make_request(asked: TokenRequest, contract: GenerationContract) -> Request:
     if asked.matcher is not None:
         for sequence in request.sequences:
             sequence.matcher = asked.matcher.fork()
-    request.max_cost = max_cost(request, contract)
+    request.max_cost = max_cost(request)
     if params.strategy == "beam":
         request.beams = [request.leader]
-        request.search = BeamSearch(
-            params,
-            eos_ids=eos_ids,
-            max_new_tokens=request.stop_rule.max_new_tokens,
-            text=asked.text,
-        )
+        request.search = BeamSearch(params, stop_rule, asked.text)
         request.num_top = max(request.num_top, request.search.num_candidates)
     return request

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from engine.errors import CannotMeet
 from engine.metrics import DecayingLeast, DrainMeter
-from engine.package.manifest import GenerationContract
 from engine.scheduling.sequence import Request, TokenRequest
 
 _LEAST_WINDOW = 600.0  # seconds: a time of high load must not pass for what the machine can do
@@ -16,26 +15,25 @@ _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 8  # sequences, below which that is no measurement
 
 
-def max_cost(request: Request, contract: GenerationContract) -> int:
+def max_cost(request: Request) -> int:
     """Return the most tokens that a request may come to compute.
 
     Its source or prompt once, and for every sequence as many new tokens as it allows, or as the
     context has room for. An end-of-sequence that comes earlier cannot be foreseen.
     """
-    asked, num_given = request.asked, request.leader.num_prompt
-    num_new = _max_new_tokens(request, contract)
-    num_read = len(asked.prompt_ids) + (num_given if contract.cross_cache else 0)
-    return num_read + len(request.sequences) * num_new
+    num_read = len(request.asked.prompt_ids)
+    num_read += request.leader.num_prompt if request.needs_encoding else 0
+    return num_read + len(request.sequences) * request.stop_rule.max_new_tokens
 
 
-def least_new_tokens(request: Request, contract: GenerationContract) -> int:
+def least_new_tokens(request: Request) -> int:
     """Return how many tokens a request surely makes before it ends as its client wants it to."""
-    params = request.asked.params
+    params, most = request.asked.params, request.stop_rule.max_new_tokens
     if params.allow_partial:
         return 1
     if params.ignore_eos and not (params.stop_strings or params.stop_token_ids):
-        return max(1, _max_new_tokens(request, contract))
-    return max(1, min(params.min_new_tokens, _max_new_tokens(request, contract)))
+        return max(1, most)
+    return max(1, min(params.min_new_tokens, most))
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,3 @@ def _least_share(num_to_end: int) -> float:
     Half of it for many; less for a few, of which all may happen to be short.
     """
     return max(0.0, min(0.5, 1 - 2 / math.sqrt(max(1, num_to_end))))
-
-
-def _max_new_tokens(request: Request, contract: GenerationContract) -> int:
-    room = max(0, contract.cache.max_len - request.leader.num_prompt)
-    wanted = request.asked.params.max_new_tokens
-    return room if wanted is None else min(wanted, room)

@@ -500,7 +500,7 @@ class Scheduler:
         refusal = self._estimates.refusal(
             time_left=time_left,
             num_read=len(asked.prompt_ids) - num_cached,
-            num_new=least_new_tokens(request, self._contract),
+            num_new=least_new_tokens(request),
             num_to_end=max(0, num_before + request.num_unfinished - self._num_free),
         )
         if refusal is not None:

@@ -18,6 +18,7 @@ from engine.requests.events import FinishReason, PositionLogprobs, TokenLogprob
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.beam_search import BeamSearch, Hypothesis
 from engine.sampling.draws import Candidate
+from engine.sampling.stop_rule import StopRule
 
 Model = Callable[[tuple[int, ...]], list[float]]  # tokens so far -> a log-probability a token
 
@@ -26,6 +27,10 @@ EOS = frozenset({0})
 
 def params(width: int, **others) -> SamplingParams:
     return SamplingParams(strategy="beam", beam_width=width, **others)
+
+
+def search_for(p: SamplingParams, max_new_tokens: int, ends: frozenset[int] = EOS) -> BeamSearch:
+    return BeamSearch(p, StopRule(p, ends, max_new_tokens))
 
 
 def random_model(
@@ -66,7 +71,7 @@ def run(search: BeamSearch, model: Model) -> tuple[list[Hypothesis], int]:
 
 
 def found(model: Model, settings: SamplingParams, max_new_tokens: int, ends=EOS):
-    search = BeamSearch(settings, eos_ids=frozenset(ends), max_new_tokens=max_new_tokens)
+    search = search_for(settings, max_new_tokens, frozenset(ends))
     return [(h.token_ids, h.score) for h in run(search, model)[0]]
 
 
@@ -230,8 +235,8 @@ def sequence_model(*steps: list[float]) -> Model:
 def test_search_ends_as_soon_as_no_open_hypothesis_can_win():
     model = sequence_model([0.9, 0.05, 0.05], *[[0.4, 0.3, 0.3]] * 9)
 
-    early = run(BeamSearch(params(2), eos_ids=EOS, max_new_tokens=10), model)
-    late = run(BeamSearch(params(2, beam_end="limit"), eos_ids=EOS, max_new_tokens=10), model)
+    early = run(search_for(params(2), 10), model)
+    late = run(search_for(params(2, beam_end="limit"), 10), model)
 
     assert early[0] == late[0]
     assert early[1] == 1
@@ -242,7 +247,7 @@ def test_search_goes_on_while_a_longer_hypothesis_may_score_more():
     model = sequence_model([0.6, 0.4, 0.0], *[[0.0, 1.0, 0.0]] * 9)
     short, long = math.log(0.6), math.log(0.4) / ((5 + 10) / 6) ** 1.0
 
-    search = BeamSearch(params(2, length_penalty=1.0), eos_ids=EOS, max_new_tokens=10)
+    search = search_for(params(2, length_penalty=1.0), 10)
     (best,), num_steps = run(search, model)
 
     assert num_steps == 10
@@ -261,7 +266,7 @@ def test_search_goes_on_while_a_longer_hypothesis_may_score_more():
     ],
 )
 def test_search_goes_on_where_controls_can_make_scores_rise(controls, is_early):
-    search = BeamSearch(params(2, controls=controls), eos_ids=EOS, max_new_tokens=10)
+    search = search_for(params(2, controls=controls), 10)
 
     search.advance([Candidate(0, 0, -0.1, -0.1), Candidate(0, 1, -9.0, -9.0)])
 
@@ -271,7 +276,7 @@ def test_search_goes_on_where_controls_can_make_scores_rise(controls, is_early):
 def test_search_goes_on_while_a_penalty_on_long_ones_lets_the_next_step_win():
     model = sequence_model([0.3, 0.7, 0.0], *[[1.0, 0.0, 0.0]] * 39)
 
-    search = BeamSearch(params(2, length_penalty=-1.0), eos_ids=EOS, max_new_tokens=40)
+    search = search_for(params(2, length_penalty=-1.0), 40)
 
     assert run(search, model)[0][0].token_ids == (1, 0)
 
@@ -282,7 +287,7 @@ def test_search_may_end_as_soon_as_its_width_has_ended_or_by_an_estimate():
 
     def steps(**others) -> tuple[int, int]:
         p = params(2, length_power=1.0, **others)
-        (best,), num_steps = run(BeamSearch(p, eos_ids=EOS, max_new_tokens=10), model)
+        (best,), num_steps = run(search_for(p, 10), model)
         return len(best.token_ids), num_steps
 
     assert steps(beam_end="enough") == (2, 2)
@@ -294,7 +299,7 @@ def test_an_estimate_ends_a_search_that_could_still_find_better():
 
     def found_by(**others) -> tuple[int, int]:
         p = params(2, length_power=1.0, **others)
-        (best,), num_steps = run(BeamSearch(p, eos_ids=EOS, max_new_tokens=10), model)
+        (best,), num_steps = run(search_for(p, 10), model)
         return len(best.token_ids), num_steps
 
     assert found_by(beam_end="estimate") == (1, 2)
@@ -302,7 +307,7 @@ def test_an_estimate_ends_a_search_that_could_still_find_better():
 
 
 def test_a_search_that_is_closed_before_its_first_token_has_a_score():
-    search = BeamSearch(params(2, length_power=-1.0), eos_ids=EOS, max_new_tokens=5)
+    search = search_for(params(2, length_power=-1.0), 5)
 
     search.close(FinishReason.DEADLINE)
 
@@ -310,7 +315,7 @@ def test_a_search_that_is_closed_before_its_first_token_has_a_score():
 
 
 def test_an_end_beyond_the_best_width_candidates_is_dropped():
-    search = BeamSearch(params(2, length_penalty=0.0), eos_ids=EOS, max_new_tokens=5)
+    search = search_for(params(2, length_penalty=0.0), 5)
 
     step = search.advance(
         [Candidate(0, 1, -1.0, -1.0), Candidate(0, 2, -2.0, -2.0), Candidate(0, 0, -3.0, -3.0)]
@@ -322,7 +327,7 @@ def test_an_end_beyond_the_best_width_candidates_is_dropped():
 
 
 def test_a_candidate_that_is_not_allowed_is_no_hypothesis():
-    search = BeamSearch(params(3), eos_ids=EOS, max_new_tokens=5)
+    search = search_for(params(3), 5)
 
     step = search.advance([Candidate(0, 1, -1.0, -1.0), Candidate(0, 0, -math.inf, -2.0)])
 
@@ -330,7 +335,7 @@ def test_a_candidate_that_is_not_allowed_is_no_hypothesis():
 
 
 def test_search_without_any_allowed_candidate_is_over_and_finds_nothing():
-    search = BeamSearch(params(3), eos_ids=EOS, max_new_tokens=5)
+    search = search_for(params(3), 5)
 
     search.advance([Candidate(0, 1, -math.inf, -1.0)])
 
@@ -347,7 +352,7 @@ def test_candidates_are_enough_for_the_beams_if_all_others_end(
 ):
     p = params(3, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids)
 
-    assert BeamSearch(p, eos_ids=EOS, max_new_tokens=5).num_candidates == expected
+    assert search_for(p, 5).num_candidates == expected
 
 
 @pytest.mark.parametrize(
@@ -362,7 +367,7 @@ def test_candidates_are_enough_for_the_beams_if_all_others_end(
     ],
 )
 def test_a_hypothesis_says_why_it_ended(token_id, others, reason, matched_stop):
-    search = BeamSearch(params(1, **others), eos_ids=EOS, max_new_tokens=1)
+    search = search_for(params(1, **others), 1)
 
     search.advance([Candidate(0, token_id, -1.0, -1.0)])
 
@@ -376,7 +381,7 @@ def position(token_id: int) -> PositionLogprobs:
 
 
 def test_a_hypothesis_has_the_sums_log_probabilities_and_beams_of_its_own_tokens():
-    search = BeamSearch(params(2, length_penalty=0.0), eos_ids=EOS, max_new_tokens=3)
+    search = search_for(params(2, length_penalty=0.0), 3)
 
     search.advance([Candidate(0, 1, -0.5, -0.6, position(1)), Candidate(0, 2, -1, -1, position(2))])
     search.advance(
@@ -397,7 +402,7 @@ def test_a_hypothesis_has_the_sums_log_probabilities_and_beams_of_its_own_tokens
 @given(seed=st.integers(0, 10_000), width=st.integers(1, 5), num_outputs=st.integers(1, 5))
 def test_every_chosen_token_is_returned_or_counted_as_discarded(seed, width, num_outputs):
     p = params(width, num_outputs=min(num_outputs, width), beam_end="limit")
-    model, search = random_model(seed, 4), BeamSearch(p, eos_ids=EOS, max_new_tokens=5)
+    model, search = random_model(seed, 4), search_for(p, 5)
     histories: list[tuple[int, ...]] = [()]
     num_chosen = 0
 
@@ -414,7 +419,7 @@ def test_every_chosen_token_is_returned_or_counted_as_discarded(seed, width, num
 
 def test_a_closed_search_makes_up_what_is_missing_from_the_best_that_run():
     p = params(3, num_outputs=2, length_penalty=0.0)
-    search = BeamSearch(p, eos_ids=EOS, max_new_tokens=9)
+    search = search_for(p, 9)
     search.advance([Candidate(0, token, -1.0 * token - 1, -1.0) for token in (1, 2, 0, 3)])
 
     search.close(FinishReason.DEADLINE)
@@ -427,7 +432,7 @@ def test_a_closed_search_makes_up_what_is_missing_from_the_best_that_run():
 
 
 def test_a_long_search_is_read_and_forgotten_without_recursion():
-    search = BeamSearch(params(1, ignore_eos=True), eos_ids=EOS, max_new_tokens=20_000)
+    search = search_for(params(1, ignore_eos=True), 20_000)
 
     while not search.is_done:
         search.advance([Candidate(0, 1, search.scores[0] - 1, -1.0)])

@@ -19,6 +19,7 @@ from engine.requests.events import FinishReason, RequestFinished, SequenceFinish
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate
+from engine.sampling.stop_rule import StopRule
 from engine.text.tokenizer import Tokenizer
 from tests.engine.test_beam_search import Model, params, penalised, random_model, run
 
@@ -39,12 +40,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def search_for(p: SamplingParams, tokenizer: Tokenizer, max_new_tokens: int = 9, prefix=()):
-    return BeamSearch(
-        p,
-        eos_ids=frozenset({EOS}),
-        max_new_tokens=max_new_tokens,
-        text=searched_text(p, tokenizer, prefix),
-    )
+    stop_rule = StopRule(p, frozenset({EOS}), max_new_tokens)
+    return BeamSearch(p, stop_rule, searched_text(p, tokenizer, prefix))
 
 
 def stop_in(text: str, stops: tuple[str, ...]) -> str | None:
