@@ -116,7 +116,8 @@ def _greedy(checkpoint: Checkpoint, source: list[int]) -> list[int]:
     """Return the model's own answer, with the tokens that it must and must not write."""
     model = cast(EncoderDecoder, checkpoint.model)
     params = sampling_params({"strategy": "greedy"}, checkpoint.config.generation)
-    ends = StopRule(params, frozenset(model.config.eos_token_ids), model.config.max_target_len)
+    room = model.config.max_target_len - 1  # behind the start token, as in the engine
+    ends = StopRule(params, frozenset(model.config.eos_token_ids), room)
     rules = TokenRules(params, ends, source)
     memory = model.encode(torch.tensor([source]))
     ids = [_start_id(model.config)]

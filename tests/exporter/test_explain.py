@@ -14,9 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 import exporter.explain.explain as explain_module
 from engine.errors import CheckpointError, InvalidRequest
 from engine.requests.generation_defaults import GenerationDefaults
+from engine.requests.request import SamplingParams
+from engine.scheduling.arrival import make_request
+from engine.scheduling.sequence import TokenRequest
 from exporter.checkpoint import Checkpoint, CheckpointConfig
 from exporter.explain.explain import explain
 from exporter.explain.picture import ImageBlock, TextBlock, draw
+from exporter.graphs.contracts import generation_contract
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.attention import scaled_dot_product_attention
 from exporter.operators.heads import split_heads
@@ -147,7 +151,7 @@ def test_encoder_decoder_shows_attention_over_its_greedy_output(translator, draw
     cross, encoder, decoder = drawn
     source = torch.tensor([translator.tokenizer.encode("I saw a").ids])
     ids = [1]
-    while len(ids) <= 6 and ids[-1] != 2:
+    while len(ids) < 6 and ids[-1] != 2:
         ids.append(int(translator.model(source, torch.tensor([ids]))[0, -1].argmax()))
     assert cross.queries == decoder.queries == tuple(WORDS[i] for i in ids[1:])
     assert cross.keys == encoder.keys == ("[CLS]", "I", "saw", "a", "[SEP]")
@@ -171,6 +175,17 @@ def test_its_greedy_output_has_the_tokens_that_it_must_have_and_none_that_it_mus
     first, *middle, last = drawn[0].queries
     assert (first, len(middle), last) == ("café", 2, "$x$")
     assert not {*middle} & {*WORDS[:4]}
+
+
+def test_its_greedy_output_is_as_long_as_the_engine_lets_it_be(translator, drawn, tmp_path):
+    defaults = GenerationDefaults(banned_tokens=(2,))
+    config = translator.config.model_copy(update={"generation": defaults})
+    contract = generation_contract(config.model)
+    asked = TokenRequest(0, "", (3,), SamplingParams(), seed=0, arrival=0.0)
+
+    explain(replace(translator, config=config), "I saw a", tmp_path / "heads.png")
+
+    assert len(drawn[0].queries) == make_request(asked, contract).stop_rule.max_new_tokens
 
 
 def test_encoder_decoder_shows_attention_over_a_given_target(translator, drawn, tmp_path):
