@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from engine.errors import PackageError
 from engine.package.graph_io import check_graphs, decoder_shape, encoder_shape
 from engine.package.manifest import GenerationContract
-from engine.sampling.logits import Floats, StepLogits
+from engine.sampling.logits import StepLogits
 from engine.session import Session
-from engine.slots.batch import Encode, PrefillChunk, RowLengths, ScheduledBatch
+from engine.slots.batch import Encode, RowLengths, ScheduledBatch
 from engine.slots.chunk_calls import ChunkCalls
 from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
 from engine.slots.decoder_graph import DecoderGraph
@@ -171,22 +171,6 @@ class SlotModelRunner:
         """Encode sources: fill the cross keys and values of rows from `row` on."""
         encodes = tuple(Encode(row + i, tuple(source)) for i, source in enumerate(sources))
         self.run(replace(_NOTHING, encodes=encodes))
-
-    def decode(self, token_ids: Sequence[int], sources: Sequence[int] = ()) -> Floats:
-        """Append a token to each of the first B rows; return the logits behind it, [B, V].
-
-        Row i attends to the source in row sources[i], without `sources` in row i.
-        """
-        step = replace(_NOTHING, decode_ids=tuple(token_ids), decode_sources=tuple(sources))
-        return self.run(step).all_logits
-
-    def prefill(self, row: int, token_ids: Sequence[int]) -> Floats:
-        """Append tokens to one row; return the logits behind the last one, [1, V].
-
-        The row attends to the source in its own row.
-        """
-        chunk = PrefillChunk(row, tuple(token_ids), num_logits=1, source_row=row)
-        return self.run(replace(_NOTHING, chunks=(chunk,))).all_logits
 
     def _plan(self, batch: ScheduledBatch, size: StepSize) -> list[GraphCall]:
         """Return the calls of a step in order."""

@@ -69,19 +69,6 @@ def local_mask(places: Tensor, window: int, mask: Tensor | None) -> Tensor:
     return near if mask is None else mask & near
 
 
-def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-) -> AttentionOutput:
-    """Attend as in section 3.2.1 of Vaswani et al. 2017, keeping the probabilities.
-
-    query (B, h, T, d_k), key (B, h, S, d_k), value (B, h, S, d_v); the output is (B, h, T, d_v).
-    A query that may attend to nothing gets zeros.
-    """
-    scores = dot_product_scores(query, key, query.shape[-1] ** -0.5)
-    probabilities = softmax_weights(scores, mask)
-    return AttentionOutput(probabilities @ value, probabilities)
-
-
 def dot_product_scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
     """Return q . k * scale, (B, h, T, S), for query (B, h, T, d_k) and key (B, h, S, d_k)."""
     return query @ key.transpose(-2, -1) * scale

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from engine.machine import machine_name
 from engine.package.manifest import GenerationContract
 from engine.package.package import load_package
+from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
 from loadtest.origin import code_commit, now
@@ -75,8 +76,9 @@ def measure_steps(
         draw.shuffle(order)
         for batch, context in order:
             runner.cache.lengths[:batch] = context - 1
+            step = ScheduledBatch(decode_ids=(1,) * batch)
             started = time.perf_counter()
-            runner.decode([1] * batch)
+            runner.run(step)
             if number > 0:
                 seconds[batch, context].append(time.perf_counter() - started)
     return seconds

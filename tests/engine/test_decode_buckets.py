@@ -19,6 +19,7 @@ from engine.scheduling.sequence import TokenRequest
 from engine.session import Binding, Session
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
+from tests.engine.row_steps import prefill
 from tests.engine.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
 
 SLOTS = 5
@@ -57,7 +58,7 @@ def test_a_prompt_is_computed_in_chunks_while_others_decode(
 ) -> None:
     model, runner = decoder
     decoding, prompt = list(ids(1, 6)), ids(2, 20)
-    runner.prefill(0, decoding[:3])
+    prefill(runner, 0, decoding[:3])
 
     for start in (0, 7, 14):
         chunk = PrefillChunk(2, prompt[start : start + 7], num_logits=2)
@@ -92,7 +93,7 @@ def test_a_row_that_holds_nan_leaves_none_behind(
     decoder: tuple[TinyModel, SlotModelRunner], how: str
 ) -> None:
     _, runner = decoder
-    runner.prefill(3, ids(1, 4))
+    prefill(runner, 3, ids(1, 4))
     for layer in runner.cache.layers:
         layer.key[3, :, :4] = layer.value[3, :, :4] = np.nan
     runner.run(replace(NOTHING, decode_ids=(4,)))  # writes NaN behind row 3

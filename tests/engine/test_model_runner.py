@@ -21,6 +21,7 @@ from engine.scheduling.output import FinishedOutput, TokenOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
+from tests.engine.row_steps import decode, prefill
 
 VOCAB, WIDTH, HEADS, DIM, LAYERS, MAX_LEN, MAX_SOURCE = 23, 16, 2, 8, 2, 40, 12
 SELF_CACHE = CacheShape(num_layers=LAYERS, num_kv_heads=HEADS, max_len=MAX_LEN, head_dim=DIM)
@@ -103,8 +104,8 @@ def test_prefill_in_chunks_then_decoding_gives_the_logits_of_the_whole_sequence(
     model, runner = decoder
     ids = _random_ids(seed=3, length=20)
 
-    found = [runner.prefill(0, ids[:8])[0].copy(), runner.prefill(0, ids[8:16])[0].copy()]
-    found += [runner.decode([token])[0].copy() for token in ids[16:]]
+    found = [prefill(runner, 0, ids[:8])[0].copy(), prefill(runner, 0, ids[8:16])[0].copy()]
+    found += [decode(runner, [token])[0].copy() for token in ids[16:]]
 
     np.testing.assert_allclose(found, model.logits(ids)[[7, 15, 16, 17, 18, 19]], atol=2e-5)
 
@@ -115,13 +116,13 @@ def test_rows_of_different_lengths_are_bit_equal_alone_and_in_a_batch(decoder: L
     alone = []
     for prompt in prompts:
         runner.reset()
-        runner.prefill(0, prompt)
-        alone.append([runner.decode([token])[0].copy() for token in (4, 5, 6)])
+        prefill(runner, 0, prompt)
+        alone.append([decode(runner, [token])[0].copy() for token in (4, 5, 6)])
 
     runner.reset()
     for row, prompt in enumerate(prompts):
-        runner.prefill(row, prompt)
-    together = [runner.decode([token] * 5).copy() for token in (4, 5, 6)]
+        prefill(runner, row, prompt)
+    together = [decode(runner, [token] * 5).copy() for token in (4, 5, 6)]
 
     assert np.array_equal(np.swapaxes(together, 0, 1), alone)
 
@@ -134,8 +135,8 @@ def test_encoder_decoder_attends_to_its_own_source_whatever_its_length(
     for row, source in enumerate(sources):
         runner.encode(row, source)
 
-    first = runner.decode([1, 1, 1]).copy()
-    second = runner.decode([5, 6, 7]).copy()
+    first = decode(runner, [1, 1, 1]).copy()
+    second = decode(runner, [5, 6, 7]).copy()
 
     for row, source in enumerate(sources):
         wanted = model.logits([1, 5 + row], source)
@@ -147,7 +148,7 @@ def test_a_step_runs_row_changes_encodes_decodes_and_chunks_and_orders_logits(
 ) -> None:
     model, runner = decoder
     decoding, chunked, prompt = (_random_ids(seed=n, length=9) for n in range(3))
-    runner.prefill(2, decoding[:8])
+    prefill(runner, 2, decoding[:8])
 
     logits = runner.run(
         ScheduledBatch(
@@ -183,7 +184,7 @@ def test_more_logits_than_rows_are_made_room_for(decoder: Loaded) -> None:
     found = runner.run(ScheduledBatch((), (), chunks=(chunk,), decode_ids=()))
 
     np.testing.assert_allclose(found.logits, model.logits(ids), atol=2e-5)
-    np.testing.assert_allclose(runner.decode([4])[0], model.logits([*ids, 4])[-1], atol=2e-5)
+    np.testing.assert_allclose(decode(runner, [4])[0], model.logits([*ids, 4])[-1], atol=2e-5)
 
 
 def test_room_for_more_logits_than_rows_is_given_back_by_the_next_step(decoder: Loaded) -> None:
@@ -232,10 +233,10 @@ def test_a_copy_from_where_rows_differ_gives_the_row(decoder: Loaded) -> None:
     model, runner = decoder
     one, other = [4, 5, 6, 7, 8], [4, 5, 6, 9, 10]
     for row, ids in enumerate((one, other)):
-        runner.prefill(row, ids)
+        prefill(runner, row, ids)
 
     runner.cache.apply([RowOp("copy", 0, 1, start=3)])
-    found = runner.decode([11, 12])
+    found = decode(runner, [11, 12])
 
     wanted = [model.logits([*one, token])[-1] for token in (11, 12)]
     np.testing.assert_allclose(found, wanted, atol=2e-5)
@@ -254,8 +255,8 @@ def test_the_cache_may_be_filled_to_the_last_position(decoder: Loaded) -> None:
     model, runner = decoder
     ids = _random_ids(seed=5, length=MAX_LEN)
 
-    runner.prefill(0, ids[:-1])
-    logits = runner.decode(ids[-1:])
+    prefill(runner, 0, ids[:-1])
+    logits = decode(runner, ids[-1:])
 
     np.testing.assert_allclose(logits[0], model.logits(ids)[-1], atol=2e-5)
 
@@ -265,18 +266,18 @@ def test_a_reused_slot_gives_the_bits_of_a_fresh_one_even_after_nan(
 ) -> None:
     _, runner = encoder_decoder
     runner.encode(0, _random_ids(seed=1, length=4))
-    fresh = runner.decode([1])[0].copy()
+    fresh = decode(runner, [1])[0].copy()
     runner.reset()
     runner.encode(0, _random_ids(seed=2, length=12))
     for token in range(8):
-        runner.decode([token])
+        decode(runner, [token])
     for layer in (*runner.cache.layers, *runner.cache.cross_layers):
         layer.key[0, :, :8] = layer.value[0, :, :8] = np.nan
 
     runner.cache.apply([RowOp("clear", 0, 0), RowOp("clear_source", 0, 0)])
     runner.encode(0, _random_ids(seed=1, length=4))
 
-    assert np.array_equal(runner.decode([1])[0], fresh)
+    assert np.array_equal(decode(runner, [1])[0], fresh)
 
 
 @pytest.mark.parametrize(

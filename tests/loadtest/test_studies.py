@@ -16,6 +16,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
+from engine.slots.batch import ScheduledBatch
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
 from loadtest.errors import LoadTestError
@@ -177,8 +178,8 @@ class FakeRunner:
         self.seen: list[tuple[int, int]] = []
         self.lengths = FakeLengths()
 
-    def decode(self, token_ids: list[int]) -> None:
-        self.seen.append((len(token_ids), self.lengths.last + 1))
+    def run(self, batch: ScheduledBatch) -> None:
+        self.seen.append((len(batch.decode_ids), self.lengths.last + 1))
 
 
 class FakeLengths:

@@ -11,6 +11,7 @@ import pytest
 from engine.config import RequestLimits
 from engine.slots.invariance import rows_are_bit_equal
 from exporter.models import TransformerConfig
+from tests.engine.row_steps import decode, prefill
 from tests.parity.bare import Bare, write_bare
 
 NUM_THREADS = 16
@@ -39,14 +40,14 @@ def test_a_long_row_is_bit_equal_alone_and_among_others_with_more_threads_than_h
 ) -> None:
     runner = bare.load(num_slots=9, num_threads=NUM_THREADS)
     prompt = np.random.default_rng(1).integers(0, 61, 590).tolist()
-    runner.prefill(0, prompt)
+    prefill(runner, 0, prompt)
 
-    alone = [runner.decode([token])[0].copy() for token in range(5)]
+    alone = [decode(runner, [token])[0].copy() for token in range(5)]
     runner.reset()
-    runner.prefill(0, prompt)
+    prefill(runner, 0, prompt)
     for row in range(1, 9):
-        runner.prefill(row, [row] * row)
-    together = [runner.decode([token] * 9)[0].copy() for token in range(5)]
+        prefill(runner, row, [row] * row)
+    together = [decode(runner, [token] * 9)[0].copy() for token in range(5)]
 
     np.testing.assert_array_equal(alone, together)
 

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 from exporter.models.attention import (
     MultiHeadAttention,
     causal_mask,
+    dot_product_scores,
     padding_mask,
     record_probabilities,
     relu_weights,
-    scaled_dot_product_attention,
+    softmax_weights,
 )
 from exporter.models.layers import EncoderLayer
 
@@ -65,14 +66,14 @@ def attention_by_loops(
     return torch.stack(rows)
 
 
-def test_scaled_dot_product_attention_equals_torch():
+def test_softmax_of_scaled_products_equals_torch():
     q, k, v = torch.randn(B, H, T, 4), torch.randn(B, H, S, 4), torch.randn(B, H, S, 6)
     mask = padding_mask(KEY_MASK) & causal_mask(T, S)
 
-    output, probabilities = scaled_dot_product_attention(q, k, v, mask)
+    probabilities = softmax_weights(dot_product_scores(q, k, scale=4**-0.5), mask)
 
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(probabilities @ v, expected)
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(B, H, T))
     assert not probabilities[~mask.expand_as(probabilities)].any()
 
