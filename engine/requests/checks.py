@@ -8,14 +8,17 @@ from typing import get_args
 
 from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
+from engine.requests.bounds import (
+    MAX_LENGTH_PENALTY,
+    MAX_LOGIT_BIAS,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+)
 from engine.requests.request import BeamEnd, Constraint, LogitControls, SamplingParams
 from engine.requests.token_ids import MAX_NAMED_IDS, check_token_ids
 
-_MAX_LENGTH_PENALTY = 10.0  # beyond it only the length counts, and powers of it overflow
 _BEAM_ENDS = get_args(BeamEnd)
 _NO_CONTROLS = LogitControls()
-_MAX_LOGIT_BIAS = 1e4
-_MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 0.01, 100.0  # logits must stay finite
 
 _Check = tuple[bool, str, str]  # whether the field is good, its path, what is wrong if it is not
 
@@ -104,15 +107,15 @@ def _check_beam(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]:
         f"{p.beam_width} is outside 1 to {limits.max_beam_width} hypotheses",
     )
     yield (
-        0 <= p.length_penalty <= _MAX_LENGTH_PENALTY,
+        0 <= p.length_penalty <= MAX_LENGTH_PENALTY,
         "decoding.beam.length_penalty",
-        f"{p.length_penalty:g} is outside 0 to {_MAX_LENGTH_PENALTY:g}; 0 means none",
+        f"{p.length_penalty:g} is outside 0 to {MAX_LENGTH_PENALTY:g}; 0 means none",
     )
     power = p.length_power
     yield (
-        power is None or abs(power) <= _MAX_LENGTH_PENALTY,
+        power is None or abs(power) <= MAX_LENGTH_PENALTY,
         "decoding.beam.length_power",
-        f"{power} is outside -{_MAX_LENGTH_PENALTY:g} to {_MAX_LENGTH_PENALTY:g}; 0 means none",
+        f"{power} is outside -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}; 0 means none",
     )
     yield (
         p.beam_end in _BEAM_ENDS,
@@ -166,10 +169,10 @@ def _check_controls(c: LogitControls, limits: RequestLimits, vocab_size: int) ->
         return
     path = "decoding.controls"
     yield (
-        _MIN_REPETITION_PENALTY <= c.repetition_penalty <= _MAX_REPETITION_PENALTY,
+        MIN_REPETITION_PENALTY <= c.repetition_penalty <= MAX_REPETITION_PENALTY,
         f"{path}.repetition_penalty",
-        f"{c.repetition_penalty:g} is outside {_MIN_REPETITION_PENALTY:g} to "
-        f"{_MAX_REPETITION_PENALTY:g}; 1 means none",
+        f"{c.repetition_penalty:g} is outside {MIN_REPETITION_PENALTY:g} to "
+        f"{MAX_REPETITION_PENALTY:g}; 1 means none",
     )
     for name in ("frequency_penalty", "presence_penalty"):
         value: float = getattr(c, name)
@@ -191,12 +194,12 @@ def _check_biases(c: LogitControls, limits: RequestLimits, vocab_size: int) -> I
         f"{len(c.logit_bias)} tokens are more than {limits.max_logit_biases}; send fewer",
     )
     yield from _check_ids([token_id for token_id, _ in c.logit_bias], path, vocab_size, by_id=True)
-    wrong = [(i, bias) for i, bias in c.logit_bias if not abs(bias) <= _MAX_LOGIT_BIAS]
+    wrong = [(i, bias) for i, bias in c.logit_bias if not abs(bias) <= MAX_LOGIT_BIAS]
     for token_id, bias in wrong[:MAX_NAMED_IDS]:
         yield (
             False,
             f"{path}[{token_id}]",
-            f"{bias:g} is outside -{_MAX_LOGIT_BIAS:g} to {_MAX_LOGIT_BIAS:g}; banned_tokens keep "
+            f"{bias:g} is outside -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}; banned_tokens keep "
             "a token out altogether",
         )
 

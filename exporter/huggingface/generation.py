@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from engine.requests.generation_defaults import GenerationDefaults
+from engine.requests.request import BeamEnd
 from engine.wording import shortened
 from exporter.huggingface.family import SpecialTokens
 from exporter.models import TransformerConfig
@@ -15,7 +16,7 @@ from exporter.models import TransformerConfig
 Ids = int | list[int] | None
 
 _LIKELIEST = 50  # that transformers samples among, where an original that samples says nothing
-_BEAM_ENDS: Mapping[bool | str, Literal["bound", "estimate", "enough"]] = {
+_BEAM_ENDS: Mapping[bool | str, BeamEnd] = {
     "never": "bound",
     False: "estimate",
     True: "enough",
@@ -41,7 +42,7 @@ _NEUTRAL: Mapping[str, object] = {
 
 
 class GenerationOptions(BaseModel):
-    """`generation_config.json`; older sources have its options in `config.json`."""
+    """`generation_config.json`; older originals have its options in `config.json`."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 

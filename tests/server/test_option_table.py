@@ -10,19 +10,23 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import click
 import pytest
 from tokenweir import CallOptions, StreamOptions
 from tokenweir._requests import stream_request
 from tokenweir.v1 import common_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.requests.defaults import sampling_params as filled
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import (
+    BeamEnd,
     Constraint,
     ConstraintKind,
     GenerationRequest,
     LogitControls,
     SamplingParams,
+    Strategy,
 )
 from server.cli.app import cli
 from server.cli.generation_options import client_options
@@ -143,6 +147,33 @@ def test_the_table_has_every_default_of_a_package_and_it_reaches_the_same_field(
         assert found == option.value, name
         assert filled({**asked}, default, {name}) == filled({**asked}, default, {"*"}), name
         assert filled({**asked}, default, {"*"}) == filled({**asked}, GenerationDefaults()), name
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "of_protocol"),
+    [
+        (
+            "strategy",
+            get_args(Strategy),
+            len(pb.Decoding.DESCRIPTOR.oneofs_by_name["strategy"].fields),
+        ),
+        ("beam_end", get_args(BeamEnd), len(pb.BeamEnd.values()) - 1),  # without "unspecified"
+    ],
+)
+def test_client_command_line_worker_and_protocol_know_the_same_values(
+    name: str, values: tuple[str, ...], of_protocol: int
+) -> None:
+    typed = next(one for one in cli.commands["generate"].params if one.name == name).type
+    beside = {"beam": 2} if name == "beam_end" else {}
+
+    def request(value: str) -> pb.GenerateRequest:
+        return stream_request("m", "prompt", {name: value, **beside}).request  # type: ignore[misc]
+
+    assert isinstance(typed, click.Choice) and tuple(typed.choices) == values
+    assert [getattr(sampling_params(request(value)), name) for value in values] == [*values]
+    assert of_protocol == len(values)
+    with pytest.raises(ValueError, match=f"one of {', '.join(values)}$"):
+        request("other")
 
 
 @by_name
