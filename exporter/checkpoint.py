@@ -243,7 +243,7 @@ def read_config(directory: Path) -> CheckpointConfig:
 
 
 def check_replaceable(out: Path) -> None:
-    """Keep what is not a checkpoint from being written over: the source itself, for one."""
+    """Keep what is not a checkpoint from being written over: the original itself, for one."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:

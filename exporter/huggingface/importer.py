@@ -51,7 +51,7 @@ def import_checkpoint(
     """
     directory, out = Path(directory), Path(out)
     check_replaceable(out)
-    raw, family = _read_source(directory)
+    raw, family = _read_original(directory)
     with naming(directory / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(directory / GENERATION_NAME))
     with naming(directory / CONFIG_NAME):
@@ -91,7 +91,7 @@ def _beside(directory: Path, modules: SentenceModules | None) -> list[Path]:
     return [directory / modules.dense_path] if modules and modules.dense_path else []
 
 
-def _read_source(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
+def _read_original(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
     """Return `config.json` with the other files that the family reads, and the family."""
     raw = _read_json(directory / CONFIG_NAME)
     family = _family_of(raw, directory)

@@ -1,4 +1,4 @@
-"""How positions turn, as sources write it."""
+"""How positions turn, as originals write it."""
 
 from __future__ import annotations
 

@@ -113,10 +113,10 @@ def _not_measured(lines: Container[str]) -> dict[str, str]:
 
 def measure(shape: FamilyShape, directory: Path, *, logits_only: bool = False) -> Line:
     """Return what was found of one shape."""
-    twin = make_twin(shape, directory / "source")
+    twin = make_twin(shape, directory / "original")
     started = time.perf_counter()
     imported = import_checkpoint(
-        directory / "source", directory / "checkpoint", max_len=shape.max_len
+        directory / "original", directory / "checkpoint", max_len=shape.max_len
     )
     import_seconds = time.perf_counter() - started
     line = {

@@ -24,9 +24,9 @@ _LAYER = {  # theirs: ours
 }
 
 
-def write_gguf(source: Path, out: Path, weights: str) -> None:
+def write_gguf(original: Path, out: Path, weights: str) -> None:
     """Write matrices in the given format ("F32", "Q8_0"), vectors and positions in float32."""
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((original / "config.json").read_text())
     writer: Any = gguf.GGUFWriter(str(out), "gpt2")
     writer.add_context_length(config["n_positions"])
     writer.add_embedding_length(config["n_embd"])
@@ -37,7 +37,7 @@ def write_gguf(source: Path, out: Path, weights: str) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")  # token ids are all that is asked for
     kind = getattr(gguf.GGMLQuantizationType, weights)
-    for name, array in _tensors(source, config["n_layer"]):
+    for name, array in _tensors(original, config["n_layer"]):
         if array.ndim == 2 and not name.startswith("position"):
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
@@ -48,8 +48,8 @@ def write_gguf(source: Path, out: Path, weights: str) -> None:
     writer.close()
 
 
-def _tensors(source: Path, num_layers: int) -> Iterator[tuple[str, Array]]:
-    stored = load_file(source / "model.safetensors")
+def _tensors(original: Path, num_layers: int) -> Iterator[tuple[str, Array]]:
+    stored = load_file(original / "model.safetensors")
 
     def get(name: str) -> Array:
         return np.ascontiguousarray(stored[f"transformer.{name}"], np.float32)

@@ -32,15 +32,15 @@ _SEED = 0
 _END, _PAD = "</s>", "<pad>"  # the last two ids; prompts have neither
 _NEVER = -1e4  # logit of the end: every engine is to go on to the asked length
 
-Builder = Callable[[Path, Path], None]  # source, out
+Builder = Callable[[Path, Path], None]  # original, out
 
 
 def make(model: str, directory: Path) -> None:
     """Make what is missing; a form whose tools are not installed stays missing."""
-    source = directory / "source"
+    original = directory / "original"
     torch.set_num_threads(1)
-    _once(source, lambda out: _SOURCES[model](out))
-    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    _once(original, lambda out: _ORIGINALS[model](out))
+    tokenizer = Tokenizer.from_file(str(original / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
     tokens = [tokenizer.id_to_token(i) for i in range(size)]
     (directory / "tokens.json").write_text(json.dumps(tokens))
@@ -50,7 +50,7 @@ def make(model: str, directory: Path) -> None:
             _try(
                 name,
                 lambda build=build, name=name: _once(  # type: ignore[misc]
-                    directory / name, lambda out: build(source, out)
+                    directory / name, lambda out: build(original, out)
                 ),
             )
 
@@ -123,7 +123,7 @@ def _marian(out: Path) -> None:
     _save(model, out, _metaspace(config.vocab_size), 1.0)
 
 
-_SOURCES: Mapping[str, Callable[[Path], None]] = {
+_ORIGINALS: Mapping[str, Callable[[Path], None]] = {
     "gpt2": _gpt2,
     "smollm2": _smollm2,
     "marian": _marian,
@@ -189,39 +189,39 @@ def _word(number: int) -> str:
     return "".join(letters)
 
 
-def _import(source: Path, out: Path) -> None:
+def _import(original: Path, out: Path) -> None:
     from exporter.huggingface import import_checkpoint
 
-    import_checkpoint(source, out)
+    import_checkpoint(original, out)
 
 
 def _export(weights: Weights, kv_cache: CacheDtype = "fp32") -> Builder:
-    def build(source: Path, out: Path) -> None:
+    def build(original: Path, out: Path) -> None:
         from exporter.certificate.loss import LossLimits
         from exporter.export import export_package
 
         # Random weights have no favourite tokens: speed is all that is measured of these.
         limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0)
-        checkpoint = source.parent / "checkpoint"
+        checkpoint = original.parent / "checkpoint"
         export_package(checkpoint, out, weights=weights, kv_cache=kv_cache, limits=limits)
 
     return build
 
 
-def _ctranslate2(source: Path, out: Path) -> None:
+def _ctranslate2(original: Path, out: Path) -> None:
     from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):  # type: ignore[misc]
         def load_tokenizer(self, kind: object, path: str, **options: object) -> object:
             return PreTrainedTokenizerFast.from_pretrained(path, unk_token=_END, bos_token=_END)
 
-    Converter(str(source)).convert(str(out))
+    Converter(str(original)).convert(str(out))
 
 
 def _genai(precision: str) -> Builder:
-    def build(source: Path, out: Path) -> None:
+    def build(original: Path, out: Path) -> None:
         options = {
-            "-i": source,
+            "-i": original,
             "-o": out,
             "-p": precision,
             "-e": "cpu",
@@ -235,10 +235,10 @@ def _genai(precision: str) -> Builder:
 
 
 def _gguf(weights: str) -> Builder:
-    def build(source: Path, out: Path) -> None:
+    def build(original: Path, out: Path) -> None:
         from loadtest.peers.gguf_gpt2 import write_gguf
 
-        write_gguf(source, out, weights)
+        write_gguf(original, out, weights)
 
     return build
 

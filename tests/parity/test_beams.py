@@ -54,7 +54,7 @@ FAMILIES = {"gpt2": "gpt", "marian": "encoder-decoder"}
 async def test_beams_and_scores_are_those_of_generate(
     name: str, setup: Setup, tmp_path: Path
 ) -> None:
-    twin = save_twin(name, tmp_path / "source")
+    twin = save_twin(name, tmp_path / "original")
     drawn = torch.Generator().manual_seed(4)
     asked = [
         (torch.randint(3, PAD - 4, (length,), generator=drawn).tolist(), sizes, *options)
@@ -95,7 +95,7 @@ async def test_beams_and_scores_are_those_of_generate(
 async def test_searches_may_be_as_wide_as_there_are_slots(
     name: str, setup: Setup, tmp_path: Path
 ) -> None:
-    twin = save_twin(name, tmp_path / "source")
+    twin = save_twin(name, tmp_path / "original")
     limits = RequestLimits(max_beam_width=64)
     config = EngineConfig(max_num_seqs=64, num_threads=1, limits=limits)
     engine = load_twin(tmp_path, setup, config)
@@ -120,9 +120,9 @@ async def test_searches_may_be_as_wide_as_there_are_slots(
 async def test_stop_strings_end_the_hypotheses_that_they_end_in_generate(
     name: str, setup: Setup, tmp_path: Path
 ) -> None:
-    twin = save_twin(name, tmp_path / "source")
+    twin = save_twin(name, tmp_path / "original")
     tokenizer = letter_tokenizer()
-    tokenizer.save(str(tmp_path / "source" / "tokenizer.json"))
+    tokenizer.save(str(tmp_path / "original" / "tokenizer.json"))
     engine = load_twin(tmp_path, setup)
     drawn = torch.Generator().manual_seed(5)
     options = {"controls": LogitControls(logit_bias=((EOS, -4.0),))}  # so that texts get longer
@@ -169,8 +169,8 @@ def save_twin(name: str, path: Path) -> Any:
 
 
 def load_twin(path: Path, setup: Setup, config: EngineConfig = CONFIG) -> AsyncEngine:
-    """Import and export the model at `path/source`, and load it."""
-    import_checkpoint(path / "source", path / "checkpoint")
+    """Import and export the model at `path/original`, and load it."""
+    import_checkpoint(path / "original", path / "checkpoint")
     return setup.load(export_unproven(path / "checkpoint", setup.form).package, config)
 
 

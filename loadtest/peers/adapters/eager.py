@@ -41,5 +41,5 @@ class EagerAdapter:
 
 
 def load(options: LoadOptions) -> EagerAdapter:
-    """Load the source."""
+    """Load the original."""
     return EagerAdapter(options)

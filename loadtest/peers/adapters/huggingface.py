@@ -13,12 +13,12 @@ from loadtest.peers.worker import LoadOptions, Prompts
 
 
 def load_model(options: LoadOptions) -> Any:
-    """Load the source's model in float32."""
-    source = Path(options.directory) / "source"
+    """Load the original's model in float32."""
+    original = Path(options.directory) / "original"
     torch.set_num_threads(options.num_threads)
-    is_seq2seq = AutoConfig.from_pretrained(source).is_encoder_decoder
+    is_seq2seq = AutoConfig.from_pretrained(original).is_encoder_decoder
     kind: Any = AutoModelForSeq2SeqLM if is_seq2seq else AutoModelForCausalLM
-    return kind.from_pretrained(source, dtype=torch.float32).eval()
+    return kind.from_pretrained(original, dtype=torch.float32).eval()
 
 
 def torch_versions() -> dict[str, str]:
@@ -53,5 +53,5 @@ class HuggingFaceAdapter:
 
 
 def load(options: LoadOptions) -> HuggingFaceAdapter:
-    """Load the source."""
+    """Load the original."""
     return HuggingFaceAdapter(options)
