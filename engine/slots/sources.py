@@ -13,8 +13,8 @@ class SourceTable:
     """Gives rows to sources: always the lowest free one, since a step binds all up to the last.
 
     The row of an ended request may keep its source for a later one that is equal; it makes way for
-    others by moving to the highest free row. If there is none, the least recently used is given
-    away. The table knows no memory: every change is an operation for the cache.
+    others by moving to the highest free row. If there is none, the least recently used is
+    evicted. The table knows no memory: every change is an operation for the cache.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -57,10 +57,10 @@ class SourceTable:
             self._kept.remove(found)
             self._kept.append(found)
         if None not in self._sources:
-            victim = self._kept.pop(0)
-            if victim == found:  # the only one: it is not copied, but taken over
-                return victim
-            self._empty(victim, is_finite=True)
+            evicted = self._kept.pop(0)
+            if evicted == found:  # the only one: it is not copied, but taken over
+                return evicted
+            self._empty(evicted, is_finite=True)
         row = min(self._kept + [self._sources.index(None)])
         if row in self._kept:
             moved = self._move_up(row)

@@ -23,7 +23,7 @@ class SlotTable:
     """Gives rows to sequences so that the decoding ones are always rows 0 to D-1.
 
     A row that no sequence needs may keep the beginning of an ended one; the least recently used is
-    given away when there is no empty row. The table knows no memory: every change is an operation
+    evicted when there is no empty row. The table knows no memory: every change is an operation
     for the cache, to be done in order before the next step.
     """
 

@@ -60,7 +60,7 @@ def measure_answers(
 
     ends = contract.eos_token_ids
     written = [tokens for batch in _batches(cases) for tokens in write(batch)]
-    ours = _texts(tokenizer, [_until_end(tokens, ends) for tokens in written])
+    ours = _texts(tokenizer, [until_end(tokens, ends) for tokens in written])
     theirs = _texts(tokenizer, eager_answers(model, cases, ends, write))
     references = [line.reference for line in lines if line.reference is not None]
     return Answers(
@@ -86,6 +86,12 @@ def eager_answers(
     return [answer for batch in _batches(cases) for answer in _write(model, batch, ends, guess)]
 
 
+def until_end(tokens: Tokens, ends: Collection[int]) -> Tokens:
+    """Return the tokens up to the first that ends an answer, with it."""
+    place = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: place + 1]
+
+
 def _write(
     model: nn.Module, cases: Sequence[Case], ends: Collection[int], guess: Write
 ) -> list[Tokens]:
@@ -96,7 +102,7 @@ def _write(
         guessed = guess(asked)
         found = eager_logits(model, asked, guessed)
         for i, tokens, logits in zip(members, guessed, found, strict=True):
-            written[i] = _until_end((*written[i], *_agreed(tokens, logits)), ends)
+            written[i] = until_end((*written[i], *_agreed(tokens, logits)), ends)
         members = [i for i in members if _is_open(cases[i], written[i], ends)]
     return list(written.values())
 
@@ -121,11 +127,6 @@ def _is_open(case: Case, written: Tokens, ends: Collection[int]) -> bool:
 
 def _batches(cases: Sequence[Case]) -> list[Sequence[Case]]:
     return [cases[first : first + BATCH_SIZE] for first in range(0, len(cases), BATCH_SIZE)]
-
-
-def _until_end(tokens: Tokens, ends: Collection[int]) -> Tokens:
-    place = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-    return tokens[: place + 1]
 
 
 def _texts(tokenizer: Tokenizer, answers: Sequence[Tokens]) -> list[str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
+from exporter.certificate.answers import until_end
 from exporter.certificate.comparison import Floats
 from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME
 from exporter.difference.lines import (
@@ -148,10 +149,11 @@ class _Counts:
             self._seconds[i] += time.perf_counter() - started
         chosen = [[tuple(rows.argmax(-1).tolist()) for rows in found] for found in logits]
         forced = self._sides[1].follow(cases, chosen[0])
+        ends = self._sides[0].contract.eos_token_ids
         for i, line in enumerate(batch):
-            tokens = self._until_end(chosen[0][i])
+            tokens = until_end(chosen[0][i], ends)
             self._written[0].append(tokens)
-            self._written[1].append(self._until_end(chosen[1][i]))
+            self._written[1].append(until_end(chosen[1][i], ends))
             begin = line.case.num_prompt_logits - 1
             one, other = (found[i][begin:][: len(tokens)] for found in (logits[0], forced))
             self._equal += int((one.argmax(-1) == other.argmax(-1)).sum())
@@ -214,9 +216,3 @@ class _Counts:
                 )
                 return First(self._lines[i].number, same + 1, (texts[0][i], texts[1][i]))
         return None
-
-    def _until_end(self, ids: Tokens) -> Tokens:
-        """Return the tokens up to the first that ends an answer, with it."""
-        ends = self._sides[0].contract.eos_token_ids
-        place = next((k for k, token in enumerate(ids) if token in ends), len(ids) - 1)
-        return ids[: place + 1]
