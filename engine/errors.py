@@ -6,9 +6,12 @@
     ├── NotFound
     │   ├── ModelNotFound
     │   └── ModelVersionNotFound
+    ├── Unauthenticated           nobody knows who calls
+    ├── PermissionDenied          who calls may not have that
     ├── Overloaded                refused now, worth a retry: carries retry_after
     │   ├── QueueFull
-    │   └── TokenBudgetFull
+    │   ├── TokenBudgetFull
+    │   └── TenantQuota           ... of its tenant: names the tenant and the quota
     ├── DeadlineExpired
     │   ├── ExpiredInQueue
     │   ├── ExpiredInDecode
@@ -84,6 +87,18 @@ class ModelVersionNotFound(NotFound):
     reason = "MODEL_VERSION_NOT_FOUND"
 
 
+class Unauthenticated(TokenweirError):
+    """The call shows no token, or one that nobody knows."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(TokenweirError):
+    """Whose token the call shows may not ask for that."""
+
+    reason = "PERMISSION_DENIED"
+
+
 class _Retryable(TokenweirError):
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after  # seconds
@@ -104,6 +119,17 @@ class TokenBudgetFull(Overloaded):
     """Too many tokens are waiting."""
 
     reason = "TOKEN_BUDGET_FULL"
+
+
+class TenantQuota(Overloaded):
+    """A tenant has used what it may have for now."""
+
+    reason = "TENANT_QUOTA"
+
+    def __init__(self, message: str, retry_after: float, *, tenant: str, quota: str) -> None:
+        super().__init__(message, retry_after)
+        self.tenant = tenant
+        self.quota = quota  # "name: limit"
 
 
 class DeadlineExpired(TokenweirError):

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_TOKEN, _HIDDEN = "--token", "HIDDEN"
+
 
 def code_commit() -> str:
     """Return the commit that this code is of, "+" behind it if files were changed since."""
@@ -21,8 +23,15 @@ def code_commit() -> str:
 
 
 def typed_command() -> str:
-    """Return the command of this process as a person would type it."""
-    return shlex.join(["tokenweir", *sys.argv[1:]])
+    """Return the command of this process as a person would type it; without a token."""
+    words: list[str] = []
+    for word in sys.argv[1:]:
+        if words and words[-1] == _TOKEN:
+            word = _HIDDEN
+        elif word.startswith(f"{_TOKEN}="):
+            word = f"{_TOKEN}={_HIDDEN}"
+        words.append(word)
+    return shlex.join(["tokenweir", *words])
 
 
 def now() -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from tokenweir import (
     AsyncClient,
@@ -45,21 +48,29 @@ class LoadReport:
     machine: str = ""  # that the load test ran on
 
 
-def run(config: LoadConfig, progress: Progress | None = None) -> LoadReport:
+def run(
+    config: LoadConfig,
+    progress: Progress | None = None,
+    client_arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> LoadReport:
     """Run a load test to its end, or until Ctrl-C: then the report has what was answered so far.
 
+    `client_arguments` are more of AsyncClient: credentials, a token. No report has them.
     Raise LoadTestError if no server answers, or if it does not serve the model; a request that
     fails is a record like any other.
     """
-    return asyncio.run(_run(config, progress or (lambda done, total: None)))
-
-
-async def _run(config: LoadConfig, progress: Progress) -> LoadReport:
     # One attempt: a retry would hide a refusal from the statistics.
-    async with AsyncClient(config.address, timeout=_ASK_TIMEOUT, max_attempts=1) as client:
+    connect = partial(AsyncClient, config.address, max_attempts=1, **client_arguments)
+    return asyncio.run(_run(config, progress or (lambda done, total: None), connect))
+
+
+async def _run(
+    config: LoadConfig, progress: Progress, connect: Callable[..., AsyncClient]
+) -> LoadReport:
+    async with connect(timeout=_ASK_TIMEOUT) as client:
         model = await _find_model(client, config)
         versions = await _versions(client, model)
-    async with AsyncClient(config.address, timeout=config.timeout, max_attempts=1) as client:
+    async with connect(timeout=config.timeout) as client:
         method = _method(model)
         sender = Sender(client, config, method, _items(config, model), progress)
         await sender.warm_up()

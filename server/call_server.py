@@ -51,7 +51,14 @@ class CallServer:
 
     def add_insecure_port(self, address: str) -> int:
         """Listen; return the port. Raises RuntimeError if nobody can listen there."""
-        port: int = self._server.add_http2_port(address.encode())
+        return self._listening(address, self._server.add_http2_port(address.encode()))
+
+    def add_secure_port(self, address: str, credentials: grpc.ServerCredentials) -> int:
+        """Listen for encrypted connections only; return as `add_insecure_port`."""
+        inner = cast(Any, credentials)._credentials
+        return self._listening(address, self._server.add_http2_port(address.encode(), inner))
+
+    def _listening(self, address: str, port: int) -> int:
         if not port:
             raise RuntimeError(f"cannot listen on {address}")
         return port
@@ -120,6 +127,7 @@ class ServerCall:
     def __init__(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
+        self.last_message = b""  # of those that were sent
         self._call = event.call
         self._deadline: float = event.call_details.deadline
         self._metadata = event.invocation_metadata
@@ -283,6 +291,7 @@ class ServerCall:
 
     def _sending(self, message: Any) -> Any:
         data = self.response_serializer(message) if self.response_serializer else message
+        self.last_message = data
         return cygrpc.SendMessageOperation(data, _NO_FLAGS)
 
     def _ending(self, status: CallStatus) -> tuple[Any, ...]:

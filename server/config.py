@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
+from server.identity.config import DoorsConfig
 
 MEBIBYTE = 1 << 20
 
@@ -49,6 +50,7 @@ class GatewayConfig:
     max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 4096
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
+    doors: DoorsConfig = field(default_factory=DoorsConfig)  # who may call
 
     def __post_init__(self) -> None:
         _check_port(self.port)
@@ -102,6 +104,7 @@ class ServeConfig:
             )
         self._check_worker()
         self._check_gateway()
+        self.gateway.doors.check_reach(self.host)
 
     @property
     def gateway_settings(self) -> GatewayConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import grpc
 from tokenweir.keepalive import keepalive_options
 
 from engine.errors import ConfigError
@@ -34,10 +35,19 @@ def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple
 class _Listening(Protocol):
     def add_insecure_port(self, address: str, /) -> int: ...
 
+    def add_secure_port(self, address: str, credentials: grpc.ServerCredentials, /) -> int: ...
 
-def listen(server: _Listening, host: str, port: int) -> int:
-    """Bind a server, return its port; ConfigError if it cannot be had."""
+
+def listen(
+    server: _Listening, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """Bind a server, return its port; ConfigError if it cannot be had.
+
+    With credentials it takes encrypted connections only.
+    """
     try:
+        if credentials is not None:
+            return server.add_secure_port(address_of(host, port), credentials)
         return server.add_insecure_port(address_of(host, port))
     except RuntimeError as error:
         raise ConfigError(

@@ -26,9 +26,12 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ModelVersionNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TokenBudgetFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TenantQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExpired: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ExpiredInQueue: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ExpiredInDecode: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -54,6 +57,7 @@ _TYPE_URLS = {
     for kind in (
         error_details_pb2.BadRequest,
         error_details_pb2.ErrorInfo,
+        error_details_pb2.QuotaFailure,
         error_details_pb2.RetryInfo,
     )
 }
@@ -124,6 +128,8 @@ def _details(error: errors.TokenweirError, request_id: str) -> list[tuple[str, b
     info.metadata["request_id"] = _clip(request_id, _MAX_DESCRIPTION_BYTES)  # in half the time
     if isinstance(error, errors.InvalidRequest):
         return [_typed(info), _typed(_bad_request(error))]
+    if isinstance(error, errors.TenantQuota):
+        return [_typed(info), _typed(_quota_failure(error))]
     if isinstance(error, errors.CapabilityNotSupported) and error.features:
         info.metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
     return [_typed(info)]
@@ -151,6 +157,13 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
         what = f"{more} more fields are wrong: {_MAX_VIOLATIONS} are named in an answer"
         bad_request.field_violations.add(field="request", description=what)
     return bad_request
+
+
+def _quota_failure(error: errors.TenantQuota) -> error_details_pb2.QuotaFailure:
+    failure = error_details_pb2.QuotaFailure()
+    tenant = _clip(error.tenant, _MAX_DESCRIPTION_BYTES)
+    failure.violations.add(subject=f"tenant:{tenant}", description=error.quota)
+    return failure
 
 
 def _clip(text: str, max_bytes: int) -> str:

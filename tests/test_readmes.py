@@ -27,7 +27,7 @@ SHELL = {".", "cat", "do", "done)", "mkdir", "platforms=$(for", "split", "tar", 
 SHELLS = ("sh", "bash")
 # What a reader has: texts of their own, a model they have downloaded, an older tree.
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
-YOURS |= {"downloads/llama", "downloads/iwslt14"}
+YOURS |= {"downloads/llama", "downloads/iwslt14", "server.pem", "server.key", "ca.pem"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
 WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse
 WRITERS = {"exporter.examples.own_class"}  # modules whose argument is what they write

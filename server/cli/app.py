@@ -21,6 +21,7 @@ from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
 from server.cli.service import serve
 from server.cli.status import health, models
+from server.cli.token import token
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 
@@ -59,6 +60,7 @@ for command in (
     verify,
     diff,
     serve,
+    token,
     generate,
     score,
     classify,

@@ -15,18 +15,20 @@ from server.cli.lines import arriving_lines
 if TYPE_CHECKING:
     from tokenweir import Client
 
+    from server.cli.server_options import Server
+
 T = TypeVar("T")
 
 LINES_TOGETHER = 32  # what a worker decodes at once; a server takes 64 inputs in a call
 
 
 @contextlib.contextmanager
-def open_client(server: str) -> Iterator[Client]:
+def open_client(server: Server) -> Iterator[Client]:
     """Open a client; what keeps it from calling ends the command with one line."""
     from tokenweir import Client, Unavailable
 
     try:
-        with Client(server) as client:
+        with Client(server.address, **server.client_arguments) as client:
             yield client
     except ValueError as error:  # what was typed cannot be sent at all
         raise CommandError(str(error), USAGE) from error

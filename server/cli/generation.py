@@ -15,10 +15,10 @@ from server.cli.options import (
     json_option,
     model_option,
     request_id_option,
-    server_option,
     timeout_option,
     version_option,
 )
+from server.cli.server_options import Server, server_option
 
 if TYPE_CHECKING:
     from tokenweir import (
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @timeout_option
 @server_option
 def generate(
-    model: str, texts: tuple[str, ...], as_json: bool, timeout: float, server: str, **typed: Any
+    model: str, texts: tuple[str, ...], as_json: bool, timeout: float, server: Server, **typed: Any
 ) -> int:
     """Generate from each TEXT and print the answer while it comes.
 
@@ -120,7 +120,9 @@ def _options(texts: Sequence[str], timeout: float, typed: dict[str, Any]) -> dic
 @json_option
 @timeout_option
 @server_option
-def score(model: str, source: str, target: str, as_json: bool, server: str, **options: Any) -> None:
+def score(
+    model: str, source: str, target: str, as_json: bool, server: Server, **options: Any
+) -> None:
     """Print the log-probability of TARGET behind SOURCE, then that of each of its tokens."""
     with open_client(server) as client:
         found = client.score(model, source, target, **cast("ScoreOptions", options))

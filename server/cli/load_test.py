@@ -17,9 +17,9 @@ from server.cli.options import (
     examples,
     existing_file,
     model_option,
-    server_option,
     timeout_option,
 )
+from server.cli.server_options import Server, server_option
 from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def loadtest(json_file: Path | None, png_file: Path | None, **typed: Any) -> int
     """
     config = _load_config(**typed)
     with cleaned_up() as interruption:
-        report = report_load_test(config, json_file, png_file)
+        report = report_load_test(config, json_file, png_file, typed["server"])
     for path in filter(None, (json_file, png_file)):
         click.echo(f"written: {path}")
     if report.interrupted:
@@ -98,14 +98,14 @@ def _load_config(
     max_new_tokens: int | None,
     seed: int,
     timeout: float,
-    server: str,
+    server: Server,
 ) -> LoadConfig:
     if concurrency is not None and rate is not None:
         raise click.UsageError("give --rate for an open loop, or --concurrency for a closed one")
     from loadtest.workload import LoadConfig, read_prompts
 
     return LoadConfig(
-        address=server,
+        address=server.address,
         model=model,
         prompts=tuple(TYPED_DATES) if prompts is None else read_prompts(prompts),
         num_requests=requests,
@@ -119,9 +119,12 @@ def _load_config(
 
 
 def report_load_test(
-    config: LoadConfig, json_file: Path | None, png_file: Path | None
+    config: LoadConfig,
+    json_file: Path | None,
+    png_file: Path | None,
+    server: Server | None = None,
 ) -> LoadReport:
-    """Run a load test, print its table, write its files."""
+    """Run a load test, print its table, write its files; `server` says how it is called."""
     from engine.machine import machine_name
     from loadtest.origin import code_commit, typed_command
     from loadtest.report import check_place, print_table, write_json
@@ -133,7 +136,7 @@ def report_load_test(
     if png_file is not None:  # what it needs is missed before the test, not behind it
         from loadtest.plots import write_png
     with show_progress("Requests") as progress:
-        report = run(config, progress)
+        report = run(config, progress, server.client_arguments if server else {})
     report = replace(report, command=typed_command(), commit=code_commit(), machine=machine_name())
     print_table(report)
     if json_file is not None:

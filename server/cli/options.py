@@ -34,16 +34,6 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 
-server_option: Decorator = click.option(
-    "--server",
-    default="127.0.0.1:50051",
-    show_default=True,
-    envvar="TOKENWEIR_SERVER",
-    show_envvar=True,
-    metavar="HOST:PORT",
-    help="The server to call.",
-)
-
 timeout_option: Decorator = click.option(
     "--timeout",
     type=Number(min=0, min_open=True),

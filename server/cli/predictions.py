@@ -14,10 +14,10 @@ from server.cli.options import (
     existing_file,
     json_option,
     model_option,
-    server_option,
     timeout_option,
     version_option,
 )
+from server.cli.server_options import Server, server_option
 
 if TYPE_CHECKING:
     from tokenweir import Aggregation, PredictOptions
@@ -45,7 +45,7 @@ def classify(
     images: tuple[Path, ...],
     top: int,
     as_json: bool,
-    server: str,
+    server: Server,
     **options: Any,
 ) -> int:
     """Print the most likely labels of each TEXT or image, with their probabilities.
@@ -87,7 +87,7 @@ def label(
     texts: tuple[str, ...],
     aggregation: Aggregation | None,
     as_json: bool,
-    server: str,
+    server: Server,
     **options: Any,
 ) -> int:
     """Print every labelled stretch of each TEXT with its label.
@@ -119,7 +119,9 @@ def label(
 @version_option
 @timeout_option
 @server_option
-def embed(model: str, texts: tuple[str, ...], normalize: bool, server: str, **options: Any) -> int:
+def embed(
+    model: str, texts: tuple[str, ...], normalize: bool, server: Server, **options: Any
+) -> int:
     """Print the vector of each TEXT as a JSON list, one a line.
 
     Without TEXT, or where it is -, every line of the standard input is one.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from server.cli.door_options import door_options, doors_config
 from server.cli.exit_codes import FAILED
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Name of the service; two on one Ray cluster need two.",
 )
+@door_options
 @needs("serve", "cpu")
 def serve(
     packages: tuple[Path, ...], named: tuple[str, ...], checkpoint: Path | None, **typed: Any
@@ -130,7 +132,7 @@ def serve(
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
-    still runs.
+    still runs. Where other machines can call, it wants a certificate, and to know who calls.
     """
     low, high = _replica_bounds(
         typed.pop("replicas"), typed.pop("min_replicas"), typed.pop("max_replicas")
@@ -156,9 +158,9 @@ def _serve_config(
     gpu_memory_utilization: float,
     decode_buckets: tuple[int, ...],
     crowded_calls: int,
-    **service: Any,
+    **others: Any,
 ) -> ServeConfig:
-    """Return the settings; those of `service` have the names that ServeConfig gives them."""
+    """Return the settings; the others are those of the doors, and those of ServeConfig itself."""
     from engine.config import EngineConfig
     from server.config import GatewayConfig, ServeConfig
 
@@ -166,7 +168,7 @@ def _serve_config(
         packages=models,
         min_replicas=min_replicas,
         max_replicas=max_replicas,
-        gateway=GatewayConfig(crowded_calls_per_worker=crowded_calls),
+        gateway=GatewayConfig(crowded_calls_per_worker=crowded_calls, doors=doors_config(others)),
         engine=EngineConfig(
             num_threads=threads,
             max_num_seqs=max_num_seqs or max(decode_buckets, default=0),
@@ -175,7 +177,7 @@ def _serve_config(
             gpu_memory_utilization=gpu_memory_utilization,
             decode_buckets=decode_buckets,
         ),
-        **service,
+        **others,
     )
 
 

@@ -7,7 +7,8 @@ import click
 from server.cli.connection import open_client
 from server.cli.exit_codes import DONE, FAILED
 from server.cli.json_lines import print_json
-from server.cli.options import examples, json_option, server_option
+from server.cli.options import examples, json_option
+from server.cli.server_options import Server, server_option
 
 
 @click.command(
@@ -20,7 +21,7 @@ from server.cli.options import examples, json_option, server_option
 )
 @json_option
 @server_option
-def models(as_json: bool, server: str) -> None:
+def models(as_json: bool, server: Server) -> None:
     """List what the server serves: states, capabilities, limits, certificates."""
     with open_client(server) as client:
         found = client.models()
@@ -47,7 +48,7 @@ def models(as_json: bool, server: str) -> None:
 @click.argument("service", default="", metavar="[SERVICE]")
 @json_option
 @server_option
-def health(service: str, as_json: bool, server: str) -> int:
+def health(service: str, as_json: bool, server: Server) -> int:
     """Print the health of the server, or of one SERVICE or model; exit with 1 if not SERVING."""
     from tokenweir import NotFound
 

@@ -11,17 +11,21 @@ from grpc_health.v1 import health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
-from engine.errors import Draining, QueueFull, TokenweirError
+from engine.errors import Draining, QueueFull, TokenweirError, Unauthenticated
 from server.api import HEALTH, METHODS, SERVICES
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
+from server.gateway.door import Door
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import RequestReader
 from server.gateway.share import Share, share_of
 from server.health import Health
+from server.identity.quotas import Visit
+from server.identity.tls import server_credentials
+from server.identity.tokens import Identity
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS, abort, in_time
 from server.listening import listen, max_message_bytes, server_options
@@ -32,6 +36,7 @@ from server.status import call_status
 
 _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
+_HEALTH = f"/{HEALTH}/"
 _GET_LOAD = f"{_ADMIN}GetLoad"
 _GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
 _RETRY_AFTER = 0.5  # seconds
@@ -56,6 +61,7 @@ class Gateway:
             max_bytes=config.max_open_bytes,
             max_message_bytes=max_message_bytes(config.max_request_bytes),
         )
+        self._door = Door(config.doors)
         self._admission = Admission()
         self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
         self._calls: set[asyncio.Task[Any]] = set()
@@ -63,18 +69,23 @@ class Gateway:
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
     async def start(self) -> int:
-        """Listen; return the port. Raises ConfigError if nobody can listen there."""
+        """Listen; return the port.
+
+        Raises ConfigError if nobody can listen there, or the certificate cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
+        credentials = server_credentials(self._config.doors)
         max_bytes = self._config.max_request_bytes
         self._local = LocalServices(
             (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor())
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
-        enable_reflection((*SERVICES, HEALTH), self._local)
+        if self._config.doors.reflection:
+            enable_reflection((*SERVICES, HEALTH), self._local)
         self._server = CallServer(
             self._arrived, server_options(max_bytes, self._config.client_silence)
         )
-        port = listen(self._server, self._config.host, self._config.port)
+        port = listen(self._server, self._config.host, self._config.port, credentials)
         self._publish_health()
         self._server.start()
         self._late = in_background("watching for requests", self._reader.end_late_ones)
@@ -125,44 +136,59 @@ class Gateway:
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server: read the request, if there is room for one more.
 
-        Health and reflection always have it.
+        Health and reflection always have it, and health is told to everybody.
         """
-        if not call.method.startswith(_PACKAGE):
-            self._loop.call_soon_threadsafe(self._answer_locally, call)
-            return
         try:
+            identity = None if call.method.startswith(_HEALTH) else self._door.identity(call)
+            if not call.method.startswith(_PACKAGE):
+                self._loop.call_soon_threadsafe(self._answer_locally, call)
+                return
             self._wall.enter()
-        except QueueFull as error:
+        except (Unauthenticated, QueueFull) as error:
             call.refuse(call_status(error, made_request_id()))
             self._server.rest()
             return
-        self._reader.read(call, lambda request: self._has_come(call, request))
+        self._reader.read(call, lambda request: self._has_come(call, request, identity))
 
     def _answer_locally(self, call: ServerCall) -> None:
         call.answer(self._local.answer(call))
 
-    def _has_come(self, call: ServerCall, request: bytes | TokenweirError) -> None:
+    def _has_come(
+        self, call: ServerCall, request: bytes | TokenweirError, identity: Identity | None
+    ) -> None:
         """In any thread: let a call be answered, or refuse it at once.
 
         Under overload nothing may cost less: it does not wake the event loop, and then rests.
         """
-        share = None
+        share = visit = None
         try:
             if isinstance(request, TokenweirError):
                 raise request
-            share = None if call.method.startswith(_ADMIN) else share_of(call.method, request)
-            if share is not None and not self._draining:
-                self._admission.refuse_if_too_late(share, call.time_remaining())
+            if not call.method.startswith(_ADMIN):
+                share = share_of(call.method, request)
+                if identity is not None:
+                    request, share = self._door.identified(identity, call.method, request, share)
+                if not self._draining:
+                    self._admission.refuse_if_too_late(share, call.time_remaining())
+                if identity is not None:
+                    visit = self._door.enter(identity)
         except TokenweirError as error:
             self._wall.leave()
             call.refuse(call_status(error, _request_id(call.method, request, share)))
             self._server.rest()
         else:
-            self._loop.call_soon_threadsafe(self._begin, call, request, share)
+            self._loop.call_soon_threadsafe(self._begin, call, request, share, visit)
 
-    def _begin(self, call: ServerCall, request: bytes, share: Share | None) -> None:
+    def _begin(
+        self, call: ServerCall, request: bytes, share: Share | None, visit: Visit | None
+    ) -> None:
         task = call.answer(self._answer(call, request, share))
-        task.add_done_callback(lambda _: self._wall.leave())
+        task.add_done_callback(lambda _: self._has_ended(call, visit))
+
+    def _has_ended(self, call: ServerCall, visit: Visit | None) -> None:
+        self._wall.leave()
+        if visit is not None:
+            self._door.leave(visit, call)
 
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""

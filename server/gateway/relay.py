@@ -22,11 +22,13 @@ from server.gateway.backend import Backend, WorkerLost
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.worker_calls import Metadata, WorkerCall, WorkerFailed
+from server.identity.tokens import METADATA_KEY
 from server.status import DETAILS_KEY, CallStatus, call_status
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = 0.5  # seconds
+_OWN = frozenset({"user-agent", WAITING_KEY, METADATA_KEY})
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 
 
@@ -152,4 +154,5 @@ def _is_workers_own(error: WorkerFailed) -> bool:
 
 
 def _is_clients(key: str) -> bool:
-    return key not in ("user-agent", WAITING_KEY) and not key.startswith("grpc-")
+    """Say whether a worker hears of it; of what is between client and gateway it does not."""
+    return key not in _OWN and not key.startswith("grpc-")

@@ -1,18 +1,20 @@
-"""What a call says of its share of the server, read from its bytes without the rest of them."""
+"""What a call says of its share of the server: read from its bytes, or written behind them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from tokenweir.v1 import generation_service_pb2
+from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
-_SERVICE = "/tokenweir.v1.GenerationService"
+_GENERATION = "/tokenweir.v1.GenerationService"
+_PREDICTION = "/tokenweir.v1.PredictionService"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Share:
     tenant: str = ""
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
+    model: str = ""  # that answers it, as the client wrote it
+    is_readable: bool = True  # False: its bytes are no message
 
 
 def share_of(method: str, data: bytes) -> Share:
@@ -31,34 +35,53 @@ def share_of(method: str, data: bytes) -> Share:
     try:
         request = _VIEWS[method].FromString(data)
     except DecodeError:  # the worker says so
-        return Share()
+        return Share(is_readable=False)
     request = getattr(request, "request", request)  # of a stream it is one level down
+    if method.startswith(_PREDICTION):
+        return Share(request_id=request.request_id, model=request.model)
     scheduling = request.scheduling
-    return Share(scheduling.tenant, scheduling.priority, request.request_id)
+    return Share(scheduling.tenant, scheduling.priority, request.request_id, request.model)
 
 
-def _views() -> dict[str, Any]:
-    """Return message classes that know of requests only the fields wanted here.
+def stamped(method: str, data: bytes, share: Share) -> bytes:
+    """Return the bytes of a readable request, whatever they said, with this tenant and priority.
+
+    What comes later in a message replaces what was there before, so this stands behind it.
+    """
+    if method not in _STAMPS:
+        return data
+    stamp = _STAMPS[method]()
+    scheduling = getattr(stamp, "request", stamp).scheduling
+    scheduling.tenant, scheduling.priority = share.tenant, share.priority
+    return data + cast(bytes, stamp.SerializeToString())
+
+
+_SCHEDULED = {
+    "GenerateStreamRequest": ("request",),
+    "GenerateRequest": ("scheduling", "request_id", "model"),
+    "ScoreRequest": ("scheduling", "request_id", "model"),
+    "Scheduling": ("tenant", "priority"),
+}
+_PREDICTED = {f"{name}Request": ("request_id", "model") for name in ("Classify", "Label", "Embed")}
+
+
+def _views(file: Any, service: str, wanted: Mapping[str, tuple[str, ...]], syntax: str) -> Any:
+    """Return message classes by method that know of requests only the fields wanted.
 
     All others are skipped, as unknown ones are: a mebibyte of them costs 3 ms, not 60.
     """
-    wanted = {
-        "GenerateStreamRequest": ("request",),
-        "GenerateRequest": ("scheduling", "request_id"),
-        "ScoreRequest": ("scheduling", "request_id"),
-    }
-    file = FileDescriptorProto(name="share.proto", package="tokenweir.v1", syntax="proto3")
-    messages = generation_service_pb2.DESCRIPTOR.message_types_by_name
+    view = FileDescriptorProto(name="share.proto", package="tokenweir.v1", syntax=syntax)
+    messages = file.DESCRIPTOR.message_types_by_name
     for name, fields in wanted.items():
-        file.message_type.append(_only(messages[name], *fields))
-    file.message_type.append(_only(messages["Scheduling"], "tenant", "priority"))
+        view.message_type.append(_only(messages[name], *fields))
     pool = DescriptorPool()  # of its own: in the default one the whole messages have these names
-    pool.Add(file)
+    pool.Add(view)
     return {
-        f"{_SERVICE}/{name.removesuffix('Request')}": GetMessageClass(
+        f"{service}/{name.removesuffix('Request')}": GetMessageClass(
             pool.FindMessageTypeByName(f"tokenweir.v1.{name}")
         )
         for name in wanted
+        if name.endswith("Request")
     }
 
 
@@ -69,4 +92,9 @@ def _only(message: Descriptor, *names: str) -> DescriptorProto:
     return DescriptorProto(name=whole.name, field=fields)
 
 
-_VIEWS = _views()
+_VIEWS: Mapping[str, Any] = {
+    **_views(generation_service_pb2, _GENERATION, _SCHEDULED, "proto3"),
+    **_views(prediction_service_pb2, _PREDICTION, _PREDICTED, "proto3"),
+}
+# In proto2 a number that was set to 0 is written, too.
+_STAMPS: Mapping[str, Any] = _views(generation_service_pb2, _GENERATION, _SCHEDULED, "proto2")

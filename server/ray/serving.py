@@ -25,6 +25,7 @@ from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.package import load_package
 from server.config import ServeConfig
+from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.listening import address_of
 from server.ray.address import joins_cluster
@@ -83,6 +84,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     config = config.settled([package.manifest.target for package in packages])
     if not joins_cluster() and "cuda" in devices:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
+    check_files(config.gateway.doors)
     check_port_is_free(config.host, config.port)
     async with contextlib.AsyncExitStack() as stack:
         ray = await stack.enter_async_context(running_ray(config))

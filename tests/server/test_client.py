@@ -29,8 +29,10 @@ from tokenweir import (
     InvalidArgument,
     NotFound,
     NotSupported,
+    PermissionDenied,
     ResourceExhausted,
     TokenweirClientError,
+    Unauthenticated,
     Unavailable,
     WastedWork,
 )
@@ -295,7 +297,9 @@ def test_unknown_enum_value_of_a_newer_server_is_its_number(server, client):
         (grpc.StatusCode.ABORTED, Aborted),
         (grpc.StatusCode.CANCELLED, Cancelled),
         (grpc.StatusCode.INTERNAL, Internal),
-        (grpc.StatusCode.PERMISSION_DENIED, TokenweirClientError),
+        (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied),
+        (grpc.StatusCode.UNAUTHENTICATED, Unauthenticated),
+        (grpc.StatusCode.OUT_OF_RANGE, TokenweirClientError),
     ],
 )
 def test_every_status_has_its_exception(server, code, expected):
@@ -325,7 +329,7 @@ def test_tree_in_the_docstring_has_every_exception():
         and issubclass(getattr(tokenweir, name), Exception)
     }
 
-    assert len(named) == 11
+    assert len(named) == 13
     assert all(name in tokenweir.__doc__ for name in named)
 
 
@@ -862,3 +866,20 @@ async def test_many_prompts_are_one_call_of_the_async_client(server):
 def test_one_text_is_no_list_of_prompts(client):
     with pytest.raises(TypeError, match="is one text; give a list"):
         client.generate_many("m", "abc")
+
+
+def test_a_token_goes_with_every_call(server):
+    server.answers["Generate"] = lambda request, context: one_sequence()
+
+    with Client(server.address, timeout=10, token="tw_1", metadata=[("x-mine", "1")]) as client:
+        client.generate("m", "x")
+        client.models()
+
+    assert [metadata["authorization"] for metadata in server.metadata] == ["Bearer tw_1"] * 2
+    assert [metadata["x-mine"] for metadata in server.metadata] == ["1"] * 2
+
+
+@pytest.mark.parametrize("token", ["", "two words", "tö", "line\n"])
+def test_a_token_that_no_header_carries_is_refused(token):
+    with pytest.raises(ValueError, match="a token is printable ASCII"):
+        Client("127.0.0.1:1", token=token)

@@ -28,6 +28,7 @@ from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.gateway import Gateway
 from server.gateway.share import Share
+from server.identity.config import DoorsConfig
 from server.status import call_status
 from server.worker.worker import Worker
 from tests.server.calls import (
@@ -481,8 +482,24 @@ async def test_load_is_that_of_all_workers(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_reflection_describes_the_services(version: str, cell: Cell) -> None:
-    reflect = cell.stubs.channel.stream_stream(
+async def test_reflection_describes_the_services_where_it_is_wanted(version: str) -> None:
+    config = GatewayConfig(doors=DoorsConfig(reflection=True))
+    async with running_gateway(config=config) as (_, stubs):
+        names = await _reflected(stubs, version)
+
+    assert {"tokenweir.v1.GenerationService", "grpc.health.v1.Health"} <= names
+
+
+async def test_reflection_is_not_there_unless_it_is_wanted() -> None:
+    async with running_gateway() as (_, stubs):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await _reflected(stubs, "v1")
+
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def _reflected(stubs: Stubs, version: str) -> set[str]:
+    reflect = stubs.channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
@@ -491,8 +508,7 @@ async def test_reflection_describes_the_services(version: str, cell: Cell) -> No
 
     (answer,) = [answer async for answer in reflect(iter(asked))]
 
-    names = {service.name for service in answer.list_services_response.service}
-    assert {"tokenweir.v1.GenerationService", "grpc.health.v1.Health"} <= names
+    return {service.name for service in answer.list_services_response.service}
 
 
 async def test_draining_refuses_new_calls_and_lets_running_ones_end(cell: Cell) -> None:

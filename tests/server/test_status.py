@@ -39,6 +39,8 @@ def test_the_table_has_every_class_of_the_tree() -> None:
     ("error", "code", "reason"),
     [
         (errors.ModelNotFound("x"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+        (errors.Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+        (errors.PermissionDenied("x"), grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
         (errors.QueueFull("x", 0.3), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
         (errors.ExpiredInQueue("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "EXPIRED_IN_QUEUE"),
         (errors.CannotMeet("x", 0.3), grpc.StatusCode.DEADLINE_EXCEEDED, "CANNOT_MEET"),

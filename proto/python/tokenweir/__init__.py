@@ -25,6 +25,8 @@ What a call raises:
 
     TokenweirClientError      any other status
     ├── InvalidArgument       `violations` names every wrong field
+    ├── Unauthenticated       the server asks for a token
+    ├── PermissionDenied      the token is not for that
     ├── NotFound
     ├── ResourceExhausted     `retry_after` seconds
     ├── DeadlineExceeded
@@ -39,8 +41,11 @@ and TypeError or ValueError for arguments that cannot be sent at all; ValueError
 client that is closed. What runs when it is closed ends with Cancelled.
 
 `channel` puts another one in the place of a channel to an address, for tests or for interceptors:
-`Client(channel=grpc.intercept_channel(...))`; `credentials` are those of gRPC, and `metadata` goes
-with every call.
+`Client(channel=grpc.intercept_channel(...))`; `credentials` are those of gRPC, `token` is what a
+server may ask for, and `metadata` goes with every call too:
+
+    roots = grpc.ssl_channel_credentials(Path("ca.pem").read_bytes())
+    client = Client("server.example:50051", credentials=roots, token="tw_...")
 """
 
 from __future__ import annotations
@@ -55,8 +60,10 @@ from tokenweir._errors import (
     InvalidArgument,
     NotFound,
     NotSupported,
+    PermissionDenied,
     ResourceExhausted,
     TokenweirClientError,
+    Unauthenticated,
     Unavailable,
 )
 from tokenweir._local import LocalClient, load
@@ -135,6 +142,7 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "ParityCertificate",
+    "PermissionDenied",
     "PositionLogprobs",
     "PredictOptions",
     "Prompt",
@@ -152,6 +160,7 @@ __all__ = [
     "Timing",
     "TokenLogprob",
     "TokenweirClientError",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
     "WastedWork",

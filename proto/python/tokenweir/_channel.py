@@ -44,6 +44,15 @@ class Server:
         return grpc.aio.secure_channel(self.address, self.credentials, self.options)
 
 
+def call_metadata(metadata: Metadata, token: str | None) -> tuple[tuple[str, str | bytes], ...]:
+    """Return what goes with every call; ValueError for a token that no header can carry."""
+    if token is None:
+        return tuple(metadata)
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("a token is printable ASCII without spaces, and not empty")
+    return (*metadata, ("authorization", f"Bearer {token}"))
+
+
 def far_end(
     address: str | None,
     channel: ChannelT | None,

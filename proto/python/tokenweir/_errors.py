@@ -2,6 +2,8 @@
 
     TokenweirClientError      any other status
     ├── InvalidArgument       the request is wrong: `violations` names every wrong field
+    ├── Unauthenticated       the server asks for a token, and does not know the one that was sent
+    ├── PermissionDenied      whose token was sent may not ask for that
     ├── NotFound              no such model, version or service
     ├── ResourceExhausted     refused for now: try again after `retry_after` seconds
     ├── DeadlineExceeded      the deadline passed, in the queue or while decoding
@@ -77,6 +79,14 @@ class InvalidArgument(TokenweirClientError):
     """The request is wrong; `violations` names every wrong field."""
 
 
+class Unauthenticated(TokenweirClientError):
+    """The server asks for a token, and does not know the one that was sent."""
+
+
+class PermissionDenied(TokenweirClientError):
+    """Whose token was sent may not ask for that."""
+
+
 class NotFound(TokenweirClientError):
     """Something that the request names does not exist."""
 
@@ -124,6 +134,8 @@ _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingProxyType(
     {
         grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+        grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+        grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
         grpc.StatusCode.NOT_FOUND: NotFound,
         grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

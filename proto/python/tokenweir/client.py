@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tokenweir import _answers as answers
 from tokenweir import _requests as requests
-from tokenweir._channel import CLOSED, Metadata, far_end
+from tokenweir._channel import CLOSED, Metadata, call_metadata, far_end
 from tokenweir._errors import closed_under_way, deadline_after, typed_errors
 from tokenweir._options import (
     Aggregation,
@@ -57,6 +57,7 @@ class Client:
         *,
         channel: grpc.Channel | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
         metadata: Metadata = (),
         timeout: float | None = 60.0,
         max_attempts: int = 3,
@@ -64,13 +65,14 @@ class Client:
         """Prepare a channel to `address` ("host:port"); nothing is sent before the first call.
 
         With `credentials` it is encrypted. `channel` is used in place of one to an address, and is
-        closed with the client; its own options say what is retried. `metadata` goes with every
-        call. `timeout` is the deadline of a call in seconds, None for no deadline; `max_attempts`
-        is the number of times that a call is tried in all, 1 for no retry.
+        closed with the client; its own options say what is retried. `token` says who calls, and
+        `metadata` goes with every call too. `timeout` is the deadline of a call in seconds, None
+        for no deadline; `max_attempts` is the number of times that a call is tried in all, 1 for no
+        retry.
         """
         end = far_end(address, channel, credentials, max_attempts)
         self._timeout = timeout
-        self._metadata = tuple(metadata)
+        self._metadata = call_metadata(metadata, token)
         self._closed = False
         self._channel = end if isinstance(end, grpc.Channel) else end.channel()
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
@@ -218,6 +220,7 @@ class AsyncClient:
         *,
         channel: grpc.aio.Channel | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
         metadata: Metadata = (),
         timeout: float | None = 60.0,
         max_attempts: int = 3,
@@ -225,7 +228,7 @@ class AsyncClient:
         """Take the arguments of Client; a `channel` is one of grpc.aio."""
         self._end = far_end(address, channel, credentials, max_attempts)
         self._timeout = timeout
-        self._metadata = tuple(metadata)
+        self._metadata = call_metadata(metadata, token)
         self._closed = False
         self._stubs: _AsyncStubs | None = None
 

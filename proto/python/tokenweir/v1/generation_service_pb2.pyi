@@ -172,7 +172,7 @@ class Decoding(_message.Message):
     """Sequences to return; absent: 1, and 0 is refused."""
     forced_end: _builtins.int
     """The last token that max_new_tokens or the context allows.  The sequence still ends with
-    FINISH_REASON_LENGTH or FINISH_REASON_CONTEXT_FULL.
+    FINISH_REASON_LENGTH or FINISH_REASON_CONTEXT_FULL: no stop is looked for in this token.
     """
     @_builtins.property
     def greedy(self) -> Global___Greedy:
@@ -660,9 +660,14 @@ class Scheduling(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     DETERMINISM_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
-    """Lower runs earlier; 0 is normal.  Limited by the caller's quota."""
+    """Lower runs earlier; 0 is normal.  Where a server asks for tokens, the max_priority of the
+    caller's token (0 if it says none) is the lowest that counts: a request may ask for a later
+    turn than that, not for an earlier one.
+    """
     tenant: _builtins.str
-    """Fair-share key; default: the authenticated identity."""
+    """Fair-share key.  Where a server asks for tokens it is the tenant of the caller's token, and
+    this field is not looked at.
+    """
     adapter: _builtins.str
     """Name of a low-rank adapter."""
     determinism: _common_pb2.Determinism.ValueType

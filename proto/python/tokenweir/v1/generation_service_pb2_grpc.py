@@ -35,6 +35,9 @@ class GenerationServiceStub(object):
     Errors are returned only as the gRPC status, never inside a message, with a
     google.rpc.ErrorInfo (domain "tokenweir") and, where a retry can
     help, a google.rpc.RetryInfo:
+    UNAUTHENTICATED    UNAUTHENTICATED (no token, or an unknown one: metadata "authorization",
+    "Bearer TOKEN")
+    PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
     INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
     MALFORMED_MESSAGE (the bytes are no message of the expected type)
     NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
@@ -80,6 +83,9 @@ class GenerationServiceServicer(object):
     Errors are returned only as the gRPC status, never inside a message, with a
     google.rpc.ErrorInfo (domain "tokenweir") and, where a retry can
     help, a google.rpc.RetryInfo:
+    UNAUTHENTICATED    UNAUTHENTICATED (no token, or an unknown one: metadata "authorization",
+    "Bearer TOKEN")
+    PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
     INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
     MALFORMED_MESSAGE (the bytes are no message of the expected type)
     NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
@@ -153,6 +159,9 @@ class GenerationService(object):
     Errors are returned only as the gRPC status, never inside a message, with a
     google.rpc.ErrorInfo (domain "tokenweir") and, where a retry can
     help, a google.rpc.RetryInfo:
+    UNAUTHENTICATED    UNAUTHENTICATED (no token, or an unknown one: metadata "authorization",
+    "Bearer TOKEN")
+    PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
     INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
     MALFORMED_MESSAGE (the bytes are no message of the expected type)
     NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND

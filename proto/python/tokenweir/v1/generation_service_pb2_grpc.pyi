@@ -36,6 +36,9 @@ class GenerationServiceStub:
     Errors are returned only as the gRPC status, never inside a message, with a
     google.rpc.ErrorInfo (domain "tokenweir") and, where a retry can
     help, a google.rpc.RetryInfo:
+      UNAUTHENTICATED    UNAUTHENTICATED (no token, or an unknown one: metadata "authorization",
+                         "Bearer TOKEN")
+      PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
       INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
                          MALFORMED_MESSAGE (the bytes are no message of the expected type)
       NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
@@ -75,6 +78,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Errors are returned only as the gRPC status, never inside a message, with a
     google.rpc.ErrorInfo (domain "tokenweir") and, where a retry can
     help, a google.rpc.RetryInfo:
+      UNAUTHENTICATED    UNAUTHENTICATED (no token, or an unknown one: metadata "authorization",
+                         "Bearer TOKEN")
+      PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
       INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
                          MALFORMED_MESSAGE (the bytes are no message of the expected type)
       NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
@@ -110,6 +116,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     Errors are returned only as the gRPC status, never inside a message, with a
     google.rpc.ErrorInfo (domain "tokenweir") and, where a retry can
     help, a google.rpc.RetryInfo:
+      UNAUTHENTICATED    UNAUTHENTICATED (no token, or an unknown one: metadata "authorization",
+                         "Bearer TOKEN")
+      PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
       INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
                          MALFORMED_MESSAGE (the bytes are no message of the expected type)
       NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND

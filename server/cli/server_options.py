@@ -1,0 +1,119 @@
+"""Which server a command calls, and how: its address, certificates, and who calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from server.cli.exit_codes import NOT_USABLE, CommandError
+from server.cli.options import Decorator, existing_file
+
+if TYPE_CHECKING:
+    import grpc
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server to call, as it was typed."""
+
+    address: str
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def client_arguments(self) -> dict[str, Any]:
+        """What a client takes besides the address; CommandError for files that nobody can use."""
+        return {"credentials": self._credentials(), "token": self.token}
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if self.tls_ca is None:
+            return None
+        try:
+            _check(self.tls_ca, self.tls_cert, self.tls_key)
+            roots, key, cert = map(_content, (self.tls_ca, self.tls_key, self.tls_cert))
+        except (OSError, ValueError) as error:  # ssl's errors are among them
+            files = ", ".join(map(str, filter(None, (self.tls_ca, self.tls_cert, self.tls_key))))
+            raise CommandError(f"TLS cannot use {files}: {error}", NOT_USABLE) from error
+        import grpc
+
+        return grpc.ssl_channel_credentials(roots, key, cert)
+
+
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--server",
+        default="127.0.0.1:50051",
+        show_default=True,
+        envvar="TOKENWEIR_SERVER",
+        show_envvar=True,
+        metavar="HOST:PORT",
+        help="The server to call.",
+    ),
+    click.option(
+        "--token",
+        envvar="TOKENWEIR_TOKEN",
+        show_envvar=True,
+        metavar="TOKEN",
+        help="Says who calls.  What is typed, others on this machine can see: prefer the variable.",
+    ),
+    click.option(
+        "--tls-ca",
+        type=existing_file,
+        envvar="TOKENWEIR_TLS_CA",
+        show_envvar=True,
+        metavar="PEM",
+        help="Call by TLS; the server's certificate must be signed by one of these.",
+    ),
+    click.option("--tls-cert", type=existing_file, metavar="PEM", help="Show this certificate ..."),
+    click.option("--tls-key", type=existing_file, metavar="PEM", help="... which has this key."),
+)
+
+
+def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a server to call, as one argument `server`."""
+
+    @functools.wraps(command)
+    def with_server(
+        *args: Any,
+        server: str,
+        token: str | None,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        **typed: Any,
+    ) -> Any:
+        if (tls_cert is None) != (tls_key is None):
+            raise click.UsageError("give --tls-cert and --tls-key, or none of them")
+        if tls_cert is not None and tls_ca is None:
+            raise click.UsageError("--tls-cert is for a call by TLS; give --tls-ca too")
+        far_end = Server(server, tls_ca, tls_cert, tls_key, token)
+        return command(*args, server=far_end, **typed)
+
+    wrapped: Callable[..., Any] = with_server
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _check(tls_ca: Path, tls_cert: Path | None, tls_key: Path | None) -> None:
+    """Have OpenSSL look at the files: gRPC says of a wrong one only that nobody answers."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(tls_ca)
+    if tls_cert is not None:
+        context.load_cert_chain(tls_cert, tls_key, password="")
+
+
+def _content(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()

@@ -1,0 +1,72 @@
+"""The command that makes a token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+
+import click
+
+from server.cli.options import examples
+
+_PREFIX = "tw_"  # by which people, and programs that look for secrets, know a token
+_NUM_BYTES = 32
+_MAX_TENANT = 64  # characters
+
+
+@click.command(
+    short_help="Make a token that lets a tenant call.",
+    epilog=examples(
+        "tokenweir token --tenant acme >> tokens.toml",
+        "tokenweir token --tenant acme --max-requests 8 --model dates >> tokens.toml",
+        "tokenweir serve packages/dates --tokens tokens.toml",
+    ),
+)
+@click.option("--tenant", required=True, metavar="NAME", help="Whose calls they are.")
+@click.option(
+    "--max-priority",
+    type=click.IntRange(-(2**31), 2**31 - 1),
+    help="The lowest number, so the earliest turn, of its requests.  [default: 0]",
+)
+@click.option("--max-requests", type=click.IntRange(1), help="Open at once.  [default: no limit]")
+@click.option(
+    "--tokens-per-minute",
+    type=click.IntRange(1),
+    help="Of texts read and generated.  [default: no limit]",
+)
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME", help="No other one; may be repeated."
+)
+def token(
+    tenant: str,
+    max_priority: int | None,
+    max_requests: int | None,
+    tokens_per_minute: int | None,
+    models: tuple[str, ...],
+) -> None:
+    """Make a token, and print its entry for a file of tokens.
+
+    The token itself goes to the standard error, once: the entry only tells it when it is shown.
+    Clients send it as TOKENWEIR_TOKEN or --token.
+    """
+    if not tenant.isprintable() or not 1 <= len(tenant) <= _MAX_TENANT:
+        raise click.BadParameter(
+            f"{tenant[:100]!r} is no name of 1 to {_MAX_TENANT} characters that can be printed",
+            param_hint="--tenant",
+        )
+    made = _PREFIX + secrets.token_urlsafe(_NUM_BYTES)
+    fields = {
+        "sha256": hashlib.sha256(made.encode()).hexdigest(),
+        "tenant": tenant,
+        "max_priority": max_priority,
+        "max_requests": max_requests,
+        "tokens_per_minute": tokens_per_minute,
+        "models": list(models) or None,
+    }
+    click.echo("[[token]]")
+    for name, value in fields.items():
+        if value is not None:  # strings and lists are in TOML as in JSON
+            click.echo(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    click.echo()
+    click.echo(f"the token of {tenant}, shown this once: {made}", err=True)

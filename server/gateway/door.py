@@ -1,0 +1,83 @@
+"""Lets calls in by the token that they show: as its tenant, and within its quota."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from engine.errors import FieldViolation, MalformedMessage, PermissionDenied
+from server.api import METHODS
+from server.call_server import ServerCall
+from server.gateway.share import Share, stamped
+from server.identity.config import DoorsConfig
+from server.identity.quotas import Quotas, Visit
+from server.identity.tls import server_credentials
+from server.identity.tokens import Identity, TokenFile
+
+_MAX_ECHO = 64  # characters of a name that an error repeats
+
+
+def check_files(config: DoorsConfig) -> None:
+    """Raise ConfigError for certificates and tokens that cannot be used, before a port is open."""
+    server_credentials(config)
+    for path in filter(None, (config.tokens, config.admin_tokens)):
+        TokenFile(path)
+
+
+class Door:
+    """Knows who calls, where tokens are asked for; any thread may ask it."""
+
+    def __init__(self, config: DoorsConfig) -> None:
+        """Raise ConfigError if the file of tokens cannot be used."""
+        self._tokens = None if config.tokens is None else TokenFile(config.tokens)
+        self._quotas = Quotas()
+
+    def identity(self, call: ServerCall) -> Identity | None:
+        """Return who calls, None where nobody is asked; Unauthenticated without a known token."""
+        return None if self._tokens is None else self._tokens.identity(call.invocation_metadata())
+
+    def identified(
+        self, identity: Identity, method: str, request: bytes, share: Share
+    ) -> tuple[bytes, Share]:
+        """Return a call as that of its identity, whatever its message says of that.
+
+        The message may ask for a later turn than the identity has, not for an earlier one. Raises
+        MalformedMessage, and PermissionDenied if the identity may not use the model.
+        """
+        if not share.is_readable:  # what was written behind it might not be read as such
+            what = f"{len(request)} bytes are no request of {method}"
+            raise MalformedMessage([FieldViolation("request", what)])
+        if identity.models is not None and share.model not in identity.models:
+            raise PermissionDenied(
+                f"the token of tenant {identity.tenant} is not for model "
+                f"{share.model[:_MAX_ECHO]!a}; it is for {', '.join(sorted(identity.models))}"
+            )
+        priority = max(share.priority, identity.max_priority)
+        share = replace(share, tenant=identity.tenant, priority=priority)
+        return stamped(method, request, share), share
+
+    def enter(self, identity: Identity) -> Visit:
+        """Count a call until `leave`; TenantQuota if its tenant has had enough for now."""
+        return self._quotas.enter(identity)
+
+    def leave(self, visit: Visit, call: ServerCall) -> None:
+        """Count a call as ended, with what it took."""
+        metered = visit.identity.tokens_per_minute is not None
+        self._quotas.leave(visit, _num_tokens(call) if metered else 0)
+
+
+def _num_tokens(call: ServerCall) -> int:
+    """Return the tokens that an answer tells; of a stream that was cut short, its messages."""
+    if not call.last_message:
+        return 0
+    try:
+        kind = GetMessageClass(METHODS[call.method].output_type)
+        answer: Any = kind.FromString(call.last_message)
+    except DecodeError:
+        return 0
+    usage = getattr(answer, "summary", answer).usage
+    num_tokens = usage.input_tokens + usage.output_tokens + usage.discarded_tokens
+    return int(num_tokens or getattr(answer, "sequence_number", 0))

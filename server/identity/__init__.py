@@ -1,0 +1,1 @@
+"""Who may call: certificates, tokens, and how much each tenant may ask for."""

@@ -1,0 +1,80 @@
+"""Tokens are made, and serve takes them, certificates and the words that let everybody in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.cli.app import run
+from server.config import ServeConfig
+from server.identity.config import DoorsConfig
+from server.identity.tokens import Identity, TokenFile
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
+    found: list[ServeConfig] = []
+    monkeypatch.setattr("server.cli.service.serve_until_ended", found.append)
+    return found
+
+
+SERVE = ["serve", "--model", "dates=packages/dates"]
+
+
+def test_a_token_that_was_made_is_known_by_the_entry_that_was_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--max-priority", "-2", "--max-requests", "8", "--tokens-per-minute", "600"]
+    tenant = 'Größe "1" \\ 2'
+
+    assert run(["token", "--tenant", tenant, *options, "--model", "a", "--model", "b"]) == 0
+    assert run(["token", "--tenant", "other"]) == 0
+
+    out, err = capsys.readouterr()
+    file = tmp_path / "tokens.toml"
+    file.write_text(out)
+    tokens = TokenFile(file)
+    made = re.findall(r"shown this once: (tw_[\w-]{43})$", err, re.M)
+    found = [tokens.identity([("authorization", f"Bearer {one}")]) for one in made]
+    assert found == [Identity(tenant, -2, 8, 600, frozenset("ab")), Identity("other")]
+    assert not any(one in out for one in made)
+
+
+def test_a_tenant_that_cannot_be_printed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["token", "--tenant", "a\nb"]) == 2
+
+    assert "is no name of 1 to 64 characters" in capsys.readouterr().err
+
+
+def test_serve_takes_the_settings_of_its_doors(served: list[ServeConfig], tmp_path: Path) -> None:
+    names = ("tls-cert", "tls-key", "tls-client-ca", "tokens", "admin-tokens")
+    files = {name: tmp_path / name for name in names}
+    for path in files.values():
+        path.touch()
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+
+    assert run([*SERVE, *options, "--admin-port", "0", "--reflection", "--host", "0.0.0.0"]) == 0
+
+    (config,) = served
+    assert config.gateway_settings.doors == DoorsConfig(
+        tls_cert=files["tls-cert"],
+        tls_key=files["tls-key"],
+        tls_client_ca=files["tls-client-ca"],
+        tokens=files["tokens"],
+        admin_port=0,
+        admin_tokens=files["admin-tokens"],
+        reflection=True,
+    )
+
+
+def test_serve_lets_other_machines_in_only_if_it_is_told_to(
+    served: list[ServeConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*SERVE, "--host", "0.0.0.0"]) == 3
+    assert "type --insecure to let everybody in" in capsys.readouterr().err
+    assert not served
+
+    assert run([*SERVE, "--host", "0.0.0.0", "--insecure"]) == 0
+    assert len(served) == 1

@@ -1,0 +1,210 @@
+"""Who may call through the gateway: tokens, what comes of them, and quotas."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc import aio
+from grpc_status import rpc_status
+from tokenweir.v1 import admin_service_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
+from tokenweir.v1 import prediction_service_pb2 as prediction
+
+from server.config import GatewayConfig
+from server.identity.config import DoorsConfig
+from tests.server.calls import UP, Stubs, failure_of, generate, stream, until
+from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
+from tests.server.test_gateway import running_gateway
+
+ACME: Any = (("authorization", "Bearer tw_acme"),)
+STRANGER: Any = (("authorization", "Bearer tw_stranger"),)
+
+
+def entry(token: str, **fields: Any) -> str:
+    lines = [f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"']
+    lines += [f"{name} = {value!r}" for name, value in fields.items()]
+    return "\n".join(["[[token]]", *lines, ""])
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, engine: FakeGenerator, *others: FakePredictor, **fields: Any
+) -> AsyncIterator[Stubs]:
+    """Serve engines to the tenant acme, with what else its entry says."""
+    tokens = folder / "tokens.toml"
+    tokens.write_text(entry("tw_acme", tenant="acme", **fields))
+    engine.capabilities = ("generate", "stream", *OPTIONS)
+    config = GatewayConfig(worker_wait=5, doors=DoorsConfig(tokens=tokens, reflection=True))
+    async with (
+        running_worker(engine, *others) as (_, address),
+        running_gateway(address, config=config) as (gateway, stubs),
+    ):
+        await until(lambda: gateway.num_serving == 1)
+        yield stubs
+
+
+async def test_without_a_known_token_nothing_is_answered_but_health(tmp_path: Path) -> None:
+    engine = FakeGenerator()
+    async with served(tmp_path, engine) as stubs:
+        calls = [
+            stubs.generation.Generate(generate("a")),
+            stubs.generation.GenerateStream(stream("a"), metadata=STRANGER),
+            stubs.admin.ListModels(admin_service_pb2.ListModelsRequest()),
+        ]
+        refused = [await failure_of(call) for call in calls]
+        reflect = stubs.channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+        )
+        with pytest.raises(aio.AioRpcError) as caught:
+            _ = [answer async for answer in reflect(iter([b""]))]
+
+        assert await stubs.health_of("dates") == UP
+        answer = await stubs.generation.Generate(generate("a"), metadata=ACME)
+        models = await stubs.admin.ListModels(admin_service_pb2.ListModelsRequest(), metadata=ACME)
+
+    unauthenticated = (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+    assert [(one.code, one.reason) for one in refused] == [unauthenticated] * 3
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert answer.results[0].sequences[0].text == "a "
+    assert [model.model for model in models.models] == ["dates"]
+    assert len(engine.requests) == 1
+
+
+async def test_tenant_and_priority_are_those_of_the_token(tmp_path: Path) -> None:
+    engine = FakeGenerator()
+    async with served(tmp_path, engine, max_priority=-1) as stubs:
+        for scheduling in (
+            None,
+            pb.Scheduling(tenant="victim", priority=-100),
+            pb.Scheduling(tenant="victim", priority=7),
+        ):
+            await stubs.generation.Generate(generate("a", scheduling=scheduling), metadata=ACME)
+            call = stubs.generation.GenerateStream(
+                stream("a", scheduling=scheduling), metadata=ACME
+            )
+            assert len([message async for message in call]) == 3
+
+    found = [(request.tenant, request.priority) for request in engine.requests]
+    assert found == [("acme", 0)] * 2 + [("acme", -1)] * 2 + [("acme", 7)] * 2
+
+
+async def test_the_token_itself_does_not_reach_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from server.worker.admission import AdmissionInterceptor
+
+    seen: list[str] = []
+    note = AdmissionInterceptor._note_waiting
+
+    def noting(self: AdmissionInterceptor, context: Any) -> None:
+        seen.extend(key for key, _ in context.invocation_metadata())
+        note(self, context)
+
+    monkeypatch.setattr(AdmissionInterceptor, "_note_waiting", noting)
+    async with served(tmp_path, FakeGenerator()) as stubs:
+        await stubs.generation.Generate(generate("a"), metadata=(*ACME, ("x-mine", "1")))
+
+    assert "x-mine" in seen
+    assert "authorization" not in seen
+
+
+async def test_a_message_that_would_swallow_what_is_written_behind_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    stamp = pb.GenerateRequest(scheduling=pb.Scheduling(tenant="acme")).ByteSize() + 2
+    forged = generate("a", scheduling=pb.Scheduling(tenant="victim")).SerializeToString()
+    engine = FakeGenerator()
+    async with served(tmp_path, engine) as stubs:
+        method = stubs.channel.unary_unary("/tokenweir.v1.GenerationService/Generate")
+        for num_bytes in range(stamp + 8):  # of an unknown field that ends behind the message
+            swallowing = forged + bytes([0xFA, 0x3F, num_bytes + 1])
+            refused = await failure_of(method(swallowing, metadata=ACME))
+            assert refused.reason == "MALFORMED_MESSAGE"
+
+    assert not engine.requests
+
+
+async def test_a_token_for_some_models_is_for_no_others(tmp_path: Path) -> None:
+    async with served(tmp_path, FakeGenerator(), FakePredictor(), models=["dates"]) as stubs:
+        await stubs.generation.Generate(generate("a"), metadata=ACME)
+        items = [prediction.Item(text="a")]
+        request = prediction.LabelRequest(model="tags", items=items, request_id="mine")
+        refused = await failure_of(stubs.prediction.Label(request, metadata=ACME))
+
+    assert (refused.code, refused.reason) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        "PERMISSION_DENIED",
+    )
+    assert "not for model 'tags'; it is for dates" in refused.message
+    assert refused.metadata["request_id"] == "mine"
+
+
+async def test_a_request_beyond_the_quota_is_refused_with_its_name_and_a_time(
+    tmp_path: Path,
+) -> None:
+    engine = FakeGenerator()
+    async with served(tmp_path, engine, max_requests=1) as stubs:
+        call = stubs.generation.GenerateStream(stream("HOLD"), metadata=ACME)
+        await engine.seen.wait()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stubs.generation.Generate(generate("a"), metadata=ACME)
+        engine.release.set()
+        assert len([message async for message in call]) == 3
+        await stubs.generation.Generate(generate("a"), metadata=ACME)
+        cancelled = stubs.generation.GenerateStream(stream("HOLD SLOW"), metadata=ACME)
+        await until(lambda: len(engine.requests) == 3)
+        cancelled.cancel()
+        async with asyncio.timeout(5):  # for its place to come back
+            while True:
+                try:
+                    await stubs.generation.Generate(generate("a"), metadata=ACME)
+                    break
+                except aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+
+    status = rpc_status.from_call(caught.value)
+    assert status is not None
+    details = {detail.TypeName(): detail.value for detail in status.details}
+    info = error_details_pb2.ErrorInfo.FromString(details["google.rpc.ErrorInfo"])
+    failed = error_details_pb2.QuotaFailure.FromString(details["google.rpc.QuotaFailure"])
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert info.reason == "TENANT_QUOTA"
+    assert [(v.subject, v.description) for v in failed.violations] == [
+        ("tenant:acme", "max_requests: 1")
+    ]
+    assert "google.rpc.RetryInfo" in details
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_tokens_of_answers_are_counted(streamed: bool, tmp_path: Path) -> None:
+    async with served(tmp_path, FakeGenerator(), tokens_per_minute=5) as stubs:
+        if streamed:  # three tokens in, three out
+            call = stubs.generation.GenerateStream(stream("a b c"), metadata=ACME)
+            _ = [message async for message in call]
+        else:
+            await stubs.generation.Generate(generate("a b c"), metadata=ACME)
+        refused = await failure_of(stubs.generation.Generate(generate("a"), metadata=ACME))
+
+    assert refused.reason == "TENANT_QUOTA"
+    assert refused.retry_after == pytest.approx(12, abs=1)  # one too many, five in a minute
+
+
+async def test_of_a_stream_that_is_cut_short_its_messages_are_counted(tmp_path: Path) -> None:
+    engine = FakeGenerator()
+    async with served(tmp_path, engine, tokens_per_minute=1) as stubs:
+        call = stubs.generation.GenerateStream(stream("SLOW b HOLD"), metadata=ACME)
+        for _ in range(2):
+            await call.read()
+        call.cancel()
+        await engine.done.wait()
+        refused = await failure_of(stubs.generation.Generate(generate("a"), metadata=ACME))
+
+    assert refused.reason == "TENANT_QUOTA"

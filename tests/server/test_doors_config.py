@@ -1,0 +1,70 @@
+"""Settings of the doors: what does not fit together, and what strangers could reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from server.config import ServeConfig
+from server.identity.config import DoorsConfig
+
+A = Path("a")
+TLS: dict[str, Any] = {"tls_cert": A, "tls_key": A}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tls_cert": A}, "belong together"),
+        ({"tls_client_ca": A}, "give tls_cert and tls_key"),
+        ({"admin_tokens": A}, "give admin_port"),
+        ({"admin_port": 70_000}, r"admin_port \(70000\) must be"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        DoorsConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "settings", "missing"),
+    [
+        ("0.0.0.0", {}, ["--tls-cert", "--tokens or --tls-client-ca"]),
+        ("::", TLS, ["--tokens or --tls-client-ca"]),
+        ("10.0.0.7", {"tokens": A}, ["--tls-cert"]),
+        ("server.example", {**TLS, "tokens": A, "admin_port": 1}, ["--admin-tokens"]),
+    ],
+)
+def test_a_server_that_strangers_could_call_is_refused(
+    host: str, settings: dict[str, Any], missing: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DoorsConfig(**settings).check_reach(host)
+
+    assert host in str(caught.value)
+    assert all(what in str(caught.value) for what in (*missing, "127.0.0.1", "--insecure"))
+
+
+@pytest.mark.parametrize(
+    ("host", "settings"),
+    [
+        ("127.0.0.1", {}),
+        ("::1", {"admin_port": 0}),
+        ("localhost", {}),
+        ("unix:/run/socket", {}),
+        ("0.0.0.0", {**TLS, "tokens": A}),
+        ("0.0.0.0", {**TLS, "tls_client_ca": A}),
+        ("0.0.0.0", {**TLS, "tokens": A, "admin_port": 0, "admin_tokens": A}),
+        ("0.0.0.0", {"insecure": True, "admin_port": 0}),
+    ],
+)
+def test_others_are_not(host: str, settings: dict[str, Any]) -> None:
+    DoorsConfig(**settings).check_reach(host)
+
+
+def test_what_is_served_is_looked_at_before_anything_is_started() -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        ServeConfig(packages={"dates": A}, host="0.0.0.0")

@@ -1,0 +1,164 @@
+"""The public port with certificates: encrypted, of known clients, renewed while streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from engine.errors import ConfigError
+from server.config import GatewayConfig
+from server.gateway.gateway import Gateway
+from server.identity.config import DoorsConfig
+from tests.server.calls import Stubs, generate, stream, until
+from tests.server.certificates import Authority
+from tests.server.fakes import FakeGenerator, running_worker
+
+OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
+
+
+@asynccontextmanager
+async def served(doors: DoorsConfig, engine: FakeGenerator | None = None) -> AsyncIterator[str]:
+    """Serve an engine behind doors; yield the address."""
+    gateway = Gateway(GatewayConfig(worker_wait=5, doors=doors))
+    async with running_worker(engine or FakeGenerator()) as (_, worker):
+        port = await gateway.start()
+        try:
+            await gateway.sync([worker])
+            await until(lambda: gateway.num_serving == 1)
+            yield f"127.0.0.1:{port}"
+        finally:
+            await gateway.close()
+
+
+@asynccontextmanager
+async def stubs_with(address: str, credentials: grpc.ChannelCredentials) -> AsyncIterator[Stubs]:
+    async with aio.secure_channel(address, credentials, options=OPTIONS) as channel:
+        yield Stubs(channel)
+
+
+async def refusal(call: Any) -> grpc.StatusCode:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+def trusting(authority: Authority) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(authority.pem)
+
+
+@pytest.fixture
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def doors(authority: Authority, tmp_path: Path) -> DoorsConfig:
+    cert, key = authority.certify().write(tmp_path)
+    return DoorsConfig(tls_cert=cert, tls_key=key)
+
+
+async def test_calls_are_encrypted_and_others_are_not_taken(
+    doors: DoorsConfig, authority: Authority
+) -> None:
+    async with served(doors) as address:
+        async with stubs_with(address, trusting(authority)) as stubs:
+            assert await stubs.still_serves()
+        async with stubs_with(address, trusting(Authority("another"))) as stubs:
+            stranger = await refusal(stubs.generation.Generate(generate("a"), timeout=5))
+        async with aio.insecure_channel(address, options=OPTIONS) as channel:
+            plain = await refusal(Stubs(channel).generation.Generate(generate("a"), timeout=5))
+
+    assert stranger is plain is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_client_shows_a_certificate_where_one_is_asked_for(
+    doors: DoorsConfig, authority: Authority, tmp_path: Path
+) -> None:
+    clients = Authority("those who may call")
+    (tmp_path / "clients.pem").write_bytes(clients.pem)
+    doors = replace(doors, tls_client_ca=tmp_path / "clients.pem")
+    known = clients.certify("client").of_client(authority)
+    unknown = Authority("others").certify("client").of_client(authority)
+
+    async with served(doors) as address:
+        async with stubs_with(address, known) as stubs:
+            assert await stubs.still_serves()
+        for credentials in (unknown, trusting(authority)):
+            async with stubs_with(address, credentials) as stubs:
+                code = await refusal(stubs.generation.Generate(generate("a"), timeout=5))
+                assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_renewed_certificate_meets_new_connections_and_streams_go_on(
+    doors: DoorsConfig, authority: Authority, tmp_path: Path
+) -> None:
+    engine, renewed = FakeGenerator(), Authority("renewed")
+    async with served(doors, engine) as address, stubs_with(address, trusting(authority)) as old:
+        call = old.generation.GenerateStream(stream("a HOLD b"))
+        await engine.seen.wait()
+        _write_renewed(renewed, tmp_path)
+
+        async with stubs_with(address, trusting(renewed)) as new:
+            assert await new.still_serves()
+        engine.release.set()
+        messages = [message async for message in call]
+        assert await old.still_serves()  # by the connection that it has
+
+    assert "".join(message.delta.text for message in messages) == "a HOLD b "
+
+
+async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
+    doors: DoorsConfig, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewed = Authority("renewed")
+    new = renewed.certify()
+    assert doors.tls_cert is not None
+    async with served(doors) as address:
+        with caplog.at_level(logging.INFO, "server.identity"):
+            doors.tls_cert.write_bytes(new.cert)  # its key is not there yet
+            async with stubs_with(address, trusting(authority)) as stubs:
+                assert await stubs.still_serves()
+            (tmp_path / "key.pem").write_bytes(new.key)
+            async with stubs_with(address, trusting(renewed)) as stubs:
+                assert await stubs.still_serves()
+
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "cert.pem and " in errors[0] and "read before goes on" in errors[0]
+
+
+@pytest.mark.parametrize("wrong", ["missing", "no PEM", "another key", "a password"])
+async def test_files_that_cannot_be_used_are_named_at_the_start(
+    wrong: str, doors: DoorsConfig, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.pem"
+    match wrong:
+        case "missing":
+            key.unlink()
+        case "no PEM":
+            key.write_bytes(b"\x30\x82")
+        case "another key":
+            key.write_bytes(Authority().certify().key)
+        case "a password":
+            key.write_bytes(Authority().certify().with_password(b"secret"))
+
+    with pytest.raises(ConfigError, match="TLS cannot use .*cert.pem and .*key.pem"):
+        await asyncio.wait_for(Gateway(GatewayConfig(doors=doors)).start(), 5)
+
+
+def _write_renewed(authority: Authority, folder: Path) -> None:
+    """Renew a certificate as tools do that write to another name first."""
+    staging = folder / "staging"
+    staging.mkdir()
+    for path in authority.certify().write(staging):
+        os.replace(path, folder / path.name)
