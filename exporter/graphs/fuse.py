@@ -3,12 +3,13 @@
 Every rule says the same in fewer nodes; rounding may differ, as a fused kernel rounds less often.
 They are for that target only: on CPU the fused norm takes longer than what it replaces.
 
-| nodes                          | become                                        |
-|--------------------------------|-----------------------------------------------|
-| bias, residual, norm           | SkipLayerNormalization                        |
-| residual, norm of mean squares | SkipSimplifiedLayerNormalization              |
-| bias, GELU                     | BiasGelu, or with its tanh form FastGelu      |
-| x * sigmoid(x)                 | QuickGelu with alpha 1                        |
+| nodes                          | become                                           |
+|--------------------------------|--------------------------------------------------|
+| norm, product, bias            | norm, product: exporter/graphs/carried_biases.py |
+| bias, residual, norm           | SkipLayerNormalization                           |
+| residual, norm of mean squares | SkipSimplifiedLayerNormalization                 |
+| bias, GELU                     | BiasGelu, or with its tanh form FastGelu         |
+| x * sigmoid(x)                 | QuickGelu with alpha 1                           |
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
+from exporter.graphs.carried_biases import CARRIED_BIAS
+
 _CONTRIB = "com.microsoft"
 
 
 def fuse(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _RULES.apply_to_model(model)
+    for rules in _RULES:
+        rules.apply_to_model(model)
     RemoveUnusedNodesPass()(model)
     model.opset_imports[_CONTRIB] = 1
 
@@ -127,13 +131,20 @@ def _are_rows(_: Any, hidden: ir.Value, added: ir.Value, **__: ir.Value) -> bool
     return hidden.shape is not None and hidden.shape == added.shape
 
 
-_RULES = RewriteRuleSet(
-    [
-        RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
-        RewriteRule(_residual_norm, _skip_norm, _are_rows),
-        RewriteRule(_residual_rms, _skip_rms, _are_rows),
-        RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
-        RewriteRule(_silu, _quick_gelu),
-    ],
-    commute=True,
+# In this order: an activation adds the bias before it for nothing, and a norm that adds a residual
+# is none by itself any more.
+_RULES = (
+    RewriteRuleSet(
+        [RewriteRule(_bias_gelu, _fused_gelu, _is_bias), RewriteRule(_silu, _quick_gelu)],
+        commute=True,
+    ),
+    RewriteRuleSet([CARRIED_BIAS], commute=True),
+    RewriteRuleSet(
+        [
+            RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
+            RewriteRule(_residual_norm, _skip_norm, _are_rows),
+            RewriteRule(_residual_rms, _skip_rms, _are_rows),
+        ],
+        commute=True,
+    ),
 )
