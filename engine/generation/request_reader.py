@@ -111,6 +111,7 @@ class RequestReader:
             # The first of the decoder's given tokens has none before it that could predict it.
             score_from=None if params.prompt_logprobs is None else 1,
             text=searched_text(params, self._tokenizer, target_ids),
+            deltas=request.deltas,
         )
 
     async def read_scored(self, request: ScoreRequest, arrival: float) -> TokenRequest:

@@ -24,18 +24,20 @@ from engine.scheduling.output import (
     FinishedOutput,
     HypothesisOutput,
     ScoresOutput,
-    TokenOutput,
+    TokensOutput,
 )
 from engine.scheduling.sequence import TokenRequest
 
 
 class RequestStream:
-    """Gathers what one request's reader has not seen yet.
+    """Gathers what one request's reader has not seen yet, until that is enough for a delta.
 
     A reader that is slower than the model gets more text at a time, never a longer queue; stop
     strings are found when the token comes, however slow the reader is; those of a beam search it
     has found itself, in `searched_text`. Where it shows only at the end which sequences are
     returned (beam search, best_of), nothing is streamed before.
+
+    One task reads. It is woken when there is something for it, and not by every token.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class RequestStream:
         self._asked = asked
         self._finish_sequence = finish_sequence
         is_beam = params.strategy == "beam"
-        self._is_streamed = not is_beam and params.num_sequences == params.num_outputs
+        is_known = not is_beam and params.num_sequences == params.num_outputs
+        self._deltas = asked.deltas if is_known else None
+        self._are_ends_streamed = is_known
         count = params.num_outputs if is_beam else params.num_sequences
         self._sequences = [
             SequenceText(index, params, tokenizer, asked.target_ids) for index in range(count)
@@ -60,7 +64,11 @@ class RequestStream:
         self.num_discarded = 0  # tokens of nothing that is returned
         self._timing: Timing | None = None
         self._error: TokenweirError | None = None
-        self._changed = asyncio.Event()
+        self._is_urgent = False  # what waits for no more tokens and no time has come
+        self._is_full = False  # a sequence has enough tokens for a delta
+        self._rests_until = 0.0  # on the loop's clock, as long as nothing is urgent
+        self._reader: asyncio.Future[None] | None = None  # for whom waits
+        self._timer: asyncio.TimerHandle | None = None
         self.is_read = False  # RequestFinished was returned
 
     @property
@@ -78,14 +86,17 @@ class RequestStream:
         if self.has_ended:
             return
         match output:
-            case TokenOutput():
-                self._take_token(output)
+            case TokensOutput():
+                self._take_tokens(output)
+                self._wake()
+                return
+            case ScoresOutput():
+                self._prompt_logprobs += output.positions
+                return
             case CutOutput():
                 self._sequences[output.index].cut(output.reason)
             case HypothesisOutput():
                 self._sequences[output.index].fill(output)
-            case ScoresOutput():
-                self._prompt_logprobs += output.positions
             case AdmittedOutput():
                 self._admitted = True
             case FinishedOutput():
@@ -96,41 +107,86 @@ class RequestStream:
                 for sequence in self._sequences:
                     sequence.fail()
                 self._error = output.error
-        self._changed.set()
+        self._is_urgent = True
+        self._wake()
 
     async def events(self) -> list[GenerationEvent]:
-        """Wait for something new and return all of it; RequestFinished is the last.
+        """Wait until there is something to tell and return it; RequestFinished is the last.
 
         Raises the request's error once what came before it has been read.
         """
-        await self._changed.wait()
+        while not self._is_due():
+            self._reader = asyncio.get_running_loop().create_future()
+            self._wake()  # or begin to rest
+            await self._reader
+        self._reader = None
+        return self._take_events()
+
+    def _take_events(self) -> list[GenerationEvent]:
+        self._is_urgent = self._error is not None  # it is raised by the next call
+        self._is_full = False
         events: list[GenerationEvent] = []
         if self._admitted:
             self._admitted = False
             events.append(Admitted(self.request_id))
-        if self._is_streamed:
-            for sequence in self._sequences:
-                events += sequence.take_events()
+        if self._are_ends_streamed:
+            events += self._news()
         if self._error is not None and not events:
             raise self._error
-        if self._error is None:  # else it is to be raised by the next call
-            self._changed.clear()
         if self._timing is not None:
             self.is_read = True
-            returned = self._sequences if self._is_streamed else self._best()
-            if not self._is_streamed:
+            returned = self._sequences if self._are_ends_streamed else self._best()
+            if not self._are_ends_streamed:
                 events += [sequence.finished(i) for i, sequence in enumerate(returned)]
             events.append(self._finished(self._timing, returned))
         return events
 
-    def _take_token(self, output: TokenOutput) -> None:
+    def _news(self) -> list[GenerationEvent]:
+        """Return the deltas that are long enough, or the last ones, and the ends."""
+        events: list[GenerationEvent] = []
+        for sequence in self._sequences:
+            is_last = self._error is not None or sequence.has_ended_unsent
+            if self._deltas is None:
+                events += sequence.take_end()
+            elif is_last or sequence.num_unsent >= self._deltas.min_tokens:
+                events += sequence.take_events()
+        if self._deltas is not None and self._deltas.min_seconds and events:
+            now = asyncio.get_running_loop().time()
+            self._rests_until = now + self._deltas.min_seconds
+        return events
+
+    def _is_due(self) -> bool:
+        """Say whether there is something to tell now."""
+        if self._is_urgent or not self._is_full or not self._rests_until:
+            return self._is_urgent or self._is_full
+        return asyncio.get_running_loop().time() >= self._rests_until
+
+    def _wake(self) -> None:
+        """Let the reader go on if there is something for it, or later if it has to rest."""
+        if self._reader is None or self._reader.done():
+            return
+        if self._is_due():
+            self._reader.set_result(None)
+        elif self._is_full and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._rests_until, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def _take_tokens(self, output: TokensOutput) -> None:
         sequence = self._sequences[output.index]
-        if sequence.is_finished:  # it was computed while the stop string was found
-            self.num_discarded += 1
+        if sequence.is_finished:  # they were computed while the stop string was found
+            self.num_discarded += len(output.token_ids)
             return
         sequence.push(output)
-        if sequence.is_finished and output.finish_reason is None:
-            self._finish_sequence(output.index)
+        if sequence.is_finished:
+            self._is_urgent = True
+            if output.finish_reason is None:
+                self._finish_sequence(output.index)
+        elif self._deltas is not None and sequence.num_unsent >= self._deltas.min_tokens:
+            self._is_full = True
 
     def _best(self) -> list[SequenceText]:
         """Return the sequences with the highest scores, the lower index first among equals."""

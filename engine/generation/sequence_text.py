@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.requests.events import (
     FinishReason,
     GenerationEvent,
@@ -14,7 +12,7 @@ from engine.requests.events import (
 from engine.requests.request import SamplingParams
 from engine.requests.text import Detokenizer, GenerationTokenizer
 from engine.sampling.stop_rule import End, push_text
-from engine.scheduling.output import HypothesisOutput, TokenOutput
+from engine.scheduling.output import HypothesisOutput, TokensOutput
 
 
 def searched_text(
@@ -44,7 +42,10 @@ def _detokenizer(
 
 
 class SequenceText:
-    """One sequence: every token it got, their text, and how much of both was sent."""
+    """One sequence: every token it got, their text, and how much of both was sent.
+
+    Text is made where it is wanted, of all tokens that came meanwhile; with stop strings at once.
+    """
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class SequenceText:
         self._params = params
         self._detokenizer = _detokenizer(params, tokenizer, len(prefix_ids), params.include_stop)
         self._num_prefix = len(prefix_ids)
+        self._num_decoded = 0  # tokens whose text was made
         self._token_ids = list(prefix_ids)
         self._logprobs: list[PositionLogprobs] = []
         self._alignment: list[tuple[float, ...]] = []
@@ -69,12 +71,22 @@ class SequenceText:
         self._end_is_sent = False
         self._has_failed = False
         if prefix_ids:
-            self._add(prefix_ids, None)
+            self._decode(None)
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing more is taken."""
         return self._end is not None
+
+    @property
+    def has_ended_unsent(self) -> bool:
+        """Whether its end was not sent yet."""
+        return self._end is not None and not self._end_is_sent
+
+    @property
+    def num_unsent(self) -> int:
+        """Tokens that were not sent yet, a given prefix among them."""
+        return len(self._token_ids) - self._num_sent_ids
 
     @property
     def num_generated(self) -> int:
@@ -88,21 +100,24 @@ class SequenceText:
             return self._score
         return self._sum_logprob / max(1, self.num_generated)
 
-    def push(self, output: TokenOutput) -> None:
-        """Take a token in, and whatever ended the sequence with it."""
-        self._token_ids.append(output.token_id)
-        self._sum_logprob += output.logprob
-        if output.position is not None:
-            self._logprobs.append(output.position)
+    def push(self, output: TokensOutput) -> None:
+        """Take tokens in, and whatever ended the sequence with the last of them."""
+        self._token_ids += output.token_ids
+        self._sum_logprob = output.sum_logprob
+        if output.positions:
+            self._logprobs += output.positions
         if output.attention:
-            self._alignment.append(output.attention)
+            self._alignment += output.attention
         reason = output.finish_reason
-        self._add([output.token_id], None if reason is None else End(reason, output.matched_stop))
+        if reason is not None:
+            self._decode(End(reason, output.matched_stop))
+        elif self._params.stop_strings:
+            self._decode(None)
 
     def cut(self, reason: FinishReason) -> None:
         """End with what there is."""
         if self._end is None:
-            self._add((), End(reason))
+            self._decode(End(reason))
 
     def fail(self) -> None:
         """Hold nothing back any longer: no more comes; without a token there is nothing to send."""
@@ -110,6 +125,7 @@ class SequenceText:
         if self.num_generated == 0:
             self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
         elif self._end is None:
+            self._decode(None)
             self._text.append(self._detokenizer.finish().text)
 
     def fill(self, output: HypothesisOutput) -> None:
@@ -119,9 +135,12 @@ class SequenceText:
         self._token_ids += hypothesis.token_ids
         self._logprobs += hypothesis.logprobs
         self._sum_logprob, self._score = hypothesis.sum_logprob, hypothesis.score
-        self._add(hypothesis.token_ids, End(hypothesis.reason, hypothesis.matched_stop))
+        self._decode(End(hypothesis.reason, hypothesis.matched_stop))
 
-    def _add(self, token_ids: Sequence[int], end: End | None) -> None:
+    def _decode(self, end: End | None) -> None:
+        """Make the text of the tokens that have none yet."""
+        token_ids = self._token_ids[self._num_decoded :]
+        self._num_decoded = len(self._token_ids)
         text, self._end = push_text(self._detokenizer, token_ids, end, self._params)
         if text:
             self._text.append(text)
@@ -129,9 +148,11 @@ class SequenceText:
     def take_events(self) -> list[GenerationEvent]:
         """Return what was not returned before."""
         events: list[GenerationEvent] = []
+        if self._end is None and self._num_decoded < len(self._token_ids):
+            self._decode(None)
         text = "".join(self._text[self._num_sent_pieces :])
         unsent_ids = tuple(self._token_ids[self._num_sent_ids :])
-        is_end = self._end is not None and not self._end_is_sent
+        is_end = self.has_ended_unsent
         # Tokens without text wait for the text they become part of, or for the end.
         if text or ((is_end or self._has_failed) and unsent_ids):
             first = max(0, self._num_sent_ids - self._num_prefix)
@@ -139,11 +160,20 @@ class SequenceText:
             self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
         if is_end:
             self._end_is_sent = True
-            events.append(self.finished(self._index, was_streamed=True))
+            events.append(self.finished(self._index, is_ranked=False, was_streamed=True))
         return events
 
-    def finished(self, index: int, *, was_streamed: bool = False) -> SequenceFinished:
-        """Return the whole sequence."""
+    def take_end(self) -> list[GenerationEvent]:
+        """Return the end with the whole sequence, of which no deltas were wanted, if it is new."""
+        if not self.has_ended_unsent:
+            return []
+        self._end_is_sent = True
+        return [self.finished(self._index, is_ranked=False)]
+
+    def finished(
+        self, index: int, *, is_ranked: bool = True, was_streamed: bool = False
+    ) -> SequenceFinished:
+        """Return the whole sequence; one that is ranked has a score."""
         assert self._end is not None
         return SequenceFinished(
             index=index,
@@ -152,7 +182,7 @@ class SequenceText:
             token_ids=tuple(self._token_ids),
             matched_stop=self._end.stop,
             sum_logprob=self._sum_logprob,
-            score=0.0 if was_streamed else self.score,
+            score=self.score if is_ranked else 0.0,
             logprobs=tuple(self._logprobs),
             alignment=tuple(self._alignment),
             was_streamed=was_streamed,

@@ -99,6 +99,14 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class Deltas:
+    """How a stream is cut into deltas; ends wait for nothing."""
+
+    min_tokens: int = 1  # of a sequence, in each of its deltas but the last
+    min_seconds: float = 0.0  # between two deltas of a request
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One prompt to be continued (decoder) or transduced (encoder-decoder)."""
 
@@ -110,6 +118,7 @@ class GenerationRequest:
     target_prefix: str | tuple[int, ...] = ()  # the output begins with it
     priority: int = 0  # lower runs earlier
     tenant: str = ""  # capacity is shared fairly between tenants
+    deltas: Deltas | None = Deltas()  # None: no deltas, for the ends have the whole texts
 
 
 @dataclass(frozen=True)

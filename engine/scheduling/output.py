@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import TokenweirError
@@ -16,18 +17,18 @@ class AdmittedOutput:
     key: int
 
 
-@dataclass(slots=True)  # frozen it would take five times as long to make, for every token
-class TokenOutput:
-    """One more token of a sequence, the last one if there is a reason."""
+@dataclass(slots=True)  # frozen it would take five times as long to make
+class TokensOutput:
+    """The next tokens of a sequence, the last ones if there is a reason."""
 
     key: int
     index: int
-    token_id: int
-    logprob: float
-    finish_reason: FinishReason | None
-    matched_stop: str | int | None
-    position: PositionLogprobs | None = None
-    attention: tuple[float, ...] = ()  # to the source, if asked for
+    token_ids: Sequence[int]
+    sum_logprob: float  # of all tokens so far
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    positions: Sequence[PositionLogprobs] = ()  # if asked for, one a token
+    attention: Sequence[tuple[float, ...]] = ()  # to the source, if asked for, one a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class FailedOutput:
 
 EngineOutput = (
     AdmittedOutput
-    | TokenOutput
+    | TokensOutput
     | CutOutput
     | HypothesisOutput
     | ScoresOutput

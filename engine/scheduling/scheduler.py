@@ -14,6 +14,7 @@ from engine.requests.events import FinishReason
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate, Sampled
+from engine.sampling.stop_rule import End
 from engine.scheduling.arrival import make_request
 from engine.scheduling.attention import StepAttention, alignment_of
 from engine.scheduling.beams import continue_beams
@@ -29,7 +30,7 @@ from engine.scheduling.output import (
     FinishedOutput,
     HypothesisOutput,
     ScoresOutput,
-    TokenOutput,
+    TokensOutput,
 )
 from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
@@ -174,6 +175,8 @@ class Scheduler:
 
     def fail_all(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """Forget every request; return a failure for each, described by its request id."""
+        for request in self._all():
+            self._tell_rest(request)
         num_computed = sum(request.num_computed for request in self._running.values())
         self._wasted += WastedWork(failed_tokens=num_computed)
         outputs = self._outputs + [
@@ -375,23 +378,44 @@ class Scheduler:
                 other.num_computed = sequence.num_computed
         request.last_token = now
         sequence.append(token.token_id)
+        sequence.sum_logprob += token.logprob
+        if token.position is not None:
+            sequence.positions.append(token.position)
+        if found := attention.of(sequence):
+            sequence.attention.append(found)
         end = request.stop_rule.end_of(token.token_id, sequence.num_generated)
+        if end is not None:
+            self._tell(sequence, end)
+            self._finish(sequence)
+            return
+        self._decoding[sequence] = None
+        if sequence.num_generated - sequence.num_told >= request.tokens_at_once:
+            self._tell(sequence)
+
+    def _tell(self, sequence: Sequence, end: End | None = None) -> None:
+        """Let the reader have the tokens that it was not told of."""
         self._outputs.append(
-            TokenOutput(
-                request.key,
+            TokensOutput(
+                sequence.request.key,
                 sequence.index,
-                token.token_id,
-                token.logprob,
+                sequence.tokens[sequence.num_prompt + sequence.num_told :],
+                sequence.sum_logprob,
                 end.reason if end else None,
                 end.stop if end else None,
-                token.position,
-                attention.of(sequence),
+                sequence.positions,
+                sequence.attention,
             )
         )
-        if end is not None:
-            self._finish(sequence)
-        else:
-            self._decoding[sequence] = None
+        sequence.num_told = sequence.num_generated
+        if sequence.positions or sequence.attention:
+            sequence.positions, sequence.attention = [], []
+
+    def _tell_rest(self, request: Request) -> None:
+        """Let the reader have all tokens there are, before the request ends in another way."""
+        if request.search is None:
+            for sequence in request.sequences:
+                if not sequence.is_finished and sequence.num_told < sequence.num_generated:
+                    self._tell(sequence)
 
     def _advance_search(
         self,
@@ -443,6 +467,7 @@ class Scheduler:
             request.search.close(reason)
             self._finish_search(request, request.search)
             return
+        self._tell_rest(request)
         for sequence in request.sequences:
             if not sequence.is_finished:
                 self._outputs.append(CutOutput(request.key, sequence.index, reason))
@@ -461,6 +486,7 @@ class Scheduler:
         self._wasted += (
             WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
         )
+        self._tell_rest(request)
         self._remove(request, sound=False)
         self._outputs.append(FailedOutput(request.key, error))
 

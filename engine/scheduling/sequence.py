@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
-from engine.requests.events import Timing
-from engine.requests.request import SamplingParams
+from engine.requests.events import PositionLogprobs, Timing
+from engine.requests.request import Deltas, SamplingParams
 from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
@@ -30,6 +31,19 @@ class TokenRequest:
     matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
     text: Detokenizer | None = None  # where a beam search finds its stop strings
+    deltas: Deltas | None = Deltas()  # None: none are wanted
+
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens of a sequence are told together, where it does not end before.
+
+        Stop strings are looked for in what was told: with every token.
+        """
+        if self.params.stop_strings:
+            return 1
+        if self.deltas is None or self.params.num_sequences > self.params.num_outputs:
+            return sys.maxsize
+        return self.deltas.min_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +58,10 @@ class Sequence:
     num_generated: int = 0
     is_finished: bool = False
     matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
+    num_told: int = 0  # of the generated tokens
+    sum_logprob: float = 0.0  # of the generated tokens
+    positions: list[PositionLogprobs] = field(default_factory=list)  # not told yet, if asked for
+    attention: list[tuple[float, ...]] = field(default_factory=list)  # likewise
 
     @property
     def num_left(self) -> int:
@@ -83,10 +101,12 @@ class Request:
     # Attention to the source of each step's beams, if asked for.
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
     key: int = field(init=False)  # in the engine
+    tokens_at_once: int = field(init=False)  # see TokenRequest
     is_aligned: bool = field(init=False)  # the attention to its source is asked for
 
     def __post_init__(self) -> None:
         self.key, self.is_aligned = self.asked.key, self.asked.params.alignment
+        self.tokens_at_once = self.asked.tokens_at_once
 
     @property
     def is_score_only(self) -> bool:

@@ -25,6 +25,11 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a stop string to look for."""
+        return bool(self._stops)
+
     def push(self, text: str, *, may_match: bool = True) -> str:
         """Return what may be sent now that `text` has come.
 

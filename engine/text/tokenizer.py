@@ -175,12 +175,14 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Take the next tokens in; after a match nothing is taken any more."""
+        if not self._matcher.is_needed:
+            return Piece(self._stream.push(token_ids), None)
         sendable: list[str] = []
         for token_id in token_ids:
             if self._matcher.matched is not None:
                 break
             self._num_tokens += 1
-            sendable.append(self._match(self._stream.push(token_id)))
+            sendable.append(self._match(self._stream.push((token_id,))))
         return Piece("".join(sendable), self._matcher.matched)
 
     def finish(self) -> Piece:
@@ -205,10 +207,10 @@ class IncrementalDetokenizer:
 
 
 class TextStream(Protocol):
-    """Decodes tokens one by one into text that is final."""
+    """Decodes tokens into text that is final, the same however many come at once."""
 
-    def push(self, token_id: int) -> str:
-        """Return the text that is certain now."""
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens in; return the text that is certain now."""
 
     def finish(self) -> str:
         """Return the rest."""
@@ -224,10 +226,10 @@ class _ByteLevelStream:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def push(self, token_id: int) -> str:
-        if self._tokenizer.is_special(token_id):
-            return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+    def push(self, token_ids: Sequence[int]) -> str:
+        is_special, bytes_of = self._tokenizer.is_special, self._tokenizer.token_bytes
+        found = [bytes_of(token_id) for token_id in token_ids if not is_special(token_id)]
+        return self._decoder.decode(b"".join(found))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -249,14 +251,18 @@ class _WindowStream:
         self._context: list[int] = []  # the last token that is done with
         self._waiting: list[int] = []
 
-    def push(self, token_id: int) -> str:
-        token = self._tokenizer.visible_token(token_id)
-        if token is None:
-            return ""
-        self._waiting.append(token_id)
-        if self._tokenizer.is_fallback_byte(token):  # the run of bytes is decoded as a whole
-            return ""
-        return self._take()
+    def push(self, token_ids: Sequence[int]) -> str:
+        text, ends_in_bytes = "", bool(self._waiting)
+        for token_id in token_ids:
+            token = self._tokenizer.visible_token(token_id)
+            if token is None:
+                continue
+            is_byte = self._tokenizer.is_fallback_byte(token)
+            if is_byte and not ends_in_bytes:  # the run of bytes is decoded as a whole
+                text += self.finish()
+            self._waiting.append(token_id)
+            ends_in_bytes = is_byte
+        return text if ends_in_bytes else text + self.finish()
 
     def finish(self) -> str:
         return self._take() if self._waiting else ""

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.device.device import open_device
 from engine.factory import core_on_slots
 from engine.requests.request import SamplingParams
-from engine.scheduling.output import TokenOutput
+from engine.scheduling.output import TokensOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import warm_up
@@ -57,8 +57,8 @@ class EngineLoop:
             self.core.scheduler.add(TokenRequest(key, "", tuple(prompt), params, 0, 0.0))
         while self.core.scheduler.has_work:
             for output in self.core.step():
-                if isinstance(output, TokenOutput):
-                    tokens[output.key].append(output.token_id)
+                if isinstance(output, TokensOutput):
+                    tokens[output.key] += output.token_ids
         return list(tokens.values())
 
 

@@ -30,7 +30,7 @@ import uvloop
 from engine.machine import machine_name
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.result_file import write_document
-from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
+from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 
 _SHORT = 16  # tokens of an output
 _LEAST_REQUESTS = 32  # of a measurement
@@ -146,7 +146,7 @@ def main(streams: str, rounds: int, stages: str, out: Path) -> None:
     counts, names = [int(count) for count in streams.split(",")], stages.split(",")
     overheads: list[Overhead] = []
     for stage in names:
-        for deltas in _DELTAS if stage in SERVED else ["joined"]:
+        for deltas in _DELTAS if stage != "core" else ["joined"]:
             found = uvloop.run(measure_overhead(stage, deltas, counts, rounds))
             overheads += found
             _tell(found)

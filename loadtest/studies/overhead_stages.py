@@ -19,7 +19,7 @@ from tokenweir import AsyncClient
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.requests.events import TextDelta
-from engine.requests.request import GenerationRequest, SamplingParams
+from engine.requests.request import Deltas, GenerationRequest, SamplingParams
 from engine.scheduling.sequence import TokenRequest
 from loadtest.errors import LoadTestError
 from loadtest.studies.stand_in import (
@@ -191,7 +191,8 @@ async def _in_streams(work: Work, read: Callable[[], Awaitable[int]]) -> int:
 
 async def _read_engine(engine: AsyncEngine, name: str, work: Work) -> int:
     params = SamplingParams(max_new_tokens=work.num_tokens)
-    events = engine.generate(GenerationRequest(name, _PROMPT, params))
+    deltas = Deltas(work.tokens_per_message)
+    events = engine.generate(GenerationRequest(name, _PROMPT, params, deltas=deltas))
     return sum([isinstance(event, TextDelta) async for event in events])
 
 
@@ -213,6 +214,7 @@ def _token_request(key: int, work: Work) -> TokenRequest:
         params=SamplingParams(max_new_tokens=work.num_tokens),
         seed=0,
         arrival=time.monotonic(),
+        deltas=Deltas(work.tokens_per_message),
     )
 
 

@@ -18,14 +18,13 @@ from engine.requests.events import (
     RequestFinished,
     SequenceFinished,
 )
-from engine.requests.request import GenerationRequest
+from engine.requests.request import Deltas, GenerationRequest
 from server.api import REPLICA_KEY
 from server.interceptors import Context, current_request_id
 from server.worker import requests
 from server.worker.answers import ServedModel
 from server.worker.catalog import Catalog, Found
 from server.worker.deadline import engine_deadline
-from server.worker.deltas import gathered
 from server.worker.engines import GeneratingEngine
 from server.worker.field_paths import nested_in
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
@@ -64,9 +63,11 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         """Send the increments of one input."""
         tokens_per_message = requests.check_stream_request(request)
         with nested_in("request"):
-            found, (one,) = self._prepare(request.request, context)
+            deltas = Deltas(tokens_per_message, _PAUSE)
+            found, (one,) = self._prepare(request.request, context, deltas)
             answering = _answering(request.request, found)
-            events = gathered(found.engine.generate(one), tokens_per_message, _PAUSE)
+            # Closing the engine's generator is what aborts the request.
+            events: Any = found.engine.generate(one)
             async with aclosing(events):
                 await _send(events, answering, context)
 
@@ -85,11 +86,11 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         return answering.score_response(scores)
 
     def _prepare(
-        self, request: pb.GenerateRequest, context: Context
+        self, request: pb.GenerateRequest, context: Context, deltas: Deltas | None = None
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
         found = self._catalog.generating(request.model, request.model_version)
         given = self._given(found.model, context)
-        return found, requests.generation_requests(request, **given)
+        return found, requests.generation_requests(request, deltas=deltas, **given)
 
     def _given(self, model: ServedModel, context: Context) -> _Given:
         return _Given(

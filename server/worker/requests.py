@@ -16,6 +16,7 @@ from engine.requests.checks import raise_if_any
 from engine.requests.request import (
     Chat,
     ChatMessage,
+    Deltas,
     GenerationRequest,
     SamplingParams,
     ScoreRequest,
@@ -42,6 +43,7 @@ def generation_requests(
     limits: RequestLimits,
     request_ids: Iterator[str],
     deadline: float | None,
+    deltas: Deltas | None,
 ) -> list[GenerationRequest]:
     """Return one engine request per input, in order.
 
@@ -66,6 +68,7 @@ def generation_requests(
             target_prefix=_target_prefix(one),
             priority=request.scheduling.priority,
             tenant=request.scheduling.tenant,
+            deltas=deltas,
         )
         for i, one in enumerate(request.inputs)
     ]

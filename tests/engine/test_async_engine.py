@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from engine.requests.events import (
     SequenceFinished,
     TextDelta,
 )
-from engine.requests.request import GenerationRequest, SamplingParams
+from engine.requests.request import Deltas, GenerationRequest, SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.text.constraint import ConstraintCompiler
@@ -192,6 +193,20 @@ async def test_a_slow_reader_gets_more_text_at_a_time(make_engine: MakeEngine, s
     # What came together with Admitted, and all the rest at once.
     assert len([event for event in events if isinstance(event, TextDelta)]) <= 2
     assert ended(events)[0].text == "twenty characters.."
+
+
+async def test_tokens_come_together_as_the_request_asks(make_engine: MakeEngine, spell) -> None:
+    engine, _ = await make_engine(spell("ten tokens"))
+
+    parts = await collect(engine, replace(request(), deltas=Deltas(4)))
+    whole = await collect(engine, replace(request(), deltas=None))
+
+    sizes = [len(event.token_ids) for event in parts if isinstance(event, TextDelta)]
+    assert sizes == [4, 4, 3]
+    assert streamed(parts) == ("ten tokens", ended(whole)[0].token_ids)
+    assert not [event for event in whole if isinstance(event, TextDelta)]
+    assert ended(whole)[0].text == "ten tokens"
+    assert ended(whole)[0].sum_logprob == ended(parts)[0].sum_logprob
 
 
 # Stops

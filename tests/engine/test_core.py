@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.generation.core import EngineCore
 from engine.requests.request import SamplingParams
-from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokensOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import ScheduledBatch
 
@@ -43,12 +43,13 @@ def run(core: EngineCore, max_steps: int = 1000) -> list[EngineOutput]:
 
 
 def sequences_of(outputs: list[EngineOutput]) -> dict[tuple[int, int], list[tuple[int, float]]]:
+    """Return the tokens of every sequence, each with the sum of log-probabilities up to it."""
     found: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for output in outputs:
-        if isinstance(output, TokenOutput):
-            found.setdefault((output.key, output.index), []).append(
-                (output.token_id, output.logprob)
-            )
+        if isinstance(output, TokensOutput):
+            (token_id,) = output.token_ids
+            told = found.setdefault((output.key, output.index), [])
+            told.append((token_id, output.sum_logprob))
     return found
 
 
@@ -180,7 +181,7 @@ def test_a_long_prompt_costs_running_streams_one_chunk_a_step(make_core: Callabl
     steps = [tokens_in(batch) for batch in runner.batches[1:]]
     assert steps == [(8, 128)] * 4 + [(9, 0)] * 2
     for tokens in outputs:
-        assert {o.key for o in tokens if isinstance(o, TokenOutput)} >= set(range(8))
+        assert {o.key for o in tokens if isinstance(o, TokensOutput)} >= set(range(8))
 
 
 def test_two_long_prompts_do_not_take_two_chunks_of_a_step(make_core: Callable) -> None:

@@ -17,7 +17,7 @@ from engine.factory import core_on_slots
 from engine.generation.core import EngineCore
 from engine.package.manifest import CacheShape, GenerationContract
 from engine.requests.request import SamplingParams
-from engine.scheduling.output import FinishedOutput, TokenOutput
+from engine.scheduling.output import FinishedOutput, TokensOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
@@ -377,8 +377,8 @@ def test_an_engine_gives_each_of_many_requests_the_tokens_of_the_eager_model(
     tokens: dict[int, list[int]] = {}
     while core.scheduler.has_work:
         for output in core.step():
-            if isinstance(output, TokenOutput):
-                tokens.setdefault(output.key, []).append(output.token_id)
+            if isinstance(output, TokensOutput):
+                tokens.setdefault(output.key, []).extend(output.token_ids)
 
     for key, ids in enumerate(prompts):
         assert tokens[key] == _greedy(model, ids, count=9)
@@ -553,8 +553,8 @@ def test_what_is_reused_gives_the_bits_of_an_engine_that_has_computed_nothing_be
         found, cached = [], 0
         while core.scheduler.has_work:
             for output in core.step():
-                if isinstance(output, TokenOutput):
-                    found.append((output.token_id, output.logprob))
+                if isinstance(output, TokensOutput):
+                    found.append((*output.token_ids, output.sum_logprob))
                 if isinstance(output, FinishedOutput):
                     cached = output.cached_tokens
         return found, cached

@@ -25,7 +25,7 @@ from engine.scheduling.output import (
     FinishedOutput,
     HypothesisOutput,
     ScoresOutput,
-    TokenOutput,
+    TokensOutput,
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
@@ -82,8 +82,9 @@ def answers(outputs: Sequence[EngineOutput]) -> dict[tuple[int, object], list]:
     found: dict[tuple[int, object], list] = {}
     for output in outputs:
         of, told = type(output), [type(output)]
-        if isinstance(output, TokenOutput):
-            of, told = output.index, [(output.token_id, output.logprob, output.finish_reason)]
+        if isinstance(output, TokensOutput):
+            (token_id,) = output.token_ids
+            of, told = output.index, [(token_id, output.sum_logprob, output.finish_reason)]
         elif isinstance(output, HypothesisOutput):
             of, told = output.index, [output.hypothesis]
         elif isinstance(output, ScoresOutput):
@@ -186,7 +187,7 @@ def preempted(make_blocks, **options) -> tuple[EngineCore, BlockKVCache, list[En
     outputs = []
     while core.scheduler.load().waiting == 0:
         outputs += core.step()
-    assert any(isinstance(o, TokenOutput) and o.key == 2 for o in outputs)
+    assert any(isinstance(o, TokensOutput) and o.key == 2 for o in outputs)
     return core, cache, outputs
 
 
@@ -213,7 +214,7 @@ def test_a_request_that_waits_again_fails_at_its_deadline_as_one_that_runs(
     outputs = run(core, cache)
 
     (failed,) = [o for o in outputs if isinstance(o, FailedOutput)]
-    made = sum(isinstance(o, TokenOutput) and o.key == 2 for o in before)
+    made = sum(isinstance(o, TokensOutput) and o.key == 2 for o in before)
     assert isinstance(failed.error, ExpiredInDecode)
     assert str(failed.error).endswith(f"with {made} tokens generated")
 
@@ -225,7 +226,7 @@ def test_a_sequence_that_waits_again_can_be_ended_from_outside(make_blocks) -> N
     outputs = run(core, cache)
 
     assert {o.key for o in outputs if isinstance(o, FinishedOutput)} == {1, 2}
-    assert not [o for o in outputs if isinstance(o, TokenOutput) and o.key == 2]
+    assert not [o for o in outputs if isinstance(o, TokensOutput) and o.key == 2]
 
 
 def test_a_request_that_waits_again_can_be_aborted_or_drained(make_blocks) -> None:
@@ -250,7 +251,7 @@ def test_a_request_that_has_no_room_even_alone_fails_and_says_so(make_blocks) ->
     errors = {o.key: str(o.error) for o in outputs if isinstance(o, FailedOutput)}
     assert set(errors) == {1, 2}
     assert "the cache has no room for its 13 tokens and the next" in errors[1]
-    assert len([o for o in outputs if isinstance(o, TokenOutput)]) == 9
+    assert len([o for o in outputs if isinstance(o, TokensOutput)]) == 9
 
 
 def test_a_tenant_does_not_pay_for_what_is_computed_again(make_blocks) -> None:

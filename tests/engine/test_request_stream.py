@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -11,18 +12,20 @@ from engine.generation.request_stream import RequestStream
 from engine.requests.events import (
     Admitted,
     FinishReason,
+    PositionLogprobs,
     RequestFinished,
     SequenceFinished,
     TextDelta,
     Timing,
+    TokenLogprob,
 )
-from engine.requests.request import SamplingParams
+from engine.requests.request import Deltas, SamplingParams
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
     FailedOutput,
     FinishedOutput,
-    TokenOutput,
+    TokensOutput,
 )
 from engine.scheduling.sequence import TokenRequest
 from engine.text.tokenizer import Tokenizer
@@ -36,15 +39,19 @@ class Watched:
 
     def __init__(self, tokenizer: Tokenizer, **params) -> None:
         self.ended: list[int] = []
-        source = TokenRequest(0, "r-1", (1, 2, 3), SamplingParams(**params), 5, 0.0)
-        self.stream = RequestStream(source, tokenizer, self.ended.append)
+        self.sums: Counter[int] = Counter()
+        deltas = params.pop("deltas", Deltas())
+        asked = TokenRequest(0, "r-1", (1, 2, 3), SamplingParams(**params), 5, 0.0, deltas=deltas)
+        self.stream = RequestStream(asked, tokenizer, self.ended.append)
 
-    def give(self, text: str, index: int = 0) -> None:
-        for token_id in text.encode():
-            self.stream.take(TokenOutput(0, index, token_id, -0.25, None, None))
+    def give(self, text: str | bytes, index: int = 0, **told) -> None:
+        for token_id in text.encode() if isinstance(text, str) else text:
+            self.sums[index] -= 0.25
+            self.stream.take(TokensOutput(0, index, [token_id], self.sums[index], **told))
 
     def end(self, token_id: int = EOS, reason=FinishReason.EOS, stop: int | None = None) -> None:
-        self.stream.take(TokenOutput(0, 0, token_id, -0.25, reason, stop))
+        self.sums[0] -= 0.25
+        self.stream.take(TokensOutput(0, 0, [token_id], self.sums[0], reason, stop))
 
 
 @pytest.fixture
@@ -83,11 +90,10 @@ async def test_the_last_delta_brings_the_tokens_that_have_no_text(watched: Watch
 async def test_tokens_wait_for_the_character_that_they_begin(watched: Watched) -> None:
     watched.give("é"[:1])
     await watched.stream.events()
-    for token_id in "日".encode()[:2]:
-        watched.stream.take(TokenOutput(0, 0, token_id, 0.0, None, None))
+    watched.give("日".encode()[:2])
 
     waiting = await watched.stream.events()
-    watched.stream.take(TokenOutput(0, 0, "日".encode()[2], 0.0, None, None))
+    watched.give("日".encode()[2:])
     whole = await watched.stream.events()
 
     assert waiting == []
@@ -231,3 +237,104 @@ async def test_a_stop_string_that_came_before_the_cut_stays_the_reason(
     events = await watched.stream.events()
 
     assert [e.reason for e in events if isinstance(e, SequenceFinished)] == [FinishReason.STOP]
+
+
+async def is_waiting(reading: asyncio.Future) -> bool:
+    """Say whether a reader waits, after all that the loop has to do."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return not reading.done()
+
+
+async def test_a_reader_is_woken_for_a_whole_delta(byte_tokenizer: Tokenizer) -> None:
+    watched = Watched(byte_tokenizer, deltas=Deltas(3))
+    reading = asyncio.ensure_future(watched.stream.events())
+
+    watched.give("ab")
+    waited = await is_waiting(reading)
+    watched.give("c")
+
+    assert waited
+    assert await reading == [TextDelta(0, "abc", tuple(b"abc"))]
+
+
+async def test_tokens_are_gathered_by_sequence_and_the_rest_comes_before_the_end(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, deltas=Deltas(2), strategy="sampling", num_outputs=2)
+    watched.give("a")
+    watched.give("x", index=1)
+    watched.give("b")
+    first = await watched.stream.events()
+    watched.give("c")
+    watched.end()
+    second = await watched.stream.events()
+
+    assert first == [TextDelta(0, "ab", (97, 98))]
+    assert second == [
+        TextDelta(0, "c", (99, EOS)),
+        SequenceFinished(0, FinishReason.EOS, "abc", (97, 98, 99, EOS), None, -1.0),
+    ]
+
+
+async def test_log_probabilities_are_gathered_with_their_tokens(byte_tokenizer: Tokenizer) -> None:
+    watched = Watched(byte_tokenizer, deltas=Deltas(2), logprobs=0)
+    found = [PositionLogprobs(TokenLogprob(token_id, -0.25, 1)) for token_id in b"ab"]
+    watched.give("a", positions=found[:1])
+    watched.give("b", positions=found[1:])
+
+    assert await watched.stream.events() == [TextDelta(0, "ab", (97, 98), tuple(found))]
+
+
+async def test_tokens_too_few_for_a_delta_come_before_the_error(byte_tokenizer: Tokenizer) -> None:
+    watched = Watched(byte_tokenizer, deltas=Deltas(8))
+    watched.give("ab")
+    watched.stream.take(FailedOutput(0, EngineFailure("r-1 failed")))
+
+    assert await watched.stream.events() == [TextDelta(0, "ab", (97, 98))]
+    with pytest.raises(EngineFailure):
+        await watched.stream.events()
+
+
+async def test_what_comes_soon_after_a_delta_waits_for_what_comes_with_it(
+    byte_tokenizer: Tokenizer,
+) -> None:
+    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=0.05))
+    watched.give("a")
+    first = await watched.stream.events()
+    reading = asyncio.ensure_future(watched.stream.events())
+    watched.give("b")
+    waited = await is_waiting(reading)
+    watched.give("c")
+
+    assert first == [TextDelta(0, "a", (97,))]
+    assert waited
+    assert await asyncio.wait_for(reading, 10) == [TextDelta(0, "bc", (98, 99))]
+
+
+async def test_the_end_waits_neither_for_tokens_nor_for_time(byte_tokenizer: Tokenizer) -> None:
+    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=3600))
+    watched.give("a")
+    await watched.stream.events()
+    watched.give("b")
+    reading = asyncio.ensure_future(watched.stream.events())
+    waited = await is_waiting(reading)
+    watched.end()
+
+    delta, end = await asyncio.wait_for(reading, 10)
+
+    assert waited
+    assert delta == TextDelta(0, "b", (98, EOS))
+    assert end.reason is FinishReason.EOS
+
+
+async def test_without_deltas_there_are_the_ends_alone(byte_tokenizer: Tokenizer) -> None:
+    watched = Watched(byte_tokenizer, deltas=None)
+    watched.give("ab")
+    watched.end()
+    watched.stream.take(FinishedOutput(0, TIMING))
+
+    end, last = await watched.stream.events()
+
+    assert (end.text, end.token_ids, end.was_streamed) == ("ab", (97, 98, EOS), False)
+    assert isinstance(last, RequestFinished)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -18,7 +19,7 @@ from engine.errors import (
 from engine.package.manifest import GenerationContract
 from engine.requests.events import FinishReason
 from engine.requests.load import WastedWork
-from engine.requests.request import SamplingParams
+from engine.requests.request import Deltas, SamplingParams
 from engine.sampling.draws import Sampled
 from engine.scheduling.kv_cache import KVCache
 from engine.scheduling.output import (
@@ -27,7 +28,7 @@ from engine.scheduling.output import (
     EngineOutput,
     FailedOutput,
     FinishedOutput,
-    TokenOutput,
+    TokensOutput,
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
@@ -100,14 +101,15 @@ def run_until_idle(scheduler: Scheduler) -> list[EngineOutput]:
 
 
 def tokens_of(outputs: Sequence[EngineOutput], key: int) -> list[int]:
-    return [o.token_id for o in outputs if isinstance(o, TokenOutput) and o.key == key]
+    told = [o.token_ids for o in outputs if isinstance(o, TokensOutput) and o.key == key]
+    return list(chain.from_iterable(told))
 
 
 def ends(outputs: Sequence[EngineOutput]) -> dict[int, FinishReason | type]:
     """Return how requests and sequences ended."""
     found: dict[int, FinishReason | type] = {}
     for output in outputs:
-        if isinstance(output, TokenOutput) and output.finish_reason is not None:
+        if isinstance(output, TokensOutput) and output.finish_reason is not None:
             found[output.key] = output.finish_reason
         if isinstance(output, FailedOutput):
             found[output.key] = type(output.error)
@@ -378,7 +380,54 @@ def test_a_stop_token_ends_with_stop_and_is_named(make_scheduler) -> None:
 
     _, outputs = step(scheduler, C)
 
-    assert TokenOutput(1, 0, C, -0.5, FinishReason.STOP, C) in outputs
+    assert TokensOutput(1, 0, [C], -0.5, FinishReason.STOP, C, [], []) in outputs
+
+
+def test_tokens_are_told_together_and_the_rest_at_the_end(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(replace(request(1, max_new_tokens=7), deltas=Deltas(3)))
+    scheduler.add(replace(request(2, max_new_tokens=2), deltas=Deltas(3)))
+    scheduler.add(replace(request(3, max_new_tokens=4), deltas=None))
+
+    outputs = [o for o in run_until_idle(scheduler) if isinstance(o, TokensOutput)]
+
+    told = {
+        key: [(len(o.token_ids), o.sum_logprob) for o in outputs if o.key == key]
+        for key in (1, 2, 3)
+    }
+    assert told == {1: [(3, -1.5), (3, -3.0), (1, -3.5)], 2: [(2, -1.0)], 3: [(4, -2.0)]}
+
+
+def test_every_token_is_told_where_stop_strings_are_looked_for(make_scheduler) -> None:
+    scheduler = make_scheduler()
+    for key, deltas in ((1, Deltas(3)), (2, None)):
+        one = request(key, max_new_tokens=4, stop_strings=("x",))
+        scheduler.add(replace(one, deltas=deltas))
+
+    outputs = [o for o in run_until_idle(scheduler) if isinstance(o, TokensOutput)]
+
+    assert [len(output.token_ids) for output in outputs] == [1] * 8
+
+
+@pytest.mark.parametrize("allow_partial", [True, False])
+@pytest.mark.parametrize("end", ["deadline", "drain", "failure"])
+def test_tokens_that_were_not_told_come_before_an_end_from_outside(
+    make_scheduler, clock, end: str, allow_partial: bool
+) -> None:
+    scheduler = make_scheduler()
+    one = request(1, deadline=200.0, max_new_tokens=9, allow_partial=allow_partial)
+    scheduler.add(replace(one, deltas=Deltas(5)))
+    step(scheduler, A)
+    step(scheduler, B)
+
+    if end == "deadline":
+        clock.now = 300.0
+        _, outputs = step(scheduler)
+    else:
+        outputs = (scheduler.drain if end == "drain" else scheduler.fail_all)(EngineFailure)
+
+    assert outputs[0] == TokensOutput(1, 0, [A, B], -1.0, None, None, [], [])
+    assert len(outputs) > 1 and not [o for o in outputs[1:] if isinstance(o, TokensOutput)]
 
 
 def test_end_of_sequence_may_be_ignored(make_scheduler) -> None:
@@ -525,7 +574,7 @@ def test_four_tenants_of_very_unequal_demand_get_equal_shares_of_the_tokens(make
             is_last = draw.position >= tenants[draw.seed][1]
             drawn.append(Sampled(EOS if is_last else A, -0.5))
         for output in scheduler.update(scheduled, StepResult(tuple(drawn))):
-            if isinstance(output, TokenOutput):
+            if isinstance(output, TokensOutput):
                 made[output.key % 4] = made.get(output.key % 4, 0) + 1
 
     shares = list(made.values())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.generation.core import EngineCore
 from engine.requests.request import SamplingParams
-from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokenOutput
+from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokensOutput
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.scheduling.step import Step
@@ -81,8 +81,8 @@ def test_two_steps_decode_other_sequences_and_are_taken_in_in_order(make_engine)
     second = take_in(core, pending)
     begin(core, pending)
 
-    assert [o.key for o in first if isinstance(o, TokenOutput)] == [1]
-    assert [o.key for o in second if isinstance(o, TokenOutput)] == [2]
+    assert [o.key for o in first if isinstance(o, TokensOutput)] == [1]
+    assert [o.key for o in second if isinstance(o, TokensOutput)] == [2]
     assert [[s.request.key for s in step.parts.decoding] for step in pending] == [[1], [2]]
 
 
@@ -121,7 +121,7 @@ def test_what_a_step_brings_for_a_request_that_has_ended_is_dropped(make_engine)
 
     outputs = take_in(core, pending)
 
-    assert [o.key for o in outputs if isinstance(o, TokenOutput)] == [2]
+    assert [o.key for o in outputs if isinstance(o, TokensOutput)] == [2]
     assert core.scheduler.load().running == 1
 
 

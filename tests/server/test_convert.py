@@ -22,6 +22,7 @@ from engine.requests.request import (
     Chat,
     ChatMessage,
     Constraint,
+    Deltas,
     GenerationRequest,
     LogitControls,
     SamplingParams,
@@ -44,6 +45,7 @@ def _convert(
         limits=RequestLimits(),
         request_ids=(f"id-{i}" for i in itertools.count()),
         deadline=12.5,
+        deltas=Deltas(),
     )
 
 

@@ -155,15 +155,16 @@ async def test_deltas_of_a_stream_concatenate_to_the_unary_answer(stubs: Stubs) 
     assert [i for delta in deltas for i in delta.tokens.ids] == list(sequence.tokens.ids)
 
 
-async def test_tokens_per_message_gathers_tokens(stubs: Stubs) -> None:
-    messages = [
-        message
-        async for message in stubs.generation.GenerateStream(
-            stream("SLOW b c d e", tokens_per_message=2)
-        )
-    ]
+async def test_the_engine_is_told_how_many_tokens_a_message_has(
+    stubs: Stubs, engine: FakeGenerator
+) -> None:
+    async for _ in stubs.generation.GenerateStream(stream("a b", tokens_per_message=2)):
+        pass
+    await stubs.generation.Generate(generate("a b"))
 
-    assert [m.delta.text for m in messages if m.HasField("delta")] == ["SLOW b ", "c d ", "e "]
+    streamed, whole = engine.requests
+    assert streamed.deltas is not None and streamed.deltas.min_tokens == 2
+    assert whole.deltas is None
 
 
 async def test_a_cancelled_call_is_aborted_in_the_engine(
