@@ -6,19 +6,34 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
-from engine.sampling.beam_candidates import best_candidates, num_columns
+from engine.sampling.beam_candidates import best_candidates
 from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
 from engine.sampling.logit_controls import adjusted, is_controlled
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
+from engine.sampling.plain import (
+    PlainChoices,
+    PlainDraws,
+    SampledColumns,
+    needs_row_sum,
+    num_columns,
+)
 from engine.sampling.random_stream import RandomStream
-from engine.sampling.top_k import MAX_COLUMNS, largest
-from engine.sampling.truncation import pick, tempered, truncate, truncated_weights
+from engine.sampling.top_k import largest
+from engine.sampling.truncation import (
+    Ids,
+    Truncations,
+    pick,
+    tempered,
+    truncate,
+    truncated_weights,
+)
 
-_NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
+Doubles = NDArray[np.float64]
 
 
 def num_top(params: SamplingParams) -> int:
@@ -27,29 +42,12 @@ def num_top(params: SamplingParams) -> int:
     With a smaller vocabulary it is the vocabulary. More are never looked at, so that the result of
     a request does not depend on what the others of the step want.
     """
-    return max(1, params.logprobs or 0, params.prompt_logprobs or 0, _num_columns(params) or 0)
-
-
-def _num_columns(params: SamplingParams) -> int | None:
-    """Return from how many of the likeliest tokens one can be chosen; None: from all.
-
-    With controls those are where to look first.
-    """
-    if params.strategy == "greedy":
-        return 1
-    if params.strategy == "beam":
-        return num_columns(params)
-    if params.typical_p < 1 or params.top_k > MAX_COLUMNS:
-        return None
-    if params.top_k > 0:
-        return params.top_k
-    is_cut = params.top_p < 1 or params.min_p > 0
-    return _NUM_TOP_OF_NUCLEUS if is_cut and not is_controlled(params) else None
+    return max(1, params.logprobs or 0, params.prompt_logprobs or 0, num_columns(params) or 0)
 
 
 def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
-    width = _num_columns(draw.params)
+    width = num_columns(draw.params)
     if (
         width is None
         or draw.forced is not None
@@ -73,9 +71,19 @@ def _takes_likeliest(draw: Draw) -> bool:
     return is_greedy and is_free and not is_controlled(params)
 
 
-def _needs_row_sum(params: SamplingParams) -> bool:
-    """Say whether the weights of all tokens have to be added up: the model has only its own sum."""
-    return params.top_k == 0 and params.top_p < 1 and params.temperature != 1
+def _drawn_columns(
+    top_logits: Floats, rows: Ids, totals: Doubles, uniform: Doubles, how: Truncations
+) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return which of the likeliest tokens of each row is drawn, and whether its columns were cut.
+
+    Where they were not, what may be drawn can go on behind them.
+    """
+    scores = tempered(top_logits[rows, : how.num_columns.max()], how.temperature)  # [n, k]
+    weights, is_cut = truncated_weights(scores, totals, how)
+    # Tokens whose probability rounds to 0 take no room in the sum and so are never drawn.
+    cumulative = weights.cumsum(axis=1, dtype=np.float64)
+    columns: Ids = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(axis=1)
+    return columns, is_cut
 
 
 class Sampler:
@@ -128,6 +136,60 @@ class Sampler:
                 choices[i] = found or None
         return choices
 
+    def choose(self, logits: StepLogits, plain: PlainDraws) -> PlainChoices:
+        """Choose a token for each plain draw: what `sample` would choose for them."""
+        best_logprobs = logits.top_logprobs[plain.rows, 0]
+        is_finite = np.isfinite(logits.top_logits[plain.rows, 0]) & np.isfinite(best_logprobs)
+        failed = () if is_finite.all() else (~is_finite).nonzero()[0].tolist()
+        best_ids = logits.top_ids[plain.rows, 0]
+        found = PlainChoices(best_ids.tolist(), best_logprobs.tolist(), failed)
+        if plain.sampled is not None:
+            self._choose_sampled(logits, plain, plain.sampled, found)
+        return found
+
+    def _choose_sampled(
+        self, logits: StepLogits, plain: PlainDraws, sampled: SampledColumns, found: PlainChoices
+    ) -> None:
+        """Put what is drawn into `found`, in the place of the likeliest tokens."""
+        rows = sampled.which if isinstance(plain.rows, slice) else plain.rows[sampled.which]
+        totals = np.full(len(rows), np.nan)
+        for i in sampled.needs_total:
+            totals[i] = math.exp(-float(logits.top_logprobs[rows[i], 0]))
+        uniform = np.array(self._stream.uniforms(sampled.draws, plain.positions))
+        with np.errstate(invalid="ignore", over="ignore"):  # in rows that are not finite
+            columns, is_cut = _drawn_columns(logits.top_logits, rows, totals, uniform, sampled.how)
+        np.minimum(columns, sampled.how.num_columns - 1, out=columns)  # in such rows: any
+        ids, logprobs = logits.top_ids[rows, columns], logits.top_logprobs[rows, columns]
+        for i, token_id, logprob in zip(
+            sampled.which.tolist(), ids.tolist(), logprobs.tolist(), strict=True
+        ):
+            found.token_ids[i], found.logprobs[i] = token_id, logprob
+        is_open = ~(is_cut | sampled.is_decided)
+        if is_open.any():
+            self._choose_behind_columns(logits, plain, sampled, is_open.nonzero()[0], found)
+
+    def _choose_behind_columns(
+        self,
+        logits: StepLogits,
+        plain: PlainDraws,
+        sampled: SampledColumns,
+        which: NDArray[np.intp],
+        found: PlainChoices,
+    ) -> None:
+        """Choose from whole rows: what may be drawn goes on behind the columns."""
+        places = sampled.which[which]
+        rows = places if isinstance(plain.rows, slice) else plain.rows[places]
+        logits.fetch(rows.tolist())
+        model = ModelLogprobs(logits)
+        for i, place, row in zip(which.tolist(), places.tolist(), rows.tolist(), strict=True):
+            if place in found.failed:
+                continue
+            one = sampled.draws[i]
+            draw = Draw(row, sampled.params[i], one.seed, one.index, plain.positions[i], ())
+            chosen = self._choose_from_row(model, draw)
+            assert chosen is not None, "nothing is ruled out"
+            found.token_ids[place], found.logprobs[place] = chosen.token_id, chosen.logprob
+
     def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
         """Return the log-probabilities of given tokens; None if a row is not finite."""
         model = ModelLogprobs(logits)
@@ -148,7 +210,7 @@ class Sampler:
     ) -> None:
         """Fetch the whole rows that are sure to be read."""
         draws = [draw for _, draw in from_rows]
-        draws += [draw for _, draw, _ in from_columns if _needs_row_sum(draw.params)]
+        draws += [draw for _, draw, _ in from_columns if needs_row_sum(draw.params)]
         model.logits.fetch(draw.logits_row for draw in draws)
 
     def _choose_from_columns(
@@ -157,18 +219,11 @@ class Sampler:
         """Choose where the likeliest tokens are enough; return the others."""
         others: list[tuple[int, Draw]] = []
         draws = [draw for _, draw, _ in found]
-        num_columns = np.array([width for _, _, width in found])
-        rows = [draw.logits_row for draw in draws]
-        top = model.logits.top_logits[rows, : num_columns.max()]  # [n, k]
-        scores = tempered(top, [[draw.params.temperature] for draw in draws])
+        how = Truncations.of([draw.params for draw in draws], [width for _, _, width in found])
+        rows = np.array([draw.logits_row for draw in draws])
         totals = np.array([self._total(model, draw) for draw in draws])
-        weights, is_cut = truncated_weights(
-            scores, totals, [draw.params for draw in draws], num_columns
-        )
-        # Tokens whose probability rounds to 0 take no room in the sum and so are never drawn.
-        cumulative = weights.cumsum(axis=1, dtype=np.float64)
         uniform = np.array([self._uniform(draw) for draw in draws])
-        columns = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(axis=1)
+        columns, is_cut = _drawn_columns(model.logits.top_logits, rows, totals, uniform, how)
         for (i, draw, width), column, cut in zip(
             found, columns.tolist(), is_cut.tolist(), strict=True
         ):
@@ -213,7 +268,7 @@ class Sampler:
         """Return what the weights of all tokens add up to; NaN if it is not needed."""
         if draw.params.top_k or draw.params.top_p == 1:
             return math.nan
-        if not _needs_row_sum(draw.params):
+        if not needs_row_sum(draw.params):
             return math.exp(-float(model.logits.top_logprobs[draw.logits_row, 0]))
         row = model.logits.logits[draw.logits_row]
         scores = tempered(row, draw.params.temperature, self._scratch(row))

@@ -32,7 +32,7 @@ class StopRule:
         if params.max_new_tokens is not None and params.max_new_tokens <= room:
             self._limit = FinishReason.LENGTH
             self.max_new_tokens = params.max_new_tokens
-        self.token_ids = tuple(self._eos_ids | self._stop_ids)  # each of them ends a sequence
+        self.token_ids = self._eos_ids | self._stop_ids  # each of them ends a sequence
         self._params = params
         self._forced_at = self.max_new_tokens if params.forced_end is not None else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,7 @@ _BLOCK = 512  # of weights that are summed up at a time
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
-def tempered(
-    logits: Floats, temperature: float | Sequence[Sequence[float]], out: Floats | None = None
-) -> Floats:
+def tempered(logits: Floats, temperature: float | Floats, out: Floats | None = None) -> Floats:
     """Return logits over temperature, shifted so that the largest is 0 and none overflows.
 
     Logits are a row, or several with a temperature for each, [n, 1].
@@ -66,25 +65,45 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids | None
     return scores, ids
 
 
+class Truncations(NamedTuple):
+    """How several rows are truncated, an entry a row."""
+
+    num_columns: Ids  # of the likeliest tokens that it uses, [n]
+    temperature: Floats  # [n, 1]
+    top_p: NDArray[np.float64]  # [n]; inf: all
+    least: Floats  # log of min_p, [n, 1]; -inf: all
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], num_columns: Sequence[int]) -> Truncations:
+        """Return those that requests ask for."""
+        least = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+        return cls(
+            np.array(num_columns, np.intp),
+            np.array([p.temperature for p in params], np.float32)[:, None],
+            np.array([p.top_p if p.top_p < 1 else math.inf for p in params], np.float64),
+            np.array(least, np.float32)[:, None],
+        )
+
+
 def truncated_weights(
-    scores: Floats, totals: NDArray[np.float64], params: Sequence[SamplingParams], num_columns: Ids
+    scores: Floats, totals: NDArray[np.float64], how: Truncations
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return weights of the likeliest tokens of several rows, [n, k], 0 for what is not drawn.
 
-    Scores are as above, best first, of which each row uses the first `num_columns`; totals are
-    those of the weights of all tokens, NaN if top_k comes first. The second result says whether
-    the last column that is used was cut off, and with it all that come after, [n]. A row's results
-    do not depend on the others: a sum is never over more than one row, zeros come last in it.
+    Scores are as above, best first; totals are those of the weights of all tokens, NaN if top_k
+    comes first. The second result says whether the last column that is used was cut off, and with
+    it all that come after, [n]. A row's results do not depend on the others: a sum is never over
+    more than one row, zeros come last in it.
     """
+    num_columns = how.num_columns
     is_used = np.arange(scores.shape[1]) < num_columns[:, None]
     weights = np.where(is_used, np.exp(scores), np.float32(0))
     before = weights.cumsum(axis=1, dtype=np.float64)
     needed = np.where(np.isnan(totals), before[:, -1], totals)
     before -= weights
-    needed *= [p.top_p if p.top_p < 1 else math.inf for p in params]
-    least = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+    needed *= how.top_p
     is_drawn = is_used & (before < needed[:, None])
-    is_drawn &= scores >= np.array(least, np.float32)[:, None]
+    is_drawn &= scores >= how.least
     is_cut = ~is_drawn[np.arange(len(scores)), num_columns - 1]
     return np.where(is_drawn, weights, np.float32(0)), is_cut
 

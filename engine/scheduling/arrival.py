@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from engine.package.manifest import GenerationContract
 from engine.sampling.beam_search import BeamSearch
+from engine.sampling.plain import is_plain
+from engine.sampling.random_stream import SequenceDraws
 from engine.sampling.sampler import num_top
 from engine.sampling.stop_rule import StopRule
 from engine.sampling.token_rules import token_rules
@@ -18,10 +20,12 @@ def make_request(asked: TokenRequest, contract: GenerationContract) -> Request:
     tokens = (*given, *asked.target_ids)
     room = contract.cache.max_len - len(tokens)
     stop_rule = StopRule(params, frozenset(contract.eos_token_ids), room)
+    rules = token_rules(params, stop_rule, asked.prompt_ids)
     request = Request(
         asked,
         stop_rule,
-        token_rules(params, stop_rule, asked.prompt_ids),
+        rules,
+        is_plain=rules is None and is_plain(params),
         needs_encoding=start is not None,
         num_top=max(num_top(params), params.prompt_logprobs or 0),
         score_from=asked.score_from,
@@ -32,6 +36,10 @@ def make_request(asked: TokenRequest, contract: GenerationContract) -> Request:
     if asked.matcher is not None:
         for sequence in request.sequences:
             sequence.matcher = asked.matcher.fork()
+    for sequence in request.sequences:
+        sequence.was_told()
+        if request.is_plain and params.strategy == "sampling":
+            sequence.draws = SequenceDraws(asked.seed, sequence.index)
     request.max_cost = max_cost(request)
     if params.strategy == "beam":
         request.beams = [request.leader]

@@ -15,6 +15,10 @@ class KVCache(Protocol):
     It has no memory of its own: what is to be done there comes with the places of the next step.
     """
 
+    has_room_for_all: bool
+    """Whether what was admitted lacks room never: then `grow` is not asked for decoding sequences,
+    and `arrange` only where other sequences decode than in the step before."""
+
     @property
     def used(self) -> float:
         """The share that is given out, 0 to 1."""

@@ -14,11 +14,13 @@ from engine.requests.events import FinishReason
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate, Sampled
+from engine.sampling.plain import PlainChoices
 from engine.sampling.stop_rule import End
 from engine.scheduling.arrival import make_request
 from engine.scheduling.attention import StepAttention, alignment_of
 from engine.scheduling.beams import continue_beams
 from engine.scheduling.deadlines import Deadlines, expired
+from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.estimates import CompletionEstimates, cannot_meet, least_new_tokens
 from engine.scheduling.failures import no_room, no_token, nothing_allowed
 from engine.scheduling.kv_cache import KVCache
@@ -78,9 +80,11 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._num_sequences = 0  # of the running requests, that have not ended
         self._decoding: dict[Sequence, None] = {}  # those that compute one token a step
+        self._group: DecodeGroup | None = None  # all of them in order; None: they have changed
         self._prefill = PrefillQueue(self._config, self._cache)
         self._deadlines = Deadlines()
         self._outputs: list[EngineOutput] = []
+        self._num_taken_in = self._num_scheduled  # nothing of before will come
         self._queue_limits.forget()
         self._cache.clear()
 
@@ -146,10 +150,10 @@ class Scheduler:
         plan = self._prefill.plan_step(len(ready))
         if plan.starting:
             self._decoding |= dict.fromkeys(plan.starting)
-            ready += plan.starting
+            ready, self._group = [*ready, *plan.starting], None
         if plan.lacks_room and plan.is_empty and not ready:
             self._make_one_wait()  # nothing else would ever give its room back
-        return self._make_step(started, self._cache.arrange(ready), plan)
+        return self._make_step(started, self._grouped(ready), plan)
 
     def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
         """Take in what a step has brought; return that and all else there is to tell."""
@@ -177,6 +181,7 @@ class Scheduler:
         """Forget every request; return a failure for each, described by its request id."""
         for request in self._all():
             self._tell_rest(request)
+            request.end()
         num_computed = sum(request.num_computed for request in self._running.values())
         self._wasted += WastedWork(failed_tokens=num_computed)
         outputs = self._outputs + [
@@ -251,6 +256,8 @@ class Scheduler:
 
     def _ready_to_decode(self) -> list[Sequence]:
         """Return the sequences that compute their next token now, each with room for it."""
+        if self._group is not None and self._num_scheduled == self._num_taken_in + 1:
+            return list(self._group.sequences)  # nothing is being drawn
         decoding, grow = self._decoding, self._cache.grow
         ready, num_decoding = [], len(decoding)
         for sequence in tuple(decoding):
@@ -261,6 +268,15 @@ class Scheduler:
         if len(decoding) < num_decoding:  # some had to make room for others
             ready = [sequence for sequence in ready if sequence in decoding]
         return ready
+
+    def _grouped(self, ready: list[Sequence]) -> DecodeGroup:
+        """Return these sequences in the order in which they decode."""
+        if self._group is not None and len(ready) == len(self._group.sequences):
+            return self._group
+        group = DecodeGroup(self._cache.arrange(ready), self._contract.vocab_size)
+        is_whole = self._cache.has_room_for_all and len(ready) == len(self._decoding)
+        self._group = group if is_whole else None
+        return group
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Make room for the next token of a sequence; False: it has to wait itself."""
@@ -290,17 +306,17 @@ class Scheduler:
         request.start_again(needs_encoding=self._contract.cross_cache is not None)
         self._waiting.put_back(request)
 
-    def _make_step(self, started: float, decoding: list[Sequence], plan: PrefillPlan) -> Step:
-        for sequence in decoding:
+    def _make_step(self, started: float, group: DecodeGroup, plan: PrefillPlan) -> Step:
+        for sequence in group.sequences:
             sequence.num_computed += 1
             sequence.request.num_computed += 1
-        self._count_step(decoding, plan)
-        drawn = plan_draws(decoding, plan.chunks)
+        self._count_step(group.sequences, plan)
+        drawn = plan_draws(group, plan.chunks)
         parts = Parts(
             tuple(plan.encoding),
             tuple(plan.chunks),
-            tuple(decoding),
-            tuple([sequence.tokens[-1] for sequence in decoding]),
+            group.sequences,
+            tuple([sequence.tokens[-1] for sequence in group.sequences]),
             drawn.num_top,
             tuple(drawn.aligned.values()),
         )
@@ -310,6 +326,8 @@ class Scheduler:
             num_read=plan.num_read,
             parts=parts,
             places=self._cache.places(parts),
+            plain_draws=group.plain_draws(),
+            plain=group.plain,
             draws=tuple(drawn.draws),
             drawing=tuple(drawn.drawing),
             scores=tuple(drawn.scores),
@@ -317,7 +335,7 @@ class Scheduler:
             aligned=tuple(drawn.aligned),
         )
 
-    def _count_step(self, decoding: list[Sequence], plan: PrefillPlan) -> None:
+    def _count_step(self, decoding: tuple[Sequence, ...], plan: PrefillPlan) -> None:
         reading = [request.leader for request in plan.encoding]
         reading += [chunk.sequence for chunk in plan.chunks]
         members = dict.fromkeys([*decoding, *reading]) if reading else decoding
@@ -346,7 +364,7 @@ class Scheduler:
     def _take_choices(self, step: Step, result: StepResult, now: float) -> int:
         """Take in what was drawn; return how many tokens that is."""
         attention = StepAttention(step.aligned, result.alignment)
-        num_tokens = 0
+        num_tokens = self._take_plain(step, result.plain, now)
         for drawn, choice in zip(step.drawing, result.choices, strict=True):
             request = drawn.request if isinstance(drawn, Sequence) else drawn
             if request.key not in self._running or drawn.is_finished:  # it has ended meanwhile
@@ -362,9 +380,37 @@ class Scheduler:
                 num_tokens += self._advance_search(drawn, choice, attention, now)
         return num_tokens
 
+    def _take_plain(self, step: Step, choices: PlainChoices, now: float) -> int:
+        """Take in what was drawn for plain sequences, which have all had their first token.
+
+        Little is done for each: this is what a token costs.
+        """
+        for i in choices.failed:
+            if not step.plain[i].is_finished:
+                self._fail(step.plain[i].request, no_token(step.plain[i].request))
+        num_tokens = 0
+        for sequence, token_id, logprob in zip(
+            step.plain, choices.token_ids, choices.logprobs, strict=True
+        ):
+            if sequence.is_finished:  # it has ended meanwhile
+                continue
+            num_tokens += 1
+            request = sequence.request
+            request.last_token = now
+            sequence.tokens.append(token_id)
+            sequence.num_generated += 1
+            sequence.sum_logprob += logprob
+            if (
+                sequence.num_generated >= sequence.look_at
+                or token_id in request.stop_rule.token_ids
+            ):
+                self._look_at(sequence, token_id)
+        return num_tokens
+
     def _first_token(self, request: Request, now: float) -> None:
         """Note the first token, which shows that what it was computed from is finite."""
         request.first_token = now
+        self._group = None  # it may draw plainly from now on
         self._cache.share(request)
 
     def _append(
@@ -383,14 +429,18 @@ class Scheduler:
             sequence.positions.append(token.position)
         if found := attention.of(sequence):
             sequence.attention.append(found)
-        end = request.stop_rule.end_of(token.token_id, sequence.num_generated)
-        if end is not None:
+        if sequence not in self._decoding:
+            self._decoding[sequence] = self._group = None
+        self._look_at(sequence, token.token_id)
+
+    def _look_at(self, sequence: Sequence, token_id: int) -> None:
+        """End a sequence if it ends with this token, and tell its tokens if they are enough."""
+        request = sequence.request
+        end = request.stop_rule.end_of(token_id, sequence.num_generated)
+        if end is not None or sequence.num_untold >= request.tokens_at_once:
             self._tell(sequence, end)
+        if end is not None:
             self._finish(sequence)
-            return
-        self._decoding[sequence] = None
-        if sequence.num_generated - sequence.num_told >= request.tokens_at_once:
-            self._tell(sequence)
 
     def _tell(self, sequence: Sequence, end: End | None = None) -> None:
         """Let the reader have the tokens that it was not told of."""
@@ -406,15 +456,13 @@ class Scheduler:
                 sequence.attention,
             )
         )
-        sequence.num_told = sequence.num_generated
-        if sequence.positions or sequence.attention:
-            sequence.positions, sequence.attention = [], []
+        sequence.was_told()
 
     def _tell_rest(self, request: Request) -> None:
         """Let the reader have all tokens there are, before the request ends in another way."""
         if request.search is None:
             for sequence in request.sequences:
-                if not sequence.is_finished and sequence.num_told < sequence.num_generated:
+                if not sequence.is_finished and sequence.num_untold:
                     self._tell(sequence)
 
     def _advance_search(
@@ -437,6 +485,7 @@ class Scheduler:
             for sequence in continue_beams(self._cache, request, step):
                 self._decoding.pop(sequence, None)
             self._decoding |= dict.fromkeys(request.beams)
+            self._group = None  # forks have rows of their own
         return len(step.parents) + step.num_finished
 
     # How requests end
@@ -495,8 +544,7 @@ class Scheduler:
         if self._waiting.remove(request.key) is None:
             self._leave_batch(request, sound=sound)
             self._waiting.settle(request, request.num_computed)
-        for sequence in request.sequences:
-            sequence.is_finished = True
+        request.end()
 
     def _leave_batch(self, request: Request, *, sound: bool) -> None:
         """Take a request out of the batch: the one way, whether it has ended or waits again."""
@@ -509,7 +557,9 @@ class Scheduler:
     def _give_back(self, sequence: Sequence, *, sound: bool) -> None:
         """Give the place and the room of a sequence back."""
         self._num_sequences -= 1
-        self._decoding.pop(sequence, None)
+        if sequence in self._decoding:
+            del self._decoding[sequence]
+            self._group = None
         self._cache.release(sequence, sound=sound)
 
     def _expire(self, now: float) -> None:

@@ -10,6 +10,7 @@ from engine.requests.request import Deltas, SamplingParams
 from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
+from engine.sampling.random_stream import SequenceDraws
 from engine.sampling.stop_rule import StopRule
 from engine.sampling.token_rules import TokenRules
 
@@ -59,6 +60,8 @@ class Sequence:
     is_finished: bool = False
     matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
     num_told: int = 0  # of the generated tokens
+    look_at: int = 0  # with so many generated tokens it is looked at: it ends, or they are told
+    draws: SequenceDraws | None = None  # where plain draws of it are not greedy
     sum_logprob: float = 0.0  # of the generated tokens
     positions: list[PositionLogprobs] = field(default_factory=list)  # not told yet, if asked for
     attention: list[tuple[float, ...]] = field(default_factory=list)  # likewise
@@ -67,6 +70,19 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens to compute before the next one can be chosen, or the last one is scored."""
         return len(self.tokens) - self.num_computed - self.request.is_score_only
+
+    @property
+    def num_untold(self) -> int:
+        """Generated tokens that were not told."""
+        return self.num_generated - self.num_told
+
+    def was_told(self) -> None:
+        """Note that all tokens were told, and when it is to be looked at again."""
+        self.num_told = self.num_generated
+        most, at_once = self.request.stop_rule.max_new_tokens, self.request.tokens_at_once
+        self.look_at = min(most, self.num_told + at_once)
+        if self.positions or self.attention:
+            self.positions, self.attention = [], []
 
     def append(self, token_id: int) -> None:
         """Take in a token that was chosen."""
@@ -83,6 +99,7 @@ class Request:
     asked: TokenRequest
     stop_rule: StopRule
     token_rules: TokenRules | None = None  # None: every token may come anywhere
+    is_plain: bool = False  # all draws behind the first tokens are plain
     sequences: list[Sequence] = field(default_factory=list)
     needs_encoding: bool = False
     max_cost: int = 0  # the most tokens that it may come to compute
@@ -112,6 +129,11 @@ class Request:
     def is_score_only(self) -> bool:
         """Whether nothing is to be generated."""
         return self.asked.params.max_new_tokens == 0
+
+    @property
+    def draws_plainly(self) -> bool:
+        """Whether the draws of its sequences are plain now; the first ones are more than draws."""
+        return self.is_plain and self.first_token is not None
 
     @property
     def num_forced(self) -> int:
@@ -149,6 +171,11 @@ class Request:
         if self.search is not None:
             return self.beams
         return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    def end(self) -> None:
+        """Let no sequence run any more."""
+        for sequence in self.sequences:
+            sequence.is_finished = True
 
     def start_again(self, *, needs_encoding: bool) -> None:
         """Forget what was computed; the tokens stay, and are computed like those of a prompt."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
+from engine.sampling.plain import PlainDraws
+from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.sequence import Request, Sequence
 
 Places = object  # of a step's keys and values; only the KVCache and the runner of one room know
@@ -81,6 +83,8 @@ class Step(NamedTuple):
     num_read: int  # source and prompt tokens
     parts: Parts
     places: Places
+    plain_draws: PlainDraws
+    plain: tuple[Sequence, ...]  # one a plain draw
     draws: tuple[Draw | BeamDraw, ...]
     drawing: tuple[Sequence | Request, ...]  # one a draw; a beam search draws as a request
     scores: tuple[ScoreDraw, ...]
@@ -89,7 +93,7 @@ class Step(NamedTuple):
 
 
 class DrawPlan(NamedTuple):
-    """What is chosen and scored behind the logits of a step, and for whom."""
+    """What is chosen and scored behind the logits of a step beside plain draws, and for whom."""
 
     draws: list[Draw | BeamDraw]
     drawing: list[Sequence | Request]
@@ -99,11 +103,13 @@ class DrawPlan(NamedTuple):
     aligned: dict[Sequence, int]  # those that want to know its attention, and their logits
 
 
-def plan_draws(decoding: list[Sequence], chunks: list[Chunk]) -> DrawPlan:
-    """Return the draws of a step whose logits are those of `decoding`, then those of `chunks`."""
-    logits = {sequence: i for i, sequence in enumerate(decoding)}
+def plan_draws(group: DecodeGroup, chunks: list[Chunk]) -> DrawPlan:
+    """Return the draws of a step whose logits are those of the group, then those of `chunks`."""
+    if not chunks and not group.others:
+        return DrawPlan([], [], [], [], _size_of(group.num_top), {})
+    logits = dict(group.others)
     scores, scoring = [], []
-    first = len(decoding)
+    first = len(group.sequences)
     for chunk in chunks:
         scored_ids = chunk.scored_ids
         if scored_ids:
@@ -115,10 +121,14 @@ def plan_draws(decoding: list[Sequence], chunks: list[Chunk]) -> DrawPlan:
             logits[chunk.sequence] = first - 1
     draws, drawing = _draws(logits)
     members = [*logits, *[chunk.sequence for chunk in scoring]]
-    wanted = max([sequence.request.num_top for sequence in members], default=1)
-    num_top = 1 << (wanted - 1).bit_length()  # few sizes, each bound once
+    wanted = max([group.num_top, *[sequence.request.num_top for sequence in members]])
     aligned = {s: i for s, i in logits.items() if s.request.is_aligned}
-    return DrawPlan(draws, drawing, scores, scoring, num_top, aligned)
+    return DrawPlan(draws, drawing, scores, scoring, _size_of(wanted), aligned)
+
+
+def _size_of(num_top: int) -> int:
+    """Return one of few sizes, each of which is bound once."""
+    return 1 << (num_top - 1).bit_length()
 
 
 def _draws(

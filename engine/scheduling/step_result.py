@@ -7,6 +7,7 @@ from typing import NamedTuple
 from engine.requests.events import PositionLogprobs
 from engine.sampling.draws import Choice
 from engine.sampling.logits import Floats
+from engine.sampling.plain import PlainChoices
 
 
 class StepResult(NamedTuple):
@@ -15,6 +16,7 @@ class StepResult(NamedTuple):
     A choice or score of None: there is none, and its request fails.
     """
 
+    plain: PlainChoices = PlainChoices()  # those of Step.plain_draws
     choices: tuple[Choice, ...] = ()  # one for each of Step.draws
     scores: tuple[tuple[PositionLogprobs, ...] | None, ...] = ()  # one for each of Step.scores
     alignment: Floats | None = None  # [Parts.aligned, longest source], if any

@@ -31,6 +31,8 @@ class SlotKVCache:
     Only of the request's own tenant: times and counts tell what is there already.
     """
 
+    has_room_for_all = True
+
     def __init__(self, config: EngineConfig, contract: GenerationContract) -> None:
         self._num_slots = config.max_num_seqs
         self._reuses_sources = config.reuse_prefixes

@@ -6,6 +6,7 @@ from collections import deque
 from time import perf_counter
 
 from engine.sampling.logits import Floats, StepLogits
+from engine.sampling.plain import PlainChoices
 from engine.sampling.sampler import Sampler
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepResult
@@ -29,10 +30,12 @@ class SlotStepRunner:
         started = perf_counter()
         logits = self.model.run(batch)
         computed = perf_counter()
-        choices = self._sampler.sample(logits, step.draws)
+        plain = self._sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
+        choices = self._sampler.sample(logits, step.draws) if step.draws else ()
         scores = [self._sampler.score(logits, draw) for draw in step.scores]
         self._results.append(
             StepResult(
+                plain,
                 tuple(choices),
                 tuple(scores),
                 _alignment(logits),

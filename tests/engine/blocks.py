@@ -35,6 +35,8 @@ class BlockPlaces(NamedTuple):
 class BlockKVCache:
     """Gives out blocks one by one; forks share them until one of both writes."""
 
+    has_room_for_all = False
+
     def __init__(self, num_blocks: int, block_size: int = 4) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.clear()
@@ -166,9 +168,10 @@ class BlockStepRunner:
             rows += self._compute(self._source_of(sequence), table, start, (token,))
         array = np.asarray([*rows, *behind_chunks], np.float32).reshape(-1, VOCAB_SIZE)
         logits, sampler = step_logits(array, step.parts.num_top), Sampler()
+        plain = sampler.choose(logits, step.plain_draws)
         choices = sampler.sample(logits, step.draws)
         scores = [sampler.score(logits, draw) for draw in step.scores]
-        self._results.append(StepResult(tuple(choices), tuple(scores)))
+        self._results.append(StepResult(plain, tuple(choices), tuple(scores)))
 
     def contents(self) -> object:
         return len(self._blocks)

@@ -202,7 +202,7 @@ async def test_tokens_come_together_as_the_request_asks(make_engine: MakeEngine,
     whole = await collect(engine, replace(request(), deltas=None))
 
     sizes = [len(event.token_ids) for event in parts if isinstance(event, TextDelta)]
-    assert sizes == [4, 4, 3]
+    assert sum(sizes) == 11 and min([4, *sizes[:-1]]) == 4  # those of a slow reader have more
     assert streamed(parts) == ("ten tokens", ended(whole)[0].token_ids)
     assert not [event for event in whole if isinstance(event, TextDelta)]
     assert ended(whole)[0].text == "ten tokens"

@@ -17,11 +17,12 @@ from transformers import (
 )
 
 from engine.requests.request import LogitControls, SamplingParams
-from engine.sampling.draws import Draw
-from engine.sampling.random_stream import RandomStream
+from engine.sampling.draws import Draw, Sampled
+from engine.sampling.plain import PlainDraws, SampledColumns, is_plain
+from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
-from engine.sampling.truncation import pick, tempered, truncate, truncated_weights
+from engine.sampling.truncation import Truncations, pick, tempered, truncate, truncated_weights
 
 VOCAB = 40
 
@@ -231,6 +232,69 @@ def test_the_stream_is_philox_with_key_seed_and_counter_position_and_index() -> 
     assert RandomStream().uniform(123, 2, 7) == (int(raw) >> 11) / 2**53
 
 
+def test_numbers_made_ahead_are_those_made_one_by_one() -> None:
+    stream, alone = RandomStream(), RandomStream()
+    draws = [SequenceDraws((n * 0x9E3779B97F4A7C15) % 2**64, n % 5) for n in range(9)]
+    positions = [n * n for n in range(9)]
+
+    for step in range(100):
+        count = 9 if step % 7 else 2
+        positions[:count] = [position + 1 for position in positions[:count]]
+        found = stream.uniforms(draws[:count], positions[:count])
+
+        assert found == [
+            alone.uniform(one.seed, one.index, position)
+            for one, position in zip(draws[:count], positions[:count], strict=True)
+        ]
+
+
+PLAIN = [
+    SamplingParams(),
+    SamplingParams("sampling", top_k=7),
+    SamplingParams("sampling", top_k=40, top_p=0.8, temperature=0.7),
+    SamplingParams("sampling", top_p=0.9),
+    SamplingParams("sampling", top_p=0.999, min_p=0.001),
+    SamplingParams("sampling", min_p=0.05, temperature=1.4),
+]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    asked=st.lists(st.sampled_from(PLAIN), min_size=1, max_size=12),
+    seed=st.integers(0, 10_000),
+    vocab=st.sampled_from([30, 400]),
+    bad=st.sampled_from([None, np.nan, np.inf]),
+    is_every_row=st.booleans(),
+)
+def test_plain_draws_choose_what_the_same_draws_choose_one_by_one(
+    asked: list[SamplingParams], seed: int, vocab: int, bad: float | None, is_every_row: bool
+) -> None:
+    count = len(asked)
+    logits = random_logits(seed, rows=2 * count, vocab=vocab)
+    if bad is not None:
+        logits[0, 3] = bad
+    rows = np.arange(count) if is_every_row else np.arange(0, 2 * count, 2)
+    step = step_logits(logits, max(map(num_top, asked)))
+    which = [i for i, params in enumerate(asked) if params.strategy == "sampling"]
+    columns = SampledColumns.of(
+        which, [asked[i] for i in which], [SequenceDraws(seed, i) for i in which], vocab
+    )
+    plain = PlainDraws(
+        slice(count) if is_every_row else rows, columns if which else None, [5 + i for i in which]
+    )
+
+    found = Sampler().choose(step, plain)
+
+    draws = [Draw(int(row), asked[i], seed, i, 5 + i, ()) for i, row in enumerate(rows)]
+    alone = Sampler().sample(step, draws)
+    assert all(map(is_plain, asked))
+    assert list(found.failed) == [i for i, one in enumerate(alone) if one is None]
+    assert [
+        None if i in found.failed else Sampled(found.token_ids[i], found.logprobs[i])
+        for i in range(count)
+    ] == alone
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_gives_nothing_and_its_neighbours_do(bad: float) -> None:
     logits = random_logits(1, rows=3)
@@ -321,11 +385,11 @@ def test_the_likeliest_tokens_give_what_the_whole_row_gives(
         "sampling", temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     ids = np.argsort(-logits[0], kind="stable")[:128]
-    scores = tempered(logits, [[temperature]])
+    scores = tempered(logits, np.array([[temperature]], np.float32))
     total = np.nan if top_k else np.exp(scores.astype(np.float64)).sum()
 
     found, is_cut = truncated_weights(
-        scores[:, ids], np.array([total]), [params], np.array([top_k or 128])
+        scores[:, ids], np.array([total]), Truncations.of([params], [top_k or 128])
     )
 
     if top_k or is_cut[0]:

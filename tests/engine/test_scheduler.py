@@ -21,6 +21,7 @@ from engine.requests.events import FinishReason
 from engine.requests.load import WastedWork
 from engine.requests.request import Deltas, SamplingParams
 from engine.sampling.draws import Sampled
+from engine.sampling.plain import PlainChoices
 from engine.scheduling.kv_cache import KVCache
 from engine.scheduling.output import (
     AdmittedOutput,
@@ -82,13 +83,24 @@ class Ran:
         self.is_empty = not (self.encodes or self.chunks or self.decode_ids)
 
 
+def result_of(scheduled: Step, *tokens: int | None) -> StepResult:
+    """Return these tokens: for the plain draws, then for the others, the last for all further."""
+    num_plain, num_others = len(scheduled.plain), len(scheduled.draws)
+    count = num_plain + num_others
+    given = [*tokens, *[tokens[-1] if tokens else A] * count][:count]
+    sampled = [None if token is None else Sampled(token, -0.5) for token in given]
+    plain = sampled[:num_plain]
+    failed = [i for i, token in enumerate(plain) if token is None]
+    ids = [0 if token is None else token.token_id for token in plain]
+    choices = PlainChoices(ids, [-0.5] * num_plain, failed)
+    scores = ((),) * len(scheduled.scores)
+    return StepResult(choices, tuple(sampled[num_plain:]), scores)
+
+
 def step(scheduler: Scheduler, *tokens: int | None) -> tuple[Ran, list[EngineOutput]]:
     """Run a step whose draws give these tokens, the last of them for all further draws."""
     scheduled = scheduler.schedule()
-    count = len(scheduled.draws)
-    given = [*tokens, *[tokens[-1] if tokens else A] * count][:count]
-    sampled = [None if token is None else Sampled(token, -0.5) for token in given]
-    outputs = scheduler.update(scheduled, StepResult(tuple(sampled)))
+    outputs = scheduler.update(scheduled, result_of(scheduled, *tokens))
     assert scheduler.problems() == []
     return Ran(scheduled), outputs
 
@@ -201,8 +213,7 @@ def test_a_step_scores_no_more_positions_than_a_chunk_has_and_others_go_on(make_
     while scheduler.has_work and len(steps) < 3:
         scheduled = scheduler.schedule()
         steps.append([chunk.num_logits for chunk in scheduled.parts.chunks])
-        drawn, scores = (Sampled(A, -0.5),) * len(scheduled.draws), ((),) * len(scheduled.scores)
-        scheduler.update(scheduled, StepResult(drawn, scores))
+        scheduler.update(scheduled, result_of(scheduled, A))
 
     assert steps == [[4, 1], [4], [4]]  # the row of logits of a position has a whole vocabulary
 
@@ -569,11 +580,10 @@ def test_four_tenants_of_very_unequal_demand_get_equal_shares_of_the_tokens(make
 
     for _ in range(600):
         scheduled = scheduler.schedule()
-        drawn = []
-        for draw in scheduled.draws:
-            is_last = draw.position >= tenants[draw.seed][1]
-            drawn.append(Sampled(EOS if is_last else A, -0.5))
-        for output in scheduler.update(scheduled, StepResult(tuple(drawn))):
+        places = [(one.request.asked.seed, len(one.tokens)) for one in scheduled.plain]
+        places += [(draw.seed, draw.position) for draw in scheduled.draws]
+        drawn = [EOS if place >= tenants[seed][1] else A for seed, place in places]
+        for output in scheduler.update(scheduled, result_of(scheduled, *drawn)):
             if isinstance(output, TokensOutput):
                 made[output.key % 4] = made.get(output.key % 4, 0) + 1
 
@@ -811,6 +821,6 @@ def test_a_failed_step_wastes_what_all_its_requests_had_computed(make_scheduler)
     failed = scheduler.schedule()
 
     scheduler.fail_all(EngineFailure)
-    scheduler.update(failed, StepResult((None,) * len(failed.draws), num_padding=7))
+    scheduler.update(failed, result_of(failed, None)._replace(num_padding=7))
 
     assert scheduler.load().wasted == WastedWork(failed_tokens=2 * 5, padding_tokens=7)

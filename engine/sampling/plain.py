@@ -1,0 +1,100 @@
+"""Plain draws: tokens chosen from the likeliest ones, of which nothing else is asked; columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.requests.request import SamplingParams
+from engine.sampling.beam_candidates import num_columns as num_beam_columns
+from engine.sampling.logit_controls import is_controlled
+from engine.sampling.random_stream import SequenceDraws
+from engine.sampling.top_k import MAX_COLUMNS
+from engine.sampling.truncation import Truncations
+
+Rows = slice | NDArray[np.intp]
+
+_NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
+
+
+class SampledColumns(NamedTuple):
+    """The plain draws that are not greedy, an entry each; the same as long as their sequences."""
+
+    which: NDArray[np.intp]  # of all plain draws
+    params: Sequence[SamplingParams]
+    draws: Sequence[SequenceDraws]
+    how: Truncations
+    is_decided: NDArray[np.bool_]  # whatever is drawn is among the columns
+    needs_total: Sequence[int]  # those that look at the weights of all tokens
+
+    @classmethod
+    def of(
+        cls,
+        which: Sequence[int],
+        params: Sequence[SamplingParams],
+        draws: Sequence[SequenceDraws],
+        vocab_size: int,
+    ) -> SampledColumns:
+        """Return the columns of these draws, all of which are plain."""
+        widths = [min(num_columns(one) or vocab_size, vocab_size) for one in params]
+        decided = [
+            one.top_k > 0 or width == vocab_size for one, width in zip(params, widths, strict=True)
+        ]
+        return cls(
+            np.array(which, np.intp),
+            params,
+            draws,
+            Truncations.of(params, widths),
+            np.array(decided, np.bool_),
+            [i for i, one in enumerate(params) if one.top_k == 0 and one.top_p < 1],
+        )
+
+
+class PlainDraws(NamedTuple):
+    """Tokens to be chosen, an entry a sequence."""
+
+    rows: Rows  # of logits
+    sampled: SampledColumns | None = None
+    positions: Sequence[int] = ()  # of the sampled tokens, counted from the start of the sequence
+
+
+class PlainChoices(NamedTuple):
+    """What was chosen, an entry a draw."""
+
+    token_ids: list[int] = []
+    logprobs: list[float] = []  # in the model's own distribution
+    failed: Sequence[int] = ()  # draws behind a row that is not finite; what they have is nothing
+
+
+def num_columns(params: SamplingParams) -> int | None:
+    """Return from how many of the likeliest tokens one can be chosen; None: from all.
+
+    With controls those are where to look first.
+    """
+    if params.strategy == "greedy":
+        return 1
+    if params.strategy == "beam":
+        return num_beam_columns(params)
+    if params.typical_p < 1 or params.top_k > MAX_COLUMNS:
+        return None
+    if params.top_k > 0:
+        return params.top_k
+    is_cut = params.top_p < 1 or params.min_p > 0
+    return _NUM_TOP_OF_NUCLEUS if is_cut and not is_controlled(params) else None
+
+
+def needs_row_sum(params: SamplingParams) -> bool:
+    """Say whether the weights of all tokens have to be added up: the model has only its own sum."""
+    return params.top_k == 0 and params.top_p < 1 and params.temperature != 1
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Say whether the draws of a request are plain, if no single token is banned or forced."""
+    if params.strategy == "beam" or params.logprobs is not None or params.alignment:
+        return False
+    return (
+        not is_controlled(params) and num_columns(params) is not None and not needs_row_sum(params)
+    )

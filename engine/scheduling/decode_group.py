@@ -1,0 +1,42 @@
+"""The sequences that decode in a step, by how their next tokens are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from engine.sampling.plain import PlainDraws, Rows, SampledColumns
+from engine.scheduling.sequence import Sequence
+
+
+class DecodeGroup:
+    """Sequences in the order in which they decode; it stands as long as the same ones do."""
+
+    def __init__(self, sequences: Many[Sequence], vocab_size: int) -> None:
+        self.sequences = tuple(sequences)
+        rows = [row for row, one in enumerate(self.sequences) if one.request.draws_plainly]
+        self.plain = tuple([self.sequences[row] for row in rows])
+        is_all = len(rows) == len(self.sequences)
+        self._rows: Rows = slice(len(rows)) if is_all else np.array(rows, np.intp)
+        self.others = {} if is_all else self._others()  # their rows
+        self.num_top = max([one.request.num_top for one in self.sequences], default=1)
+        self._drawn = [one for one in self.plain if one.draws is not None]  # not greedy
+        self._sampled = self._sampled_columns(vocab_size) if self._drawn else None
+
+    def plain_draws(self) -> PlainDraws:
+        """Return the draws of the plain ones behind what they compute now."""
+        positions = [len(one.tokens) for one in self._drawn]
+        return PlainDraws(self._rows, self._sampled, positions)
+
+    def _others(self) -> dict[Sequence, int]:
+        return {one: row for row, one in enumerate(self.sequences) if not one.request.draws_plainly}
+
+    def _sampled_columns(self, vocab_size: int) -> SampledColumns:
+        which = [i for i, one in enumerate(self.plain) if one.draws is not None]
+        return SampledColumns.of(
+            which,
+            [one.request.asked.params for one in self._drawn],
+            [one.draws for one in self._drawn if one.draws is not None],
+            vocab_size,
+        )
