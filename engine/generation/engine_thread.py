@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from engine.errors import DeadlineExpired, EngineFailure, Overloaded
@@ -14,6 +15,7 @@ from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 
+MOMENT = 1.0  # seconds; who comes sooner finds the memory of who has just ended
 _log = logging.getLogger(__name__)
 
 
@@ -88,15 +90,26 @@ class EngineThread:
     def _take_commands(self) -> bool:
         """Carry out what has been asked for, waiting if there is nothing to do; False: stop."""
         scheduler = self._core.scheduler
-        while not scheduler.has_work or self.has_commands:
-            if not self.has_commands:  # nobody waits
-                self._check_integrity()
-            command = self._commands.get()
+        while not scheduler.has_requests or self.has_commands:
+            command = self._next_command()
+            if command is None:
+                return True
             if isinstance(command, _Stop):
                 self._hand_over(scheduler.drain(lambda request_id: draining()))
                 return False
             self._carry_out(command)
         return True
+
+    def _next_command(self) -> _Command | None:
+        """Wait for a command; None if for a while none comes, and memory is to be put in order."""
+        if self.has_commands:
+            return self._commands.get()
+        if self._core.scheduler.has_work:
+            with suppress(queue.Empty):
+                return self._commands.get(timeout=MOMENT)
+            return None
+        self._check_integrity()
+        return self._commands.get()
 
     def _carry_out(self, command: _Command) -> None:
         scheduler = self._core.scheduler

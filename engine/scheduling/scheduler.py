@@ -91,7 +91,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running or self._waiting or self._outputs or self._cache.has_changes)
+        return self.has_requests or self._cache.has_changes
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a step would do anything for somebody, and not only put memory in order."""
+        return bool(self._running or self._waiting or self._outputs)
 
     @property
     def _num_free(self) -> int:

@@ -19,6 +19,7 @@ from engine.slots.host_pages import Pages
 HostArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 Stored = NDArray[Any]  # numbers as a cache holds them; those of bf16, which numpy lacks, as uint16
 
+STEPS_AT_HAND = 64  # in which another sequence may take the memory that one has left
 _DTYPES = {**CACHE_DTYPES, "bf16": "uint16"}
 
 
@@ -29,13 +30,23 @@ class LayerCache(NamedTuple):
     value: HostArray | DeviceArray
 
 
+class _Cut(NamedTuple):
+    """What sequences have left behind the end of a row."""
+
+    step: int  # the first of them
+    stop: int  # position behind it
+
+
 class CacheMemory(Protocol):
     """Rows of one kind: keys and values of all layers. Positions are counted within a row."""
 
     layers: tuple[LayerCache, ...]
 
     def cut(self, row: int, start: int, stop: int) -> None:
-        """Give back what positions take, where that is worth it; else they stay as they are."""
+        """Note that positions are not needed; they stay as they are until `settle`, or for good."""
+
+    def settle(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
+        """Give back what was cut some steps ago, `at_rest` all of it, behind what rows hold now."""
 
     def clear(self, row: int, start: int, stop: int) -> None:
         """Put zeros into positions `start` to `stop` - 1, and give back what they take."""
@@ -65,8 +76,9 @@ Allocate = Callable[[int, CacheShape], CacheMemory]  # number of rows, and what 
 class HostCacheMemory:
     """Rows in memory of the host, [layer, key or value, row, head, position, head_dim].
 
-    Memory that nobody wrote to takes none, and a row that becomes shorter gives its pages back, if
-    what it loses is a page of a head at least.
+    Memory that nobody wrote to takes none. A row that becomes shorter gives its pages back, if what
+    it loses is a page of a head at least, and no other sequence has written there a few steps
+    later: to find a page anew takes the system as long as to compute a third of its numbers.
     """
 
     def __init__(self, num_rows: int, shape: CacheShape) -> None:
@@ -77,11 +89,23 @@ class HostCacheMemory:
         self.layers = tuple(LayerCache(key=layer[0], value=layer[1]) for layer in self.memory)
         position = shape.head_dim * self.memory.itemsize
         self._page = -(-mmap.PAGESIZE // position)  # positions of a head
+        self._num_steps = 0
+        self._cut: dict[int, _Cut] = {}  # by row, the earliest first
 
     def cut(self, row: int, start: int, stop: int) -> None:
         """See CacheMemory: less than a page is not worth it."""
         if stop - start >= self._page:
-            self.clear(row, start, stop)
+            known = self._cut.get(row, _Cut(self._num_steps, 0))
+            self._cut[row] = known._replace(stop=max(known.stop, stop))
+
+    def settle(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
+        """See CacheMemory."""
+        self._num_steps += 1
+        last = self._num_steps - (0 if at_rest else STEPS_AT_HAND)
+        for row in [row for row, cut in self._cut.items() if cut.step < last]:
+            start, stop = int(lengths[row]), self._cut.pop(row).stop
+            if stop - start >= self._page:
+                self.clear(row, start, stop)
 
     def clear(self, row: int, start: int, stop: int) -> None:
         """See CacheMemory."""
@@ -121,6 +145,7 @@ class HostCacheMemory:
     def forget(self) -> None:
         """See CacheMemory."""
         self._pages.clear(self.memory)
+        self._cut.clear()
 
 
 class DeviceCacheMemory:
@@ -142,6 +167,9 @@ class DeviceCacheMemory:
         self.layers = tuple(map(LayerCache, planes[0::2], planes[1::2]))
 
     def cut(self, row: int, start: int, stop: int) -> None:
+        """See CacheMemory: nothing is given back."""
+
+    def settle(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
         """See CacheMemory: nothing is given back."""
 
     def clear(self, row: int, start: int, stop: int) -> None:

@@ -18,9 +18,10 @@ class SlotCache:
     a layer lie one after the other, so that the first B of them are one piece of memory: a decode
     step binds it as it is. On the host, memory that no sequence reaches is never touched and costs
     nothing, and a row that becomes shorter gives its pages back, if what it loses is a page of a
-    head at least: in use is what running or kept rows hold as far as their length, and a page for
-    each of their heads at most. Beyond its length a row is finite: what is masked counts for
-    nothing, but a NaN left there would reach the row's next sequence. Lengths lie on the host.
+    head at least, once `settle` finds that no other sequence has taken them: in use is what running
+    or kept rows hold as far as their length, and a page for each of their heads at most. Beyond its
+    length a row is finite: what is masked counts for nothing, but a NaN left there would reach the
+    row's next sequence. Lengths lie on the host.
 
     `overhang` positions behind its length a row may hold what a call wrote there for nobody: they
     count as its own when the row becomes shorter or another's.
@@ -42,6 +43,12 @@ class SlotCache:
         self.cross_layers = () if self.sources is None else self.sources.layers
         self.lengths = np.zeros(num_slots, np.int32)  # positions written, a row
         self.source_lengths = np.zeros(num_slots, np.int64)
+
+    def settle(self, *, at_rest: bool) -> None:
+        """Give back what rows have lost and not taken again: of late, or `at_rest` at all."""
+        self.rows.settle(self.lengths, at_rest=at_rest)
+        if self.sources is not None:
+            self.sources.settle(self.source_lengths, at_rest=at_rest)
 
     def apply(self, ops: Iterable[RowOp]) -> None:
         """Change rows, one operation after the other."""

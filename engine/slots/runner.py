@@ -154,8 +154,9 @@ class SlotModelRunner:
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         """Run one step, see ModelRunner."""
-        if batch.row_ops:
-            self.cache.apply(batch.row_ops)
+        self.cache.apply(batch.row_ops)
+        is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)
+        self.cache.settle(at_rest=is_at_rest)
         size = self._size_of(batch)
         if not self._block.holds(size):
             self._make_room(size)

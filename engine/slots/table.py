@@ -20,11 +20,12 @@ class KeptPrefix:
 
 
 class SlotTable:
-    """Gives rows to sequences so that the decoding ones are always rows 0 to D-1.
+    """Gives rows to sequences so that those which decode in a step are rows 0 to D-1.
 
     A row that no sequence needs may keep the beginning of an ended one; the least recently used is
-    evicted when there is no empty row. The table knows no memory: every change is an operation
-    for the cache, to be done in order before the next step.
+    evicted when there is no empty row. Holes that ended sequences leave are filled when rows are
+    wanted again: of those that end together none is moved. The table knows no memory: every change
+    is an operation for the cache, to be done in order before the next step.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -36,7 +37,7 @@ class SlotTable:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """The sequences of rows 0 to D-1."""
+        """The sequences that decode, in the order of their rows."""
         rows = self._owners[: self.num_decoding]
         return [owner for owner in rows if isinstance(owner, Sequence)]
 
@@ -65,10 +66,7 @@ class SlotTable:
         wanted: dict[int, Sequence | KeptPrefix] = {row: one for one, row in self._rows.items()}
         wanted |= {kept.row: kept for kept in self._kept}
         found = {row: owner for row, owner in enumerate(self._owners) if owner is not None}
-        problems = [] if found == wanted else ["rows have other owners than their owners say"]
-        if len(self.decoding) != self.num_decoding:
-            problems.append("one of the first rows, which decode, has no sequence")
-        return problems
+        return [] if found == wanted else ["rows have other owners than their owners say"]
 
     def row_of(self, sequence: Sequence) -> int | None:
         """Return the row of a sequence, if it has one."""
@@ -76,6 +74,7 @@ class SlotTable:
 
     def take(self, sequence: Sequence) -> None:
         """Give a sequence an empty row."""
+        self._fill_holes()
         if None not in self._owners[self.num_decoding :]:
             self._evict(next(iter(self._kept)))
         row = self._owners.index(None, self.num_decoding)
@@ -88,6 +87,7 @@ class SlotTable:
 
     def take_prefix(self, sequence: Sequence, holder: Sequence | KeptPrefix, length: int) -> None:
         """Give a sequence a row that begins with the first positions of another."""
+        self._fill_holes()
         if isinstance(holder, Sequence):
             self.take(sequence)
             row = self._rows[holder]
@@ -109,6 +109,7 @@ class SlotTable:
 
     def decode(self, sequences: Collection[Sequence]) -> list[Sequence]:
         """Make these the decoding ones, and no others; return them in the order of their rows."""
+        self._fill_holes()
         for sequence in sequences:
             if self._rows[sequence] >= self.num_decoding:
                 self.promote(sequence)
@@ -120,6 +121,7 @@ class SlotTable:
 
     def promote(self, sequence: Sequence) -> None:
         """Make a sequence one of the decoding ones."""
+        self._fill_holes()
         row, first_other = self._rows[sequence], self.num_decoding
         assert row >= first_other
         self.num_decoding += 1
@@ -144,10 +146,7 @@ class SlotTable:
         self._put(sequence, target)
 
     def release(self, sequence: Sequence, *, is_finite: bool = False) -> None:
-        """Empty a sequence's row; the last decoding row fills a hole among the decoding ones.
-
-        The row is cleared unless it is known to be finite.
-        """
+        """Empty a sequence's row; it is cleared unless it is known to be finite."""
         self._vacate(sequence, 0, is_finite)
 
     def keep(self, sequence: Sequence, length: int, tenant: str) -> None:
@@ -164,22 +163,22 @@ class SlotTable:
         self._kept[kept] = None
 
     def _vacate(self, sequence: Sequence, length: int, is_finite: bool) -> int:
-        """Take a sequence's row; return which one has its first positions now, and no owner."""
+        """Take a sequence's row, but for its first positions; return which one it was."""
         row = self._rows.pop(sequence)
         self._owners[row] = None
         self._ops.append(RowOp("cut" if is_finite else "clear", row, row, length))
-        if row >= self.num_decoding:
-            return row
-        self.num_decoding -= 1
-        last = self.num_decoding
-        if row != last:
-            mover = self._owners[last]
-            assert mover is not None
-            self._owners[last] = None
-            self._put(mover, row)
-            # A row of which nothing stays is empty, so the last one need only move there.
-            self._ops.append(RowOp("swap" if length else "move", last, row))
-        return last
+        return row
+
+    def _fill_holes(self) -> None:
+        """Let the last decoding sequences take the rows that others have left among the first."""
+        decoding = self.decoding
+        if len(decoding) == self.num_decoding:
+            return
+        self.num_decoding = len(decoding)
+        first_rows = self._owners[: self.num_decoding]
+        holes = [row for row, owner in enumerate(first_rows) if not isinstance(owner, Sequence)]
+        for row, sequence in zip(holes, reversed(decoding), strict=False):
+            self._exchange(sequence, row)
 
     def _is_kept(self, tokens: list[int], own: list[KeptPrefix]) -> bool:
         """Whether one of these begins with the tokens; it has been used then."""

@@ -535,7 +535,23 @@ async def test_a_deadline_that_has_passed_is_refused_before_the_queue(
     assert runner.batches == []
 
 
-async def test_an_idle_engine_sleeps(make_engine: MakeEngine, spell) -> None:
+async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
+    make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.generation.engine_thread.MOMENT", 60.0)
+    engine, runner = await make_engine(spell("x"))
+
+    for _ in range(2):
+        await collect(engine, request())
+
+    computing = [bool(batch.chunks or batch.decode_ids) for batch in runner.batches]
+    assert all(computing), "no step between two requests was for memory alone"
+
+
+async def test_an_idle_engine_sleeps(
+    make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.generation.engine_thread.MOMENT", 0.01)
     engine, runner = await make_engine(spell("x"))
     await collect(engine, request())
     while engine.load().running:
@@ -544,7 +560,7 @@ async def test_an_idle_engine_sleeps(make_engine: MakeEngine, spell) -> None:
 
     await asyncio.sleep(0.05)
 
-    assert len(runner.batches) <= steps + 1  # one to clear the slot
+    assert len(runner.batches) == steps + 1, "one to clear the slot"
     assert runner.rows == [[]] * 4
 
 

@@ -40,6 +40,22 @@ def test_decoding_rows_stay_packed_whatever_leaves(make_scheduler) -> None:
     assert [op[:3] for op in batch.places.row_ops] == [("cut", 1, 1), ("move", 3, 1)]
 
 
+def test_rows_that_end_together_are_not_moved_into_the_holes_of_each_other(
+    make_scheduler,
+) -> None:
+    scheduler = make_scheduler()
+    for key in (1, 2, 3, 4):
+        scheduler.add(request(key))
+    step(scheduler, A)
+    step(scheduler, EOS, EOS, A, EOS)
+
+    batch = step(scheduler)
+
+    assert batch.decode_ids == (A,)
+    moves = [op[:3] for op in batch.places.row_ops if op.kind != "cut"]
+    assert moves == [("move", 2, 0)], "of the one that goes on, and no other"
+
+
 def test_a_source_is_encoded_into_a_row(make_scheduler) -> None:
     scheduler = make_scheduler(max_source_len=30)
     scheduler.add(request(1, length=20))

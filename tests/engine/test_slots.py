@@ -88,7 +88,7 @@ class SlotMachine(RuleBasedStateMachine):
         self._replay()
         row, is_finite = self.table.row_of(sequence), data.draw(st.booleans())
         self.table.release(sequence, is_finite=is_finite)
-        assert self.table._ops[0] == RowOp("cut" if is_finite else "clear", row, row)
+        assert self.table._ops[-1] == RowOp("cut" if is_finite else "clear", row, row)
         self._forget(sequence)
 
     @precondition(lambda self: self.live)
@@ -110,15 +110,16 @@ class SlotMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
+        assert self.table.decode(self.decoding) == self.table.decoding
+        rows = [self.table.row_of(sequence) for sequence in self.table.decoding]
+        assert rows == list(range(len(self.decoding))), "decoding rows come first"
         self._replay()
         owners = [*self.live, *self.table.kept]
         assert all(self.rows[self._row(owner)] == owner.tokens for owner in owners)
         assert sum(row == [] for row in self.rows) == NUM_SLOTS - len(owners)
 
     @invariant()
-    def decoding_rows_come_first(self) -> None:
-        rows = [self.table.row_of(sequence) for sequence in self.table.decoding]
-        assert rows == list(range(len(self.decoding)))
+    def those_decode_that_were_let(self) -> None:
         assert set(self.table.decoding) == self.decoding
 
     @invariant()
