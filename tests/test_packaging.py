@@ -160,6 +160,32 @@ def test_a_light_install_imports_the_client(light: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_import_of_the_client_loads_grpc_and_messages_and_nothing_for_a_terminal(
+    light: Path,
+) -> None:
+    code = "import sys, tokenweir; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = _run(light, "-c", code)
+
+    allowed = {"cython_runtime", "google", "grpc", "grpc_health", "grpc_status", "tokenweir"}
+    allowed |= {"typing_extensions"}
+    found = {name for name in done.stdout.split() if not name.startswith("_")}
+    assert found - sys.stdlib_module_names - allowed == set()
+    assert "tokenweir" in found
+
+
+def test_a_light_install_takes_less_than_60_mb(light: Path) -> None:
+    files = [
+        (file.suffix, file.size or 0) for one in _closure(EXTRAS[""]) for file in one.files or ()
+    ]
+    ours = [
+        (path.suffix, path.stat().st_size) for path in light.rglob("*") if _is_ours(path, light)
+    ]
+    # What pip compiles of a source takes about as much room again.
+    size = sum(size * (2 if suffix == ".py" else 1) for suffix, size in files + ours)
+
+    assert 30e6 < size < 60e6
+
+
 def test_a_light_install_has_the_help_of_every_command(light: Path) -> None:
     from server.cli.app import cli
 
