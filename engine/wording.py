@@ -22,7 +22,7 @@ def listed(things: Collection[object], separator: str = ", ") -> str:
 def shortened(value: object) -> str:
     """Return the text of a value, of a long one the beginning.
 
-    What is no plain text, as an end of line or what controls a terminal, is escaped.
+    What is not plain text, as an end of line or what controls a terminal, is escaped.
     """
     text = str(value)[: _MAX_CHARS + 1]
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

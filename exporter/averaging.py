@@ -75,7 +75,7 @@ def _beside(path: Path) -> dict[str, bytes]:
         if file.stat().st_size > _MAX_FILE_BYTES:
             raise CheckpointError(
                 f"{file} has {file.stat().st_size:,} bytes, more than {_MAX_FILE_BYTES:,}; it is "
-                "no file of a checkpoint, move it elsewhere"
+                "not a file of a checkpoint, move it elsewhere"
             )
     return {file.name: file.read_bytes() for file in kept}
 

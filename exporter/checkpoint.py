@@ -225,7 +225,7 @@ def read_config(directory: Path) -> CheckpointConfig:
         )
     path = directory / CONFIG_NAME
     if not path.is_file():
-        raise CheckpointError(f"{directory} has no {CONFIG_NAME}; it is no checkpoint")
+        raise CheckpointError(f"{directory} has no {CONFIG_NAME}; it is not a checkpoint")
     try:
         content = parse_object(read_bounded(path, _MAX_CONFIG_BYTES))
         version = content.get("format_version")
@@ -250,7 +250,7 @@ def check_replaceable(out: Path) -> None:
         read_config(out)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{out} exists and is no checkpoint, so it is not written to; "
+            f"{out} exists and is not a checkpoint, so it is not written to; "
             "give another directory, or remove it"
         ) from error
 
@@ -383,7 +383,7 @@ def reading_weights(path: Path) -> Iterator[None]:
         yield
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is no safetensors file, or damaged: {error}; copy or train it again"
+            f"{path} is not a safetensors file, or damaged: {error}; copy or train it again"
         ) from error
 
 
@@ -401,7 +401,7 @@ def _read_tokenizer_of(path: Path, vocab_size: int) -> Tokenizer:
         return read_tokenizer_file(path, vocab_size).tokenizer
     except (ValueError, OSError) as error:
         raise CheckpointError(
-            f"{path} is no tokenizer of this model: {error}; "
+            f"{path} is not a tokenizer of this model: {error}; "
             "give the tokenizer that the model was trained with"
         ) from error
 
@@ -425,5 +425,5 @@ def _read_samples(directory: Path) -> tuple[str, ...]:
         return _Samples.model_validate(parse_object(read_bounded(path, _MAX_SAMPLES_BYTES))).texts
     except (ValueError, OSError) as error:  # pydantic's is a ValueError too
         raise CheckpointError(
-            f"{path} is no list of sentences: {error}; remove it, or train the model again"
+            f"{path} is not a list of sentences: {error}; remove it, or train the model again"
         ) from error

@@ -151,7 +151,7 @@ def copied_files(checkpoint: Checkpoint) -> list[str]:
 def _check_replaceable(out: Path) -> None:
     if out.is_symlink() or (out.exists() and not (out / MANIFEST_NAME).is_file()):
         raise PackageError(
-            f"{out} exists and is no package, so it is not replaced; "
+            f"{out} exists and is not a package, so it is not replaced; "
             "give another directory, or remove it"
         )
 

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _NO_FLAGS = 0
 _REST = 0.005  # seconds
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
-_ARRIVAL, _STOPPED = object(), object()  # tags of what is no answer to a call
+_ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
 
 
 class CallServer:

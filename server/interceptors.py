@@ -169,7 +169,7 @@ def _parsed(parse: Callable[[bytes], Any], data: bytes, method: str) -> Any:
         return parse(data)
     except DecodeError as error:
         raise MalformedMessage(
-            [FieldViolation("request", f"{len(data)} bytes are no request of {method}")]
+            [FieldViolation("request", f"{len(data)} bytes are not a request of {method}")]
         ) from error
 
 

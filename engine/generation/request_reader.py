@@ -202,7 +202,7 @@ class RequestReader:
         try:
             ids = await self._encode(given, is_part)
         except UnicodeEncodeError as error:
-            what = f"is no Unicode text: half a surrogate pair at character {error.start + 1}"
+            what = f"is not Unicode text: half a surrogate pair at character {error.start + 1}"
             return (), [FieldViolation(path, what)]
         return ids, self._check_ids(ids, path, None, limit)
 

@@ -70,7 +70,7 @@ def _decode(data: bytes, path: str, limits: ImageLimits) -> Image.Image:
     except UnidentifiedImageError as error:
         raise _invalid(
             path,
-            f"{len(data):,} bytes that start with {data[:8]!r} are no image in PNG or JPEG; "
+            f"{len(data):,} bytes that start with {data[:8]!r} are not an image in PNG or JPEG; "
             "send one of these",
         ) from error
     except Exception as error:  # damaged data: Pillow's decoders raise a dozen kinds

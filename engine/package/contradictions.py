@@ -81,7 +81,7 @@ def _wrong_attention(manifest: Manifest) -> Iterator[str]:
         yield f"generation.cross_cache.dtype: {contract.cross_cache.dtype}; it must be {precision}"
     if contract.num_heads % contract.cache.num_kv_heads:
         yield (
-            f"generation.num_heads: {contract.num_heads} is no multiple of cache.num_kv_heads, "
+            f"generation.num_heads: {contract.num_heads} is not a multiple of cache.num_kv_heads, "
             f"{contract.cache.num_kv_heads}"
         )
     if contract.alignment and not crosses:

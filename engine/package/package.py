@@ -27,7 +27,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Package(BaseModel):
-    """A checked package: every file is there, is no link, and has the hash of the manifest."""
+    """A checked package: every file is there, is not a link, and has the hash of the manifest."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -141,7 +141,9 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
 def _read_manifest(directory: Path) -> bytes:
     manifest_path = directory / MANIFEST_NAME
     if not os.path.lexists(manifest_path):
-        raise PackageError(f"{directory} has no {MANIFEST_NAME}; it is no package, or incomplete")
+        raise PackageError(
+            f"{directory} has no {MANIFEST_NAME}; it is not a package, or incomplete"
+        )
     with open_plain(manifest_path) as file:
         raw = file.read(_MAX_MANIFEST_BYTES + 1)
     if len(raw) > _MAX_MANIFEST_BYTES:
@@ -171,7 +173,7 @@ def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
 
 
 def _refuse_other_format(version: object, directory: Path) -> None:
-    """Refuse formats that this release does not know; what is no number is refused as a field."""
+    """Refuse formats that this release does not know; what is not a number is a wrong field."""
     if not isinstance(version, int) or version == FORMAT_VERSION:
         return
     if version > FORMAT_VERSION:

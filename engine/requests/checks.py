@@ -81,7 +81,7 @@ def _check_sampling(p: SamplingParams, vocab_size: int) -> Iterator[_Check]:
     yield (
         p.seed is None or 0 <= p.seed < 2**64,
         f"{path}.seed",
-        f"{p.seed} is no unsigned 64-bit number",
+        f"{p.seed} is not an unsigned 64-bit number",
     )
 
 

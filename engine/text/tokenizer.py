@@ -29,8 +29,8 @@ class Tokenizer:
             found = read_tokenizer_file(path, vocab_size)
         except (ValueError, OSError) as error:
             raise PackageError(
-                f"{path} is no tokenizer of this model: {error}; give the tokenizer.json that it "
-                "was trained with, or export the model again"
+                f"{path} is not a tokenizer of this model: {error}; give the tokenizer.json that "
+                "it was trained with, or export the model again"
             ) from error
         self._tokenizer = found.tokenizer
         self.vocab_size = found.vocab_size

@@ -183,7 +183,7 @@ class Comparison:
 
 
 class LossyComparison(Comparison):
-    """Counts how much a format loses; only what is no number is refused at once."""
+    """Counts how much a format loses; only what is not a number is refused at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class LossyComparison(Comparison):
         _check_top(exported, place)
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
-        """Refuse embeddings [N, D] that are no numbers; note how far they are off."""
+        """Refuse embeddings [N, D] that are not numbers; note how far they are off."""
         _refuse_no_number(exported, place)
         self._vector_differences(exported, eager)
         off = np.linalg.norm(exported - eager, axis=-1)
@@ -232,7 +232,7 @@ class LossyComparison(Comparison):
         self.max_value_loss = max(self.max_value_loss, float((off / size).max()))
 
     def alignment(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
-        """Refuse attention to the source [N, L] that is no numbers, or no shares of one.
+        """Refuse attention to the source [N, L] that is not numbers, or not shares of one.
 
         Note how far it is off.
         """
@@ -262,7 +262,7 @@ def _refuse_no_number(exported: NDArray[Any], place: Callable[[int], str]) -> No
     bad = ~np.isfinite(exported).all(axis=-1)
     if bad.any():
         raise CertificateError(
-            f"{place(int(bad.argmax()))}: the exported model gives what is no finite number; "
+            f"{place(int(bad.argmax()))}: the exported model gives what is not a finite number; "
             "export with --weights fp32"
         )
 
@@ -273,7 +273,7 @@ def _refuse_no_shares(exported: Floats, place: Callable[[int], str]) -> None:
     if bad.any():
         i = int(bad.argmax())
         raise CertificateError(
-            f"{place(i)}: the alignment is no shares of one: they add up to {total[i]:.6g}"
+            f"{place(i)}: the alignment is not shares of one: they add up to {total[i]:.6g}"
         )
 
 

@@ -123,8 +123,8 @@ class HalfComparison:
         if not np.isfinite(ours).all():
             bad = int((~np.isfinite(ours)).any(axis=1).argmax())
             raise CertificateError(
-                f"{place(bad)}: the exported model gives what is no finite number in {self._type}; "
-                "export with --precision fp32, or bf16"
+                f"{place(bad)}: the exported model gives what is not a finite number in "
+                f"{self._type}; export with --precision fp32, or bf16"
             )
 
     def _count(self, ours: Floats, theirs: Floats, spread: Floats) -> None:

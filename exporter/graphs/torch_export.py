@@ -248,7 +248,7 @@ def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Grap
     module = _DecoderGraph(decoder, in_pieces=target.rows_in_pieces)
     shape = decoder_shape(contract.generation)
     graph = _export(module, shape)
-    for value in graph.graph.outputs[1:4]:  # the example's k is no part of the graph
+    for value in graph.graph.outputs[1:4]:  # the example's k is not part of the graph
         assert value.name is not None
         value.shape = ir.Shape(shape.outputs[value.name].shape)
     return {"decoder.onnx": graph}

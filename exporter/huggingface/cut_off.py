@@ -58,7 +58,7 @@ def cut_torch_tensors(path: Path, load: Load = _load_tensors) -> list[str]:
     """Return the tensors of an archive by torch.save whose numbers are not all there.
 
     `load` reads the objects of an archive; in one that ends too early they come first, then the
-    numbers, and the directory of both is lost. Files from before 2020 are no archives.
+    numbers, and the directory of both is lost. Files from before 2020 are not archives.
     """
     if zipfile.is_zipfile(path):
         return []

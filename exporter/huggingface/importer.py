@@ -125,7 +125,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return parse_object(read_bounded(path, _MAX_JSON_BYTES))
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no JSON object: {error}; save the model again") from error
+        raise CheckpointError(
+            f"{path} is not a JSON object: {error}; save the model again"
+        ) from error
 
 
 def _read_optional_json(path: Path) -> dict[str, Any] | None:

@@ -85,7 +85,7 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             except DAMAGE as error:
                 cut = _cut_tensors(path)
                 ends = f"; it ends before the end of {listed(cut)}" if cut else ""
-                problems.append(f"{path} is {_kind(path)}, or damaged: {error}{ends}")
+                problems.append(f"{path} is not {_kind(path)}, or damaged: {error}{ends}")
                 continue
             lacking = sorted(set(expected).difference(file.names()))
             if lacking:
@@ -145,7 +145,7 @@ def _open(path: Path, stack: ExitStack) -> _File:
 
 def _kind(path: Path) -> str:
     is_safetensors = path.suffix == ".safetensors"
-    return "no safetensors file" if is_safetensors else "no file of tensors alone by torch.save"
+    return "a safetensors file" if is_safetensors else "a file of tensors alone by torch.save"
 
 
 def _cut_tensors(path: Path) -> list[str]:
@@ -175,7 +175,9 @@ def _indexed(index: Path) -> dict[Path, list[str]]:
     try:
         weight_map = _Index.model_validate(parse_object(read_bounded(index, _MAX_INDEX_BYTES)))
     except (ValueError, OSError) as error:  # pydantic's is a ValueError too
-        raise CheckpointError(f"{index} is no index of weights; save the model again") from error
+        raise CheckpointError(
+            f"{index} is not an index of weights; save the model again"
+        ) from error
     files: dict[str, list[str]] = {}
     for tensor, name in weight_map.weight_map.items():
         files.setdefault(name, []).append(tensor)

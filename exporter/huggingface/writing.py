@@ -126,7 +126,7 @@ def _written(
         progress(i + 1, len(wanted))
     if wrong:
         raise CheckpointError(
-            f"{directory} has weights that are no finite numbers: {listed(dict.fromkeys(wrong))}; "
+            f"{directory} has weights that are not finite numbers: {listed(dict.fromkeys(wrong))}; "
             "copy or save the model again"
         )
 

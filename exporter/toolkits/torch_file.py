@@ -81,7 +81,7 @@ def read_torch_file(path: Path) -> dict[str, Any]:
         cut = cut_torch_tensors(path, _load_inert)
         ends = f"; it ends before the end of {listed(cut)}" if cut else ""
         raise CheckpointError(
-            f"{path} is no file of torch.save, or damaged: {error}{ends}; copy or save it again"
+            f"{path} is not a file of torch.save, or damaged: {error}{ends}; copy or save it again"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no checkpoint, but a {type(content).__name__}")
@@ -92,7 +92,7 @@ def tensors_of(content: Mapping[str, Any], key: str, path: Path) -> dict[str, Te
     """Return the tensors under a key; CheckpointError names what is none."""
     found = content[key]
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: {key} is no dictionary of tensors; save the model again")
+        raise CheckpointError(f"{path}: {key} is not a dictionary of tensors; save the model again")
     others = [
         str(name)
         for name, one in found.items()
@@ -100,7 +100,7 @@ def tensors_of(content: Mapping[str, Any], key: str, path: Path) -> dict[str, Te
     ]
     if others:
         raise CheckpointError(
-            f"{path}: {key} holds what is no tensor: {listed(others)}; save the model again"
+            f"{path}: {key} holds what is not a tensor: {listed(others)}; save the model again"
         )
     return found
 

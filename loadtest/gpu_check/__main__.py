@@ -92,7 +92,7 @@ def _tell(result: Result) -> None:
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return seconds
 
 

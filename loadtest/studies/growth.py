@@ -95,7 +95,7 @@ def main(package: Path, batches: str, contexts: str, rounds: int, out: Path) -> 
     loaded = load_package(package)
     contract = generation_contract(loaded)
     if contract.cross_cache is not None:
-        raise click.ClickException(f"{loaded.manifest.name} is no decoder; give one")
+        raise click.ClickException(f"{loaded.manifest.name} is not a decoder; give one")
     cells = [(b, c) for c in _numbers(contexts) for b in _numbers(batches)]
     longest = max(context for _, context in cells)
     if longest > contract.cache.max_len:

@@ -25,10 +25,10 @@ class _TokenId(click.ParamType[int]):
     name = "token id"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; fail for what is no id of any vocabulary."""
+        """Return the number; fail for what is not an id of any vocabulary."""
         if not re.fullmatch(r"[0-9]{1,10}", str(value)) or int(value) > _MAX_TOKEN_ID:
             self.fail(
-                f"{value!r} is no token id; give a number from 0 to {_MAX_TOKEN_ID}", param, ctx
+                f"{value!r} is not a token id; give a number from 0 to {_MAX_TOKEN_ID}", param, ctx
             )
         return int(value)
 

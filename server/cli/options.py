@@ -90,7 +90,7 @@ def read_numbers(
         values = ()
     if not values or min(values) < 1 or max(values) > _MAX_NUMBER:
         raise click.BadParameter(
-            f"{text[:100]!r} is no list of numbers from 1 to {_MAX_NUMBER:,}, such as 1,8,32"
+            f"{text[:100]!r} is not a list of numbers from 1 to {_MAX_NUMBER:,}, such as 1,8,32"
         )
     return values
 

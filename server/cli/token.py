@@ -52,7 +52,7 @@ def token(
     """
     if not tenant.isprintable() or not 1 <= len(tenant) <= _MAX_TENANT:
         raise click.BadParameter(
-            f"{tenant[:100]!r} is no name of 1 to {_MAX_TENANT} characters that can be printed",
+            f"{tenant[:100]!r} is not a name of 1 to {_MAX_TENANT} characters that can be printed",
             param_hint="--tenant",
         )
     made = _PREFIX + secrets.token_urlsafe(_NUM_BYTES)

@@ -48,7 +48,7 @@ class Door:
         MalformedMessage, and PermissionDenied if the identity may not use the model.
         """
         if not share.is_readable:  # what was written behind it might not be read as such
-            what = f"{len(request)} bytes are no request of {method}"
+            what = f"{len(request)} bytes are not a request of {method}"
             raise MalformedMessage([FieldViolation("request", what)])
         if identity.models is not None and share.model not in identity.models:
             raise PermissionDenied(

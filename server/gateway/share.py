@@ -25,7 +25,7 @@ class Share:
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
     model: str = ""  # that answers it, as the client wrote it
-    is_readable: bool = True  # False: its bytes are no message
+    is_readable: bool = True  # False: its bytes are not a message
 
 
 def share_of(method: str, data: bytes) -> Share:

@@ -47,7 +47,7 @@ def token_entries(text: str, name: str) -> list[TokenEntry]:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is no TOML: {error}") from error
+        raise ConfigError(f"{name} is not TOML: {error}") from error
     if unknown := sorted(set(content) - {"token"}):
         raise ConfigError(f"{name} has {unknown[0]!r}; every entry is a [[token]]; {_WAY}")
     try:

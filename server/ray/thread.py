@@ -40,7 +40,7 @@ class RayThread:
     def lose(self, reason: str) -> None:
         """Make no more calls, and give up the one that is being made."""
         if not self._loss.done():
-            logger.error("%s; what runs may end, then the command does", reason)
+            logger.error("%s; what runs gets time to end, then the command ends", reason)
             self._loss.set_result(reason)
 
     async def wait_until_lost(self) -> None:

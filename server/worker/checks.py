@@ -175,8 +175,8 @@ def _unknown_defaults(names: Sequence[str]) -> list[FieldViolation]:
     return [
         FieldViolation(
             f"without_defaults[{i}]",
-            f"{name[:MAX_NAME_CHARS]!a} is no option that a package can have a default of; those "
-            f'are {", ".join(GenerationDefaults.model_fields)}, and "{ALL}" is all',
+            f"{name[:MAX_NAME_CHARS]!a} is not an option that a package can have a default of; "
+            f'those are {", ".join(GenerationDefaults.model_fields)}, and "{ALL}" is all',
         )
         for i, name in enumerate(names)
         if name != ALL and name not in GenerationDefaults.model_fields

@@ -117,7 +117,7 @@ def test_what_is_no_png_or_jpeg_is_refused(data: bytes) -> None:
 
 
 def test_other_formats_are_refused_even_if_pillow_knows_them() -> None:
-    assert "no image in PNG or JPEG" in _refusal(_encode(np.zeros((4, 4), np.uint8), "BMP"))
+    assert "not an image in PNG or JPEG" in _refusal(_encode(np.zeros((4, 4), np.uint8), "BMP"))
 
 
 def test_image_cut_short_is_refused() -> None:

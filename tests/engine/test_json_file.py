@@ -1,4 +1,4 @@
-"""What is no JSON object that can be understood in one way is refused, in bounded room."""
+"""What is not a JSON object that can be understood in one way is refused, in bounded room."""
 
 from __future__ import annotations
 

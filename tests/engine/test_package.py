@@ -502,7 +502,7 @@ def test_query_heads_that_cannot_share_the_key_heads_are_refused(tmp_path: Path)
     def rewrite(manifest: dict[str, Any]) -> None:
         manifest["generation"]["num_heads"] = 3
 
-    assert "num_heads: 3 is no multiple of cache.num_kv_heads, 2" in _refusal(
+    assert "num_heads: 3 is not a multiple of cache.num_kv_heads, 2" in _refusal(
         _write(tmp_path / "p", rewrite)
     )
 

@@ -77,7 +77,7 @@ async def test_a_stop_string_ends_a_sequence_before_a_token_is_forced(
 @pytest.mark.parametrize(
     ("include", "end"),
     [
-        (False, (FinishReason.STOP, ord("b"), "a")),  # the token is no text
+        (False, (FinishReason.STOP, ord("b"), "a")),  # the token is not text
         (True, (FinishReason.STOP, "ab", "ab")),
     ],
 )

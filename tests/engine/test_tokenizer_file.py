@@ -46,7 +46,7 @@ def test_decoder_that_is_no_object_with_a_type_is_refused(
 ) -> None:
     found = _refusal(tmp_path / "tokenizer.json", content | {"decoder": decoder})
 
-    assert "tokenizer.json is no tokenizer of this model: its decoder: " in found
+    assert "tokenizer.json is not a tokenizer of this model: its decoder: " in found
 
 
 def test_special_tokens_that_are_not_there_are_refused(
@@ -54,7 +54,7 @@ def test_special_tokens_that_are_not_there_are_refused(
 ) -> None:
     content["post_processor"]["special_tokens"] = {}  # on which the library panics, on any text
 
-    assert "is no tokenizer" in _refusal(tmp_path / "tokenizer.json", content)
+    assert "is not a tokenizer" in _refusal(tmp_path / "tokenizer.json", content)
 
 
 def test_added_tokens_are_counted_before_any_is_looked_at(
@@ -114,7 +114,7 @@ def test_what_makes_a_huge_text_of_the_shortest_is_refused(
 
 @pytest.mark.parametrize("raw", ["[" * 200_000, '{"decoder": null, "decoder": null}', "[]", ""])
 def test_what_is_no_json_object_is_refused(tmp_path: Path, raw: str) -> None:
-    assert "is no tokenizer" in _refusal(tmp_path / "tokenizer.json", raw)
+    assert "is not a tokenizer" in _refusal(tmp_path / "tokenizer.json", raw)
 
 
 def test_file_of_no_reasonable_size_is_not_read(tmp_path: Path, content: dict[str, Any]) -> None:

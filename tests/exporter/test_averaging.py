@@ -80,7 +80,7 @@ def test_damaged_weights_are_refused_and_nothing_is_left(three: list[Path], tmp_
     weights = three[1] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
 
-    with pytest.raises(CheckpointError, match="is no safetensors file, or damaged"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file, or damaged"):
         average_checkpoints(three, tmp_path / "mean")
     assert {path.name for path in tmp_path.iterdir()} == {"step-0", "step-1", "step-2"}
 
@@ -94,5 +94,5 @@ def test_what_is_no_checkpoint_is_not_written_over(three: list[Path], tmp_path: 
     shutil.copytree(three[0], tmp_path / "photos")
     (tmp_path / "photos" / "config.json").unlink()
 
-    with pytest.raises(CheckpointError, match="exists and is no checkpoint"):
+    with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
         average_checkpoints(three, tmp_path / "photos")

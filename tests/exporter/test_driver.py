@@ -42,7 +42,7 @@ class OfStepsOnly:
         return StepsOnly(batch), StepsOnly(alone)
 
     def load_session(self, directory: Path) -> Session:
-        raise AssertionError("it is no one-pass model")
+        raise AssertionError("it is not a one-pass model")
 
     def as_options(self) -> list[str]:
         raise AssertionError("there is no other process")

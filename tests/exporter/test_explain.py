@@ -269,7 +269,7 @@ def test_file_that_is_no_image_is_refused(vit, tmp_path):
     path = tmp_path / "notes.png"
     path.write_text("no image")
 
-    with pytest.raises(InvalidRequest, match="no image in PNG or JPEG"):
+    with pytest.raises(InvalidRequest, match="not an image in PNG or JPEG"):
         explain(vit, str(path), tmp_path / "heads.png")
 
 

@@ -78,7 +78,7 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
             "scale_embeddings": True,
         },
     ),
-    # One head as wide as the model, and as no cache is: 20 is no multiple of 8.
+    # One head as wide as the model, and as no cache is: 20 is not a multiple of 8.
     ("gpt", {"d_model": 20, "num_heads": 1, "attention_output": False}),
     (
         "encoder-decoder",
@@ -309,7 +309,7 @@ def test_what_is_no_package_is_not_replaced(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("keep me")
 
-    with pytest.raises(PackageError, match="is no package"):
+    with pytest.raises(PackageError, match="is not a package"):
         export_package(checkpoint, tmp_path / "notes")
 
     assert (tmp_path / "notes" / "todo.txt").read_text() == "keep me"

@@ -1,4 +1,4 @@
-"""One-pass models that are no plain classifier: exported, certified, and asked as served."""
+"""One-pass models that are not plain classifiers: exported, certified, and asked as served."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_own_model_that_sees_pictures_gives_vectors(tmp_path: Path) -> None:
 
 
 class Grouped(nn.Module):
-    """Two query heads share a key head; heads are no multiple of what the kernels take."""
+    """Two query heads share a key head; heads are not a multiple of what the kernels take."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -86,5 +86,5 @@ def test_what_is_no_list_of_sentences_is_refused(
     _saved(tiny, tmp_path / "tiny", "tiny", "w3")
     (tmp_path / "tiny" / "samples.json").write_text(content)
 
-    with pytest.raises(CheckpointError, match="samples.json is no list of sentences"):
+    with pytest.raises(CheckpointError, match="samples.json is not a list of sentences"):
         load_checkpoint(tmp_path / "tiny")

@@ -18,7 +18,7 @@ DEVICES = ("device", "map_location")  # arguments that say where something runs
 
 
 def _strings(path: Path) -> Iterator[ast.Constant]:
-    """Yield the texts of a file that are no docstring and no device."""
+    """Yield the texts of a file that are neither docstring nor device."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     left_out = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     left_out |= {id(n.value) for n in nodes if isinstance(n, ast.keyword) and n.arg in DEVICES}

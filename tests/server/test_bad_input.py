@@ -179,7 +179,7 @@ async def test_malformed_bytes_of_a_unary_call(stubs: Stubs) -> None:
 
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     assert failure.reason == "MALFORMED_MESSAGE"
-    assert failure.message.startswith(f"request: 4 bytes are no request of {GENERATE}")
+    assert failure.message.startswith(f"request: 4 bytes are not a request of {GENERATE}")
 
 
 async def test_malformed_bytes_of_a_stream(stubs: Stubs) -> None:

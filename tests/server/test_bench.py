@@ -178,8 +178,8 @@ def test_one_new_token_has_no_decode_step(
         ),
         (["--new-tokens", "2", "--device", "cuda"], 3, "error: device (cuda) cannot run a package"),
         (["--new-tokens", "2", "--decode-buckets", "1,2"], 3, "or end them with it"),
-        (["--concurrency", "1,x"], 2, "'1,x' is no list of numbers from 1 to 4,096, such"),
-        (["--concurrency", "0"], 2, "'0' is no list of numbers from 1 to 4,096"),
+        (["--concurrency", "1,x"], 2, "'1,x' is not a list of numbers from 1 to 4,096, such"),
+        (["--concurrency", "0"], 2, "'0' is not a list of numbers from 1 to 4,096"),
         (["--beam", "2", "--strategy", "topk"], 2, "give --strategy, or --beam"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_benchmark_of_too_many_at_once_is_wrong_usage(
     assert run(["bench", str(tmp_path), "--concurrency", given]) == 2
 
     err = capsys.readouterr().err
-    assert "is no list of numbers from 1 to 4,096" in err and len(err) < 500
+    assert "is not a list of numbers from 1 to 4,096" in err and len(err) < 500
 
 
 def test_help_lists_every_command_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,10 @@ def test_help_of_every_command_is_no_wider_than_a_terminal(
         (["serve", ".", "--min-replicas", "3", "--max-replicas", "2"], "is above --max-replicas"),
         (["serve", ".", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
         (["serve", ".", "--gpu-memory-utilization", "1.5"], "1.5 is not in the range 0<x<=1"),
-        (["serve", ".", "--decode-buckets", "8,x"], "'8,x' is no list of numbers from 1 to 4,096"),
+        (
+            ["serve", ".", "--decode-buckets", "8,x"],
+            "'8,x' is not a list of numbers from 1 to 4,096",
+        ),
         (["demo", "--precision", "bf16"], "--precision bf16 is for --device cuda"),
         (["generate", "text"], "Missing option '--model'"),
         (["loadtest", "--model", "m", "--rate", "1", "--concurrency", "1"], "give --rate for"),
@@ -373,7 +376,7 @@ async def test_a_target_is_scored_with_its_tokens(
     [
         (("one", "--seed", "-1"), "error: seed=-1: "),
         (("one", "--beam", "2", "--top-k", "3"), "error: top_k, beam: give options of "),
-        (("caf\udce9",), "error: prompt is no Unicode text: "),
+        (("caf\udce9",), "error: prompt is not Unicode text: "),
     ],
 )
 async def test_what_cannot_be_sent_is_an_error_of_one_line(

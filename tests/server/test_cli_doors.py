@@ -45,7 +45,7 @@ def test_a_token_that_was_made_is_known_by_the_entry_that_was_printed(
 def test_a_tenant_that_cannot_be_printed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["token", "--tenant", "a\nb"]) == 2
 
-    assert "is no name of 1 to 64 characters" in capsys.readouterr().err
+    assert "is not a name of 1 to 64 characters" in capsys.readouterr().err
 
 
 def test_serve_takes_the_settings_of_its_doors(served: list[ServeConfig], tmp_path: Path) -> None:

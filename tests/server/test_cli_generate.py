@@ -121,12 +121,12 @@ def test_brackets_in_tokens_are_no_markup(capsys: pytest.CaptureFixture[str]) ->
     [
         (("--logit-bias", "5:3"), "'5:3' is not TOKEN_ID=VALUE; give a token id and a finite"),
         (("--logit-bias", "5=inf"), "'5=inf' is not TOKEN_ID=VALUE"),
-        (("--logit-bias", "-5=1"), "'-5' is no token id; give a number from 0 to 2147483647"),
+        (("--logit-bias", "-5=1"), "'-5' is not a token id; give a number from 0 to 2147483647"),
         (("--logit-bias", "5=1", "--logit-bias", "5=2"), "token 5 has 1 and 2; give one value"),
-        (("--ban", "2147483648"), "'2147483648' is no token id; give a number from 0 to"),
-        (("--stop-token", "the"), "'the' is no token id"),
-        (("--ids",), "--ids: 'one' is no token id"),
-        (("--ids", "--prefix", "x"), "--ids: 'x' is no token id"),
+        (("--ban", "2147483648"), "'2147483648' is not a token id; give a number from 0 to"),
+        (("--stop-token", "the"), "'the' is not a token id"),
+        (("--ids",), "--ids: 'one' is not a token id"),
+        (("--ids", "--prefix", "x"), "--ids: 'x' is not a token id"),
         (("--strategy", "best"), "'best' is not one of"),
         (("two", "--request-id", "me"), "'me' names one request, and there are 2"),
         (

@@ -166,7 +166,7 @@ def test_unknown_option_of_a_prediction_is_a_type_error(client):
         ({"top_k": "many"}, "top_k='many'"),
         ({"stop_token_ids": [2**40]}, "stop_token_ids"),
         ({"strategy": "beams"}, "strategy='beams' must be one of greedy, sampling, beam"),
-        ({"stop": "no\udce9"}, "stop is no Unicode text: half a surrogate pair at character 3"),
+        ({"stop": "no\udce9"}, "stop is not Unicode text: half a surrogate pair at character 3"),
         ({"strategy": "greedy", "top_p": 0.5}, "top_p mean nothing with strategy='greedy'"),
     ],
 )
@@ -177,7 +177,7 @@ def test_value_that_cannot_be_sent_is_refused_by_its_name(client, options, messa
 
 def test_text_that_is_no_unicode_is_refused(client):
     for call in (client.generate, client.stream, client.classify, client.label):
-        with pytest.raises(ValueError, match="(prompt|text) is no Unicode .* at character 4"):
+        with pytest.raises(ValueError, match="(prompt|text) is not Unicode .* at character 4"):
             call("m", "caf\udce9")
 
 

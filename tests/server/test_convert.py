@@ -473,7 +473,7 @@ def test_a_default_that_no_package_can_have_is_refused() -> None:
 
     (violation,) = caught.value.violations
     assert violation.field == "without_defaults[1]"
-    assert "'colour' is no option that a package can have a default of" in violation.description
+    assert "'colour' is not an option that a package can have a default of" in violation.description
 
 
 def test_a_scored_text_stands_behind_the_forced_beginning_of_the_package() -> None:

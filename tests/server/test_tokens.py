@@ -89,7 +89,7 @@ def test_without_a_known_token_nobody_is_known(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[token]\n", r"no TOML: .*line 1"),
+        ("[[token]\n", r"not TOML: .*line 1"),
         ("", r"has no \[\[token\]\]"),
         ("tokens = 1", "has 'tokens'; every entry is"),
         ("token = 1", r"every entry is a \[\[token\]\]"),

@@ -82,7 +82,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     try:
         proto.ParseFromString(read_bounded(path, _MAX_BYTES))
     except Exception as error:  # the message library's own, which is imported nowhere here
-        raise ValueError("it is no SentencePiece model") from error
+        raise ValueError("it is not a SentencePiece model") from error
     pieces = tuple(Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces)
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     problems = [

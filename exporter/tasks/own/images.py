@@ -36,7 +36,7 @@ def images_task(seed: int, data: OwnData) -> Task:
     """Return the task of telling in which folder of a directory a picture lies.
 
     Pictures become numbers as the server makes them. Raises ConfigError for a directory without
-    folders, and for files that are no pictures, naming them.
+    folders, and for files that are not pictures, naming them.
     """
     parts = data.divided(find_images, lambda image: f"{image.label}/{image.path.name}")
     labels = known_labels(*([image.label for image in part] for part in parts))

@@ -63,8 +63,8 @@ def read_lines(path: Path) -> list[str]:
 def read_columns(path: Path, names: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the rows of a file whose columns, apart by tabs, are `names`.
 
-    A first line that says these names is no row; empty lines are skipped. Raises ConfigError that
-    names the lines with another number of columns, or an empty one.
+    A first line that says these names is not a row; empty lines are skipped. Raises ConfigError
+    that names the lines with another number of columns, or an empty one.
     """
     lines = read_lines(path)
     bad, rows = BadLines(path), []

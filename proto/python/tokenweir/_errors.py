@@ -152,7 +152,7 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingPr
 def deadline_after(timeout: float | None) -> float | None:
     """Return when a call that begins now expires, on the monotonic clock; None: never.
 
-    Raises ValueError for what is no number of seconds.
+    Raises ValueError for what is not a number of seconds.
     """
     if timeout is None:
         return None
@@ -237,7 +237,7 @@ def _rich_status(error: grpc.RpcError) -> status_pb2.Status:
     """Return the google.rpc.Status of the call; an empty one if it has none or a wrong one."""
     try:
         return rpc_status.from_call(error) or status_pb2.Status()
-    except (ValueError, DecodeError):  # contradicts the call's own status, or is no Status at all
+    except (ValueError, DecodeError):  # contradicts the call's own status, or is none at all
         return status_pb2.Status()
 
 

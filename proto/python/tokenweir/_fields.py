@@ -64,5 +64,5 @@ def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:
 def _refusal(name: str, value: object, error: TypeError | ValueError) -> TypeError | ValueError:
     if isinstance(error, UnicodeEncodeError):  # bytes that are no UTF-8, in an argument or a file
         place = f"half a surrogate pair at character {error.start + 1}"
-        return ValueError(f"{name} is no Unicode text: {place}")
+        return ValueError(f"{name} is not Unicode text: {place}")
     return type(error)(f"{name}={value!r}: {error}")

@@ -275,7 +275,7 @@ def test_a_pickle_of_more_than_tensors_is_not_read(archive: bool, tmp_path: Path
 
     message = refusal(source)
 
-    assert "pytorch_model.bin is no file of tensors alone by torch.save, or damaged" in message
+    assert "pytorch_model.bin is not a file of tensors alone by torch.save, or damaged" in message
     assert len(message) < 2_000
     assert not (tmp_path / "sprung").exists()
 
@@ -291,7 +291,7 @@ def test_tensors_that_a_file_ends_before_are_named(tmp_path: Path) -> None:
 
     message = refusal(source)
 
-    assert f"{file} is no safetensors file, or damaged" in message
+    assert f"{file} is not a safetensors file, or damaged" in message
     assert f"it ends before the end of {last};" in message
 
 
@@ -312,7 +312,7 @@ def test_tensors_that_an_archive_ends_before_are_named(tmp_path: Path) -> None:
 
         message = refusal(source)
 
-        assert f"{file} is no file of tensors alone by torch.save, or damaged" in message
+        assert f"{file} is not a file of tensors alone by torch.save, or damaged" in message
         assert f"; it ends before the end of {', '.join(lost)};" in message
 
 
@@ -329,7 +329,7 @@ def test_a_file_that_ends_among_its_objects_is_named(
     torch.save(weights, file, _use_new_zipfile_serialization=is_archive)
     file.write_bytes(file.read_bytes()[:length])
 
-    assert f"{file} is no file of tensors alone by torch.save, or damaged" in refusal(source)
+    assert f"{file} is not a file of tensors alone by torch.save, or damaged" in refusal(source)
 
 
 def test_all_weights_that_are_no_numbers_are_named_and_nothing_is_written(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_all_weights_that_are_no_numbers_are_named_and_nothing_is_written(tmp_pa
     message = refusal(source)
 
     assert "model.norm.weight" in message and "model.layers.1.mlp.up_proj.weight" in message
-    assert "that are no finite numbers" in message
+    assert "that are not finite numbers" in message
     assert not (tmp_path / "checkpoint").exists()
 
 
@@ -382,7 +382,7 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
     message = refusal(source)
 
     for path in (first, second):
-        assert f"{path} is no safetensors file, or damaged" in message
+        assert f"{path} is not a safetensors file, or damaged" in message
     assert f"{third} lacks " in message and lost in message
 
 
@@ -391,8 +391,8 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
     [
         ("config.json", None, "has no config.json; give a directory written by"),
         ("config.json", None, "or the .pt file that OpenNMT-py or fairseq saved, or its directory"),
-        ("config.json", b"{", "config.json is no JSON"),
-        ("config.json", b"[]", "config.json is no JSON object: it holds no JSON object"),
+        ("config.json", b"{", "config.json is not a JSON object"),
+        ("config.json", b"[]", "config.json is not a JSON object: it holds no JSON object"),
         ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
         ("tokenizer.json", b"{}", "has no tokenizer of this model: tokenizer.json: "),
         (
@@ -400,7 +400,7 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
             None,
             "has no model.safetensors and no model.safetensors.index.json, and no pytorch",
         ),
-        ("model.safetensors", b"broken", "is no safetensors file, or damaged"),
+        ("model.safetensors", b"broken", "is not a safetensors file, or damaged"),
     ],
 )
 def test_missing_and_damaged_files_are_named(
@@ -420,7 +420,7 @@ def test_missing_and_damaged_files_are_named(
     [
         (["../elsewhere.safetensors"], "files out of its directory: ../elsewhere.safetensors"),
         (["model-1.safetensors", "model-2.safetensors"], "lacks model-2.safetensors"),
-        (None, "is no index of weights"),
+        (None, "is not an index of weights"),
     ],
 )
 def test_a_wrong_index_is_refused(files: list[str] | None, message: str, tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_a_sentencepiece_file_that_is_none_is_named(tmp_path: Path) -> None:
     for name in ("source.spm", "target.spm"):
         (source / name).write_bytes(b"broken")
 
-    assert "source.spm: it is no SentencePiece model" in refusal(source)
+    assert "source.spm: it is not a SentencePiece model" in refusal(source)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
@@ -499,7 +499,7 @@ def test_what_is_no_checkpoint_is_not_written_over(tmp_path: Path) -> None:
     save_gpt2(source)
     before = {path: path.read_bytes() for path in source.iterdir()}
 
-    with pytest.raises(CheckpointError, match="exists and is no checkpoint"):
+    with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
         import_checkpoint(source, source)
 
     assert {path: path.read_bytes() for path in source.iterdir()} == before

@@ -125,9 +125,9 @@ def test_what_is_no_tensor_is_named(key: str, tmp_path: Path) -> None:
     (tmp_path / "fairseq").mkdir()
     torch.save({"args": content["opt"], "model": ["a"]}, tmp_path / "fairseq" / "model.pt")
 
-    assert f"{key} holds what is no tensor: a, 2" in refusal(tmp_path / "others.pt", tmp_path)
-    assert f"{key} is no dictionary of tensors" in refusal(tmp_path / "list.pt", tmp_path)
-    assert "model is no dictionary of tensors" in refusal(tmp_path / "fairseq", tmp_path)
+    assert f"{key} holds what is not a tensor: a, 2" in refusal(tmp_path / "others.pt", tmp_path)
+    assert f"{key} is not a dictionary of tensors" in refusal(tmp_path / "list.pt", tmp_path)
+    assert "model is not a dictionary of tensors" in refusal(tmp_path / "fairseq", tmp_path)
 
 
 def test_options_without_an_end_are_refused(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_piece_that_only_the_codes_have_is_the_unknown_word_to_the_model(tmp_p
     assert checkpoint.tokenizer is not None and checkpoint.target_tokenizer is not None
     ids = checkpoint.tokenizer.encode("lower newest").ids
     table = checkpoint.model.state_dict()["source_embeddings.token.weight"]
-    assert [i for i in ids if i >= size + 4], "newest is no word of the dictionary"
+    assert [i for i in ids if i >= size + 4], "newest is not a word of the dictionary"
     for i in ids:
         stored = source.weights["encoder.embed_tokens.weight"][i if i < size + 4 else 3]
         assert table[i].equal(stored)
