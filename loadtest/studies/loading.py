@@ -25,10 +25,10 @@ from typing import Any
 import click
 
 from engine.errors import ConfigError
+from engine.generation.engine_thread import MOMENT
 from engine.machine import machine_name
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package, load_package
-from engine.requests.request import SamplingParams
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.memory import read_memory
 from loadtest.benchmark.work import (
@@ -125,8 +125,7 @@ async def measure_load(
 
     first, second = await burst(0, 1), await burst(1, 1)
     resident = await _most_resident(burst(2, work.num_new_tokens))
-    # Rows that have ended are given back before the next step.
-    await bench.measure([(0,)], lambda index: SamplingParams(max_new_tokens=1, ignore_eos=True))
+    await asyncio.sleep(MOMENT + 0.5)  # until then what has ended is at hand for the next
     cache = num_requests * cache_bytes(work, contract)
     return UnderLoad(first, second, resident, cache, rest=_resident())
 
