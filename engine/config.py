@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from engine.errors import ConfigError
@@ -11,6 +11,9 @@ Device = Literal["cpu", "cuda"]
 
 DEFAULT_NUM_SEQS = 32
 MOST_CHOSEN_SEQS = 256  # more are to be asked for: an empty row of a device costs what others do
+
+# Limits of what every request has; the others forbid an option where they are 0.
+_AT_LEAST_ONE = frozenset({"max_num_outputs", "max_inputs", "max_image_bytes", "max_image_pixels"})
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,15 @@ class RequestLimits:
     max_stop_string_chars: int = 256
     max_stop_token_ids: int = 64
     max_inputs: int = 64
+    max_image_bytes: int = 10 << 20
+    max_image_pixels: int = 1 << 24  # a small file can hold a huge image; as RGB 48 MiB
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            least = int(limit.name in _AT_LEAST_ONE)
+            if value < least:
+                raise ConfigError(f"{limit.name} ({value}) must be at least {least}")
 
     @property
     def most_sequences(self) -> int:

@@ -7,12 +7,27 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
 from server.identity.config import DoorsConfig
 
 MEBIBYTE = 1 << 20
+MOST_REQUEST_BYTES = 64 * MEBIBYTE
+
+# Settings that follow from others, and from which: whoever serves sets those.
+FOLLOWING: Mapping[str, str] = MappingProxyType(
+    {
+        "worker.host": "the address of its node",
+        "worker.port": "what is free there",
+        "worker.limits": "engine.limits",
+        "gateway.host": "serve.host",
+        "gateway.port": "serve.port",
+        "gateway.max_request_bytes": "worker.max_request_bytes",
+        "gateway.max_calls_per_worker": "engine.max_num_seqs and serve.target_live_requests",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class WorkerConfig:
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
-    max_request_bytes: int = MEBIBYTE
+    max_request_bytes: int = MEBIBYTE  # up to 64 of them, for images
     max_concurrent_calls: int = 1024  # the outer wall; engines refuse earlier
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
@@ -30,7 +45,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _check_port(self.port)
-        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
+        _check_walls(self)
         _check_positive(self, "health_period", "client_silence")
 
 
@@ -54,7 +69,7 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         _check_port(self.port)
-        _check_at_least_one(self, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
+        _check_walls(self)
         _check_at_least_one(self, "max_calls_per_worker", "crowded_calls_per_worker")
         _check_positive(self, "worker_wait", "worker_silence", "client_silence")
 
@@ -81,9 +96,9 @@ class ServeConfig:
     def __post_init__(self) -> None:
         _check_port(self.port)
         _check_at_least_one(self, "min_replicas", "max_replicas")
-        _check_positive(self, "target_live_requests")
         if math.isinf(self.target_live_requests):
             raise ConfigError("target_live_requests (inf) must be a number; 1e6 adds no replica")
+        _check_positive(self, "target_live_requests")
         _check_not_negative(self, "downscale_delay", "grace")
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ConfigError(
@@ -117,6 +132,10 @@ class ServeConfig:
             # A full batch, and so many that another replica is seen to be needed.
             max_calls_per_worker=max(self.engine.most_num_seqs, int(self.target_live_requests) + 1),
         )
+
+    def worker_settings(self, host: str) -> WorkerConfig:
+        """Return all settings of a worker that listens there, on any port that is free."""
+        return replace(self.worker, host=host, port=0, limits=self.engine.limits)
 
     @property
     def replicas_per_gpu(self) -> int:
@@ -185,6 +204,15 @@ def _check_port(port: int) -> None:
         raise ConfigError(f"port ({port}) must be 1 to 65535, or 0 for any that is free")
 
 
+def _check_walls(config: WorkerConfig | GatewayConfig) -> None:
+    _check_at_least_one(config, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
+    if config.max_request_bytes > MOST_REQUEST_BYTES:
+        raise ConfigError(
+            f"max_request_bytes ({config.max_request_bytes}) must be at most {MOST_REQUEST_BYTES}, "
+            "64 MiB; send larger images in a smaller size"
+        )
+
+
 def _check_at_least_one(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -195,12 +223,12 @@ def _check_at_least_one(config: object, *names: str) -> None:
 def _check_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not value > 0:
-            raise ConfigError(f"{name} ({value}) must be above 0")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} ({value}) must be above 0 and finite")
 
 
 def _check_not_negative(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             raise ConfigError(f"{name} ({value}) must be 0 or more seconds")

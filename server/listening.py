@@ -10,11 +10,12 @@ from tokenweir.keepalive import keepalive_options
 from engine.errors import ConfigError
 
 _MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
+_MOST_BEYOND = 16 << 20  # bytes
 
 
 def max_message_bytes(max_request_bytes: int) -> int:
     """Return what gRPC takes: its refusal has no details, so up to here the worker says it."""
-    return 4 * max_request_bytes
+    return max_request_bytes + min(3 * max_request_bytes, _MOST_BEYOND)
 
 
 def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple[str, int], ...]:

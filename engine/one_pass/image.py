@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.package.manifest import ImageContract, Resample
 
@@ -24,27 +24,19 @@ _RESAMPLING: Mapping[Resample, Image.Resampling] = {
 }
 
 
-@dataclass(frozen=True)
-class ImageLimits:
-    """The largest image that is decoded at all."""
-
-    max_bytes: int = 10 * 2**20
-    max_pixels: int = 2**24  # a small file can hold a huge image; as RGB this many take 48 MiB
-
-
 def load_image(
-    data: bytes, contract: ImageContract, *, path: str, limits: ImageLimits | None = None
+    data: bytes, contract: ImageContract, *, path: str, limits: RequestLimits | None = None
 ) -> NDArray[np.float32]:
     """Return the pixel values of an encoded image, float32, shape (channels, size, size).
 
     The image is turned upright if it says how, reduced to gray or RGB, and brought to the model's
     size if it has another, as the contract says. Raises InvalidRequest, naming `path`.
     """
-    limits = limits or ImageLimits()
-    if len(data) > limits.max_bytes:
+    limits = limits or RequestLimits()
+    if len(data) > limits.max_image_bytes:
         raise _invalid(
             path,
-            f"{len(data):,} bytes are more than {limits.max_bytes:,}; send a smaller image",
+            f"{len(data):,} bytes are more than {limits.max_image_bytes:,}; send a smaller image",
         )
     image = _decode(data, path, limits)
     image = _fit(_reduce(image, contract.channels), contract, path, limits)
@@ -56,7 +48,7 @@ def load_image(
     return np.ascontiguousarray(normalised.transpose(2, 0, 1))  # (channels, size, size)
 
 
-def _decode(data: bytes, path: str, limits: ImageLimits) -> Image.Image:
+def _decode(data: bytes, path: str, limits: RequestLimits) -> Image.Image:
     try:
         # Pillow reads the header only; its own limit on pixels is a warning and lies far higher.
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -81,8 +73,8 @@ def _decode(data: bytes, path: str, limits: ImageLimits) -> Image.Image:
         ) from error
 
 
-def _check_size(image: Image.Image, path: str, limits: ImageLimits) -> None:
-    if image.width * image.height > limits.max_pixels:
+def _check_size(image: Image.Image, path: str, limits: RequestLimits) -> None:
+    if image.width * image.height > limits.max_image_pixels:
         raise _too_many_pixels(path, f"{image.width} x {image.height} are", limits)
 
 
@@ -94,11 +86,11 @@ def _reduce(image: Image.Image, channels: int) -> Image.Image:
 
 
 def _fit(
-    image: Image.Image, contract: ImageContract, path: str, limits: ImageLimits
+    image: Image.Image, contract: ImageContract, path: str, limits: RequestLimits
 ) -> Image.Image:
     """Return an image of the model's size: resized, then its middle; black where there is none."""
     size = _resized(image, contract)
-    if size[0] * size[1] > limits.max_pixels:
+    if size[0] * size[1] > limits.max_image_pixels:
         raise _too_many_pixels(path, f"{size[0]} x {size[1]}, as the model resizes it, are", limits)
     if image.size != size:
         image = image.resize(size, _RESAMPLING[contract.resample])
@@ -116,9 +108,10 @@ def _resized(image: Image.Image, contract: ImageContract) -> tuple[int, int]:
     return width, height
 
 
-def _too_many_pixels(path: str, given: str, limits: ImageLimits) -> InvalidRequest:
+def _too_many_pixels(path: str, given: str, limits: RequestLimits) -> InvalidRequest:
     return _invalid(
-        path, f"{given} more than {limits.max_pixels:,} pixels; make it smaller before sending it"
+        path,
+        f"{given} more than {limits.max_image_pixels:,} pixels; make it smaller before sending it",
     )
 
 

@@ -82,7 +82,7 @@ class ItemEncoder:
 
     def _encode_item(self, item: PredictionItem, path: str) -> EncodedItem:
         if self._image is not None:
-            return _encode_image(item, self._image, path)
+            return _encode_image(item, self._image, path, self._limits)
         assert self._text is not None and self._tokenizer is not None
         if isinstance(item.content, bytes):
             raise _invalid(f"{path}.image", "this model takes text, not images; give a text")
@@ -149,13 +149,15 @@ def _types(types: tuple[int, ...], contract: EncodingContract) -> NDArray[Any] |
     return np.array(types) if contract.num_token_types > 1 else None
 
 
-def _encode_image(item: PredictionItem, contract: ImageContract, path: str) -> EncodedItem:
+def _encode_image(
+    item: PredictionItem, contract: ImageContract, path: str, limits: RequestLimits
+) -> EncodedItem:
     if not isinstance(item.content, bytes):
         field = "text" if isinstance(item.content, str) else "tokens"
         raise _invalid(f"{path}.{field}", "this model takes images; give a PNG or JPEG")
     if item.text_pair is not None:
         raise _invalid(f"{path}.text_pair", "an image has no second text; leave it out")
-    pixels = load_image(item.content, contract, path=f"{path}.image")
+    pixels = load_image(item.content, contract, path=f"{path}.image", limits=limits)
     return EncodedItem(pixels, length=0, cost=max(1, contract.size**2 // _PIXELS_PER_TOKEN))
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from server.cli.options import Decorator, existing_file
-
-if TYPE_CHECKING:
-    from server.identity.config import DoorsConfig
 
 _OPTIONS: tuple[Decorator, ...] = (
     click.option(
@@ -50,21 +47,14 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Let other machines call without certificates or tokens (see --host).",
     ),
 )
-_NAMES = (
+DOOR_OPTIONS = (  # by the names of their settings
     *("tls_cert", "tls_key", "tls_client_ca", "tokens"),
     *("admin_port", "admin_tokens", "reflection", "insecure"),
 )
 
 
 def door_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options; `doors_config` makes settings of them."""
+    """Give a command the options."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
-
-
-def doors_config(typed: dict[str, Any]) -> DoorsConfig:
-    """Take the options out of what was typed; ConfigError if they do not fit together."""
-    from server.identity.config import DoorsConfig
-
-    return DoorsConfig(**{name: typed.pop(name) for name in _NAMES})

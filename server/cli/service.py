@@ -6,11 +6,13 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from server.cli.door_options import door_options, doors_config
+from server.cli.door_options import DOOR_OPTIONS, door_options
 from server.cli.exit_codes import FAILED
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
@@ -20,11 +22,12 @@ from server.cli.options import (
     device_option,
     examples,
     existing_directory,
+    existing_file,
     gpu_memory_option,
 )
 
 if TYPE_CHECKING:
-    from engine.config import Device
+    from server.cli.settings import Settings
     from server.config import ServeConfig
     from server.ray.serving import Service
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         "tokenweir serve packages/dates packages/digits --replicas 2 --port 50051",
         "tokenweir serve --model iso=packages/dates --min-replicas 1 --max-replicas 4",
         "tokenweir serve packages/gpt2 --verify checkpoints/gpt2",
+        "tokenweir serve --config serve.toml --print-config",
     ),
 )
 @click.argument("packages", nargs=-1, type=existing_directory, metavar="[PACKAGE]...")
@@ -124,9 +128,26 @@ if TYPE_CHECKING:
     help="Name of the service; two on one Ray cluster need two.",
 )
 @door_options
+@click.option(
+    "--config",
+    "file",
+    type=existing_file,
+    metavar="FILE",
+    help="Settings in TOML, all that there are; options win over them.",
+)
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print every setting and where it comes from, as a FILE for --config; serve nothing.",
+)
 @needs("serve", "cpu")
 def serve(
-    packages: tuple[Path, ...], named: tuple[str, ...], checkpoint: Path | None, **typed: Any
+    packages: tuple[Path, ...],
+    named: tuple[str, ...],
+    checkpoint: Path | None,
+    file: Path | None,
+    print_config: bool,
+    **typed: Any,
 ) -> None:
     """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
 
@@ -134,51 +155,85 @@ def serve(
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
     still runs. Where other machines can call, it wants a certificate, and to know who calls.
     """
-    low, high = _replica_bounds(
-        typed.pop("replicas"), typed.pop("min_replicas"), typed.pop("max_replicas")
-    )
-    models = collect_models(packages, named)
-    config = _serve_config(models, low, high, **typed)
+    settings = _settings(file, typed)
+    if packages or named or not ("serve.packages" in settings or print_config):
+        settings.give("serve.packages", collect_models(packages, named), "the command line")
+    if print_config:
+        settings.check()
+        return click.echo("\n".join(settings.lines()))
+    config = settings.config()
     if checkpoint is not None:
-        _verify(models, checkpoint, config)
+        _verify(config.packages, checkpoint, config)
+    low = config.min_replicas
     click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
     serve_until_ended(config)
     click.echo("stopped", err=True)
 
 
-def _serve_config(
-    models: Mapping[str, Path],
-    min_replicas: int,
-    max_replicas: int,
-    *,
-    threads: int,
-    max_num_seqs: int | None,
-    max_step_seconds: float,
-    device: Device | None,
-    gpu_memory_utilization: float,
-    decode_buckets: tuple[int, ...],
-    crowded_calls: int,
-    **others: Any,
-) -> ServeConfig:
-    """Return the settings; the others are those of the doors, and those of ServeConfig itself."""
-    from engine.config import EngineConfig
-    from server.config import GatewayConfig, ServeConfig
+# The settings that have an option, by its name as a parameter.
+SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
+    {
+        **{
+            name: f"serve.{name}"
+            for name in (
+                "host",
+                "port",
+                "min_replicas",
+                "max_replicas",
+                "target_live_requests",
+                "num_gpus_per_replica",
+                "grace",
+                "name",
+            )
+        },
+        **{
+            name: f"engine.{name}"
+            for name in (
+                "max_num_seqs",
+                "max_step_seconds",
+                "device",
+                "gpu_memory_utilization",
+                "decode_buckets",
+            )
+        },
+        **{name: f"gateway.doors.{name}" for name in DOOR_OPTIONS},
+        "threads": "engine.num_threads",
+        "crowded_calls": "gateway.crowded_calls_per_worker",
+    }
+)
 
-    return ServeConfig(
-        packages=models,
-        min_replicas=min_replicas,
-        max_replicas=max_replicas,
-        gateway=GatewayConfig(crowded_calls_per_worker=crowded_calls, doors=doors_config(others)),
-        engine=EngineConfig(
-            num_threads=threads,
-            max_num_seqs=max_num_seqs or max(decode_buckets, default=0),
-            max_step_seconds=max_step_seconds,
-            device=device,
-            gpu_memory_utilization=gpu_memory_utilization,
-            decode_buckets=decode_buckets,
-        ),
-        **others,
-    )
+
+def _settings(file: Path | None, options: Mapping[str, Any]) -> Settings:
+    """Return the settings of a file, and of those options that were in fact given."""
+    from server.cli.settings import Settings
+
+    settings = Settings()
+    if file is not None:
+        settings.read(file)
+    given = {name: value for name, value in options.items() if _is_given(name)}
+    _check_replicas(given)
+    if (replicas := given.pop("replicas", None)) is not None:
+        settings.give("serve.min_replicas", replicas, "--replicas")
+        settings.give("serve.max_replicas", replicas, "--replicas")
+    for name, value in given.items():
+        settings.give(SETTING_OF_OPTION[name], value, f"--{name.replace('_', '-')}")
+    _complete(settings)
+    return settings
+
+
+def _is_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+def _complete(settings: Settings) -> None:
+    """Give what follows from something else that was given."""
+    low, high = (settings[f"serve.{name}_replicas"].value for name in ("min", "max"))
+    if low > high and "serve.max_replicas" not in settings:
+        settings.give("serve.max_replicas", low, "serve.min_replicas")
+    buckets = settings["engine.decode_buckets"].value
+    if buckets and "engine.max_num_seqs" not in settings:
+        settings.give("engine.max_num_seqs", max(buckets), "engine.decode_buckets")
 
 
 def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -> None:
@@ -248,13 +303,9 @@ def _split_pair(pair: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _replica_bounds(replicas: int | None, low: int | None, high: int | None) -> tuple[int, int]:
-    if replicas is not None:
-        if low is not None or high is not None:
-            raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
-        return replicas, replicas
-    low = low or 1
-    high = high or max(low, 1)
-    if low > high:
+def _check_replicas(given: Mapping[str, Any]) -> None:
+    low, high = given.get("min_replicas"), given.get("max_replicas")
+    if "replicas" in given and (low is not None or high is not None):
+        raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
+    if low is not None and high is not None and low > high:
         raise click.UsageError(f"--min-replicas ({low}) is above --max-replicas ({high})")
-    return low, high

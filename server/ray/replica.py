@@ -53,10 +53,7 @@ class WorkerReplica:
         host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
-        self._worker = Worker(
-            engines,
-            dataclasses.replace(config.worker, host=host, port=0, limits=config.engine.limits),
-        )
+        self._worker = Worker(engines, config.worker_settings(host))
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from engine.config import RequestLimits
 from engine.errors import InvalidRequest
-from engine.one_pass.image import ImageLimits, load_image
+from engine.one_pass.image import load_image
 from engine.package.manifest import ImageContract
 
 GRAY = ImageContract(size=4, channels=1, mean=(0.5,), std=(0.25,), embedding_dim=8)
@@ -41,7 +42,7 @@ def _png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0"))
 
 
-def _refusal(data: bytes, limits: ImageLimits | None = None) -> str:
+def _refusal(data: bytes, limits: RequestLimits | None = None) -> str:
     with pytest.raises(InvalidRequest) as caught:
         load_image(data, COLOUR, path="items[2].image", limits=limits)
     (violation,) = caught.value.violations
@@ -127,7 +128,7 @@ def test_image_cut_short_is_refused() -> None:
 
 
 def test_too_many_bytes_are_refused_with_both_numbers() -> None:
-    description = _refusal(b"x" * 1001, ImageLimits(max_bytes=1000))
+    description = _refusal(b"x" * 1001, RequestLimits(max_image_bytes=1000))
 
     assert "1,001" in description and "1,000" in description
 

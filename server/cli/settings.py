@@ -1,0 +1,233 @@
+"""The settings of a server: every value, and whether a file, an option or a default says it.
+
+A file is TOML. Its sections are the dataclasses of `server.config`: `[serve]` has the fields of
+ServeConfig that are no dataclass themselves, every other section those of one that is.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from engine.errors import ConfigError
+from server.config import FOLLOWING, ServeConfig
+
+_OWN = "serve"  # the section of ServeConfig's own fields
+_STRICT = ConfigDict(strict=True)  # "8" is no number, and 1 is not true
+# Where the command has another default than the dataclass: it chooses for the device.
+_DEFAULTS: Mapping[str, Any] = {"engine.max_num_seqs": 0}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value, and what says so: "default", the name of a file, or an option."""
+
+    value: Any
+    origin: str
+
+
+class Settings:
+    """Settings by name, such as "serve.port"; what is given later wins."""
+
+    def __init__(self) -> None:
+        found = _sections(ServeConfig, _OWN)
+        self._sections = {name: owner for name, owner in found if name not in FOLLOWING}
+        self._types = {
+            f"{section}.{name}": kind
+            for section, owner in self._sections.items()
+            for name, kind in get_type_hints(owner).items()
+            if not is_dataclass(kind)
+        }
+        for name in FOLLOWING:
+            self._types.pop(name, None)
+        self._given: dict[str, Setting] = {}
+
+    def read(self, path: Path) -> None:
+        """Take in a file; paths in it are relative to it.
+
+        Raises ConfigError for what is no TOML, an unknown key, or a value of another type.
+        """
+        try:
+            document = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is no TOML: {error}") from error
+        for name, value in self._leaves(document, path):
+            self.give(name, self._typed(name, value, path), str(path))
+
+    def give(self, name: str, value: Any, origin: str) -> None:
+        """Set one value."""
+        self._given[name] = Setting(value, origin)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a file or an option has set this."""
+        return name in self._given
+
+    def __getitem__(self, name: str) -> Setting:
+        """Return a setting."""
+        if name in self._given:
+            return self._given[name]
+        section, _, key = name.rpartition(".")
+        (found,) = (field for field in fields(self._sections[section]) if field.name == key)
+        return Setting(_DEFAULTS.get(name, _default(found)), "default")
+
+    def config(self) -> ServeConfig:
+        """Return the settings; ConfigError, with file and key, where they are out of bounds."""
+        config: ServeConfig = self._make(_OWN)
+        return config
+
+    def check(self) -> None:
+        """Raise what `config` raises, except for what it takes packages to see."""
+        if self[f"{_OWN}.packages"].value:
+            self.config()
+        for section in self._sections:
+            if section != _OWN:
+                self._make(section)
+
+    def lines(self) -> Iterator[str]:
+        """Return all settings as a file that `read` takes, each with where it came from."""
+        for section, owner in self._sections.items():
+            yield f"[{section}]"
+            for key in get_type_hints(owner):
+                yield from self._line(f"{section}.{key}")
+            yield ""
+
+    def _line(self, name: str) -> Iterator[str]:
+        key = name.rpartition(".")[2]
+        if name in FOLLOWING:
+            yield f"# {key} follows from {FOLLOWING[name]}"
+        elif name in self._types:
+            setting = self[name]
+            is_missing = setting.value is None or setting.value == {}
+            text = f"# {key} is not set" if is_missing else f"{key} = {_toml(setting.value)}"
+            yield f"{text}  # {setting.origin}"
+
+    def _make(self, section: str) -> Any:
+        """Return the dataclass of a section, those inside it made first."""
+        owner = self._sections[section]
+        values: dict[str, Any] = {}
+        for key, kind in get_type_hints(owner).items():
+            name = f"{section}.{key}"
+            inner = key if section == _OWN else name
+            if name in self._types:
+                values[key] = self[name].value
+            elif is_dataclass(kind) and inner not in FOLLOWING:
+                values[key] = self._make(inner)
+        try:
+            return owner(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{self._blamed(section, str(error))}{error}") from error
+
+    def _blamed(self, section: str, message: str) -> str:
+        """Return the origin and name of the values of a section that an error speaks of."""
+        found = [
+            f"{setting.origin}, {name}: "
+            for name, setting in self._given.items()
+            if name.rpartition(".")[0] == section and name.rpartition(".")[2] in message
+        ]
+        return next(iter(found), "")
+
+    def _leaves(
+        self, table: Mapping[str, Any], path: Path, section: str = ""
+    ) -> Iterator[tuple[str, Any]]:
+        """Return all values by name; ConfigError for the first name that there is not."""
+        for key, value in table.items():
+            name = f"{section}.{key}" if section else key
+            if name in FOLLOWING:
+                raise ConfigError(f"{path}: {name} follows from {FOLLOWING[name]}; leave it out")
+            if name in self._types:
+                yield name, value
+            elif name in self._sections and isinstance(value, dict):
+                yield from self._leaves(value, path, name)
+            elif any(known.startswith(f"{name}.") for known in self._types):
+                raise ConfigError(f"{path}: {name} is a section, [{name}], not a value")
+            else:
+                unknown = _first_leaf(name, value)
+                raise ConfigError(
+                    f"{path}: there is no setting {unknown}; the nearest is "
+                    f"{_nearest(unknown, self._types)}"
+                )
+
+    def _typed(self, name: str, value: Any, path: Path) -> Any:
+        """Return a value of the type that a setting has."""
+        kind = self._types[name]
+        value = _as_paths(value, kind, path.parent)
+        try:
+            return TypeAdapter(kind, config=_STRICT).validate_python(value)
+        except ValidationError as error:
+            (first, *_) = error.errors()
+            where = "".join(f".{part}" for part in first["loc"] if isinstance(part, str))
+            raise ConfigError(
+                f"{path}: {name}{where} ({first['input']!r}) is of the wrong type: {first['msg']}"
+            ) from error
+
+
+def _sections(owner: type, name: str) -> Iterator[tuple[str, type]]:
+    """Return the dataclasses within one, itself first, by the names of their sections."""
+    yield name, owner
+    for key, kind in get_type_hints(owner).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            inner = key if name == _OWN else f"{name}.{key}"
+            yield from _sections(kind, inner)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return {} if field.default is MISSING else field.default  # packages have none
+
+
+def _first_leaf(name: str, value: Any) -> str:
+    """Return the name of the first value below, for what it may have been meant to be."""
+    while isinstance(value, dict) and value:
+        key, value = next(iter(value.items()))
+        name = f"{name}.{key}"
+    return name
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    """Return the known name most like one that is not, as a whole and without its section."""
+
+    def likeness(other: str) -> float:
+        key, other_key = name.rpartition(".")[2], other.rpartition(".")[2]
+        return _ratio(name, other) + _ratio(key, other_key)
+
+    return max(known, key=likeness)
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()
+
+
+def _as_paths(value: Any, kind: Any, directory: Path) -> Any:
+    """Return a value with paths for texts where its type has paths, and no lists: TOML has both."""
+    takes_path = kind is Path or Path in get_args(kind)
+    match value:
+        case list():
+            return tuple(_as_paths(one, kind, directory) for one in value)
+        case dict() if takes_path:
+            return {key: _as_paths(one, Path, directory) for key, one in value.items()}
+        case str() if takes_path:
+            return (directory / value).resolve()
+    return value
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML writes it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case dict():
+            pairs = (f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items())
+            return f"{{{', '.join(pairs)}}}"
+    return json.dumps(str(value))

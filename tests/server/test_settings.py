@@ -1,0 +1,358 @@
+"""The settings of a server: from a file, options and defaults, and honoured by real calls."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import tomllib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+import grpc
+import pytest
+from tokenweir.v1 import prediction_service_pb2
+
+from engine.config import EngineConfig, RequestLimits
+from engine.errors import ConfigError
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.package.package import Package
+from engine.text.constraint import ConstraintCompiler
+from engine.text.tokenizer import Tokenizer
+from server.cli.app import cli, run
+from server.cli.service import SETTING_OF_OPTION
+from server.cli.settings import Settings
+from server.config import ServeConfig, WorkerConfig
+from server.gateway.gateway import Gateway
+from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
+from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.server.fakes import (
+    FakeGenerator,
+    FakePredictor,
+    prediction_package,
+    running_worker,
+)
+
+EVERYTHING = """
+[serve]
+packages = { dates = "packages/dates" }
+port = 7
+grace = 5
+[engine]
+max_queue_size = 9
+decode_buckets = [1, 8]
+max_num_seqs = 8
+device = "cpu"
+max_step_seconds = inf
+[engine.limits]
+max_inputs = 3
+[worker]
+max_request_bytes = 67108864
+[gateway]
+worker_wait = 1.5
+"""
+
+
+def read(tmp_path: Path, text: str) -> Settings:
+    (tmp_path / "serve.toml").write_text(text)
+    settings = Settings()
+    settings.read(tmp_path / "serve.toml")
+    return settings
+
+
+def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) -> None:
+    config = read(tmp_path, EVERYTHING).config()
+
+    assert config.packages == {"dates": tmp_path / "packages/dates"}
+    assert (config.port, config.grace, config.host) == (7, 5.0, "127.0.0.1")
+    assert config.engine == EngineConfig(
+        max_num_seqs=8,
+        max_queue_size=9,
+        decode_buckets=(1, 8),
+        device="cpu",
+        max_step_seconds=math.inf,
+        limits=RequestLimits(max_inputs=3),
+    )
+    assert config.worker == WorkerConfig(max_request_bytes=64 << 20)
+    assert config.gateway_settings.max_request_bytes == 64 << 20
+    assert config.gateway_settings.worker_wait == 1.5
+    assert config.worker_settings("127.0.0.9").limits.max_inputs == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[gateway]\nworker_wai = 1", "no setting gateway.worker_wai; the nearest is gateway.work"),
+        ("[engines]\nmax_num_seqs = 1", "no setting engines.max_num_seqs; the nearest is engine.m"),
+        ("port = 1", "there is no setting port; the nearest is serve.port"),
+        ("[engine.limit]\nmax_inputs = 1", "the nearest is engine.limits.max_inputs"),
+        ("[engine]\nlimits = 3", "engine.limits is a section, [engine.limits], not a value"),
+        ("[gateway]\nport = 3", "gateway.port follows from serve.port; leave it out"),
+        ("[worker.limits]\nmax_inputs = 3", "worker.limits follows from engine.limits; leave"),
+        ("[serve]\nport = '80'", "serve.port ('80') is of the wrong type: Input should be a valid"),
+        ("[serve]\nport = true", "serve.port (True) is of the wrong type"),
+        ("[engine]\nreuse_prefixes = 1", "engine.reuse_prefixes (1) is of the wrong type"),
+        ("[engine]\ndevice = 'tpu'", "engine.device ('tpu') is of the wrong type: Input should be"),
+        ("[serve.packages]\na = 1", "serve.packages.a (1) is of the wrong type"),
+        ("[serve", "is no TOML"),
+    ],
+)
+def test_what_a_file_has_wrong_is_named_with_the_file(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+
+    assert str(caught.value).startswith(str(tmp_path / "serve.toml"))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[worker]\nmax_request_bytes = 67108865", "worker.max_request_bytes: max_request_bytes"),
+        ("[engine.limits]\nmax_inputs = 0", "engine.limits.max_inputs: max_inputs (0) must be at "),
+        ("[engine.limits]\nmax_logprobs = -1", "max_logprobs (-1) must be at least 0"),
+        ("[gateway]\nworker_wait = inf", "gateway.worker_wait: worker_wait (inf) must be above 0"),
+        ("[gateway]\nworker_wait = nan", "gateway.worker_wait: worker_wait (nan) must be above 0"),
+        ("[worker]\nhealth_period = 0.0", "worker.health_period: health_period (0.0) must be abov"),
+    ],
+)
+def test_what_is_out_of_bounds_is_named_with_file_and_key(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    settings = read(tmp_path, text)
+
+    with pytest.raises(ConfigError) as caught:
+        settings.check()
+
+    assert str(caught.value).startswith(f"{tmp_path / 'serve.toml'}, ")
+    assert message in str(caught.value)
+
+
+def test_what_is_printed_is_a_file_with_the_same_settings(tmp_path: Path) -> None:
+    settings = read(tmp_path, EVERYTHING)
+    settings.give("serve.port", 8, "--port")
+
+    lines = list(settings.lines())
+    again = read(tmp_path, "\n".join(lines)).config()
+
+    assert again == settings.config()
+    assert "port = 8  # --port" in lines
+    assert f"worker_wait = 1.5  # {tmp_path / 'serve.toml'}" in lines
+    assert "max_concurrent_calls = 1024  # default" in lines
+    assert "# num_gpus_per_replica is not set  # default" in lines
+    assert "# max_request_bytes follows from worker.max_request_bytes" in lines
+
+
+def test_every_setting_of_every_section_is_printed() -> None:
+    printed = list(Settings().lines())
+
+    def missing(section: type) -> list[str]:
+        lines = [re.match(r"(?:# )?(\w+) (?:=|is not set|follows)", line) for line in printed]
+        names = {line[1] for line in lines if line}
+        return [field.name for field in fields(section) if field.name not in names]
+
+    found = [missing(kind) for kind in (ServeConfig, EngineConfig, RequestLimits, WorkerConfig)]
+    sections = {line.strip("[]") for line in printed if line.startswith("[")}
+    assert found[1:] == [[], [], []] or found[1:] == [["limits"], [], []]
+    assert set(found[0]) <= sections
+
+
+def test_serve_takes_a_file_and_options_win_over_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[ServeConfig] = []
+    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    (tmp_path / "serve.toml").write_text(EVERYTHING)
+
+    assert run(["serve", "--config", str(tmp_path / "serve.toml"), "--port", "0"]) == 0
+
+    (config,) = served
+    assert (config.port, config.grace, list(config.packages)) == (0, 5.0, ["dates"])
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ([], (2, 2)),
+        (["--replicas", "3"], (3, 3)),
+        (["--max-replicas", "5"], (2, 5)),
+        (["--min-replicas", "1"], (1, 1)),
+    ],
+)
+def test_replicas_of_a_file_and_of_options_fit_together(
+    options: list[str], bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[ServeConfig] = []
+    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    (tmp_path / "serve.toml").write_text("[serve]\npackages = {a = 'x'}\nmin_replicas = 2\n")
+
+    assert run(["serve", "--config", str(tmp_path / "serve.toml"), *options]) == 0
+
+    assert [(c.min_replicas, c.max_replicas) for c in served] == [bounds]
+
+
+def test_settings_are_printed_without_a_package_and_nothing_is_served(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("server.cli.service.serve_until_ended")
+
+    assert run(["serve", "--print-config", "--grace", "3"]) == 0
+
+    out = capsys.readouterr().out
+    assert tomllib.loads(out)["serve"]["grace"] == 3.0
+    assert "grace = 3.0  # --grace\n" in out
+
+
+def test_an_option_has_the_default_of_its_setting() -> None:
+    options = {option.name: option for option in cli.commands["serve"].params}
+
+    for name, setting in SETTING_OF_OPTION.items():
+        default = options[name].to_info_dict()["default"]
+        assert default in (None, (), Settings()[setting].value), name
+
+
+# Limits, through the gateway and a worker as `serve` makes them of a file.
+
+MakeEngine = Callable[[EngineConfig], tuple[AsyncEngine, ScriptedRunner]]
+
+
+@pytest.fixture
+def clock() -> Callable[[], float]:
+    """The clock of the deadlines that the server gives to the engine."""
+    return time.monotonic
+
+
+@pytest.fixture
+def scripted_engine(
+    make_core: Callable[..., tuple[EngineCore, ScriptedRunner]],
+    make_package: Callable[..., Package],
+    byte_tokenizer: Tokenizer,
+    spell: Callable[[str], Script],
+) -> MakeEngine:
+    """Make an engine on a scripted model; the worker starts it."""
+
+    def make(config: EngineConfig) -> tuple[AsyncEngine, ScriptedRunner]:
+        core, runner = make_core(spell("yes" * 15), config=config)
+        package = make_package()
+        constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
+        return AsyncEngine(package, core, byte_tokenizer, config, constraints=constraints), runner
+
+    return make
+
+
+@asynccontextmanager
+async def served(config: ServeConfig, *engines: object) -> AsyncIterator[Stubs]:
+    async with running_worker(*engines, config=config.worker_settings("127.0.0.1")) as (_, address):
+        gateway = Gateway(config.gateway_settings)
+        port = await gateway.start()
+        try:
+            await gateway.sync([address])
+            await until(lambda: gateway.num_serving == 1)
+            async with stubs_for(f"127.0.0.1:{port}") as stubs:
+                yield stubs
+        finally:
+            await gateway.close()
+
+
+def config_of(tmp_path: Path, text: str) -> ServeConfig:
+    settings = read(tmp_path, text)
+    settings.give("serve.packages", {"model": tmp_path}, "test")
+    return replace(settings.config(), port=0)
+
+
+def image(num_bytes: int) -> prediction_service_pb2.ClassifyRequest:
+    content = b"\x89PNG" + bytes(num_bytes - 4)
+    item = prediction_service_pb2.Item(image=content)
+    return prediction_service_pb2.ClassifyRequest(model="digits", items=[item])
+
+
+async def test_a_large_image_passes_where_messages_may_be_so_large(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "[worker]\nmax_request_bytes = 67108864")
+    digits = FakePredictor(prediction_package("digits", task="classify"))
+
+    async with served(config, digits) as stubs:
+        response = await stubs.prediction.Classify(image((64 << 20) - 100))
+        too_large = await failure_of(stubs.prediction.Classify(image(64 << 20)))
+
+    assert len(response.results) == 1
+    assert too_large.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert (
+        "more than 67,108,864, the most that a request may have" in too_large.violations["request"]
+    )
+
+
+async def test_a_limit_of_requests_is_that_of_a_call(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "[engine.limits]\nmax_inputs = 1")
+
+    async with served(config, FakeGenerator()) as stubs:
+        failure = await failure_of(stubs.generation.Generate(generate("a", "b")))
+
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert list(failure.violations) == ["inputs"]
+
+
+@pytest.mark.parametrize("section", ["gateway", "worker"])
+async def test_calls_beyond_those_that_may_be_open_are_refused(
+    section: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, f"[{section}]\nmax_concurrent_calls = 1")
+    engine = FakeGenerator()
+
+    async with served(config, engine) as stubs:
+        call = stubs.generation.GenerateStream(stream("HOLD"))
+        await until(lambda: len(engine.requests) == 1)
+        failure = await failure_of(stubs.generation.Generate(generate("a")))
+        call.cancel()
+
+    assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert "1 calls are open here, the most that may be" in failure.message
+
+
+@pytest.mark.parametrize("section", ["gateway", "worker"])
+async def test_bytes_beyond_those_that_may_be_open_are_refused(
+    section: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, f"[{section}]\nmax_open_bytes = 10")
+    engine = FakeGenerator()
+
+    async with served(config, engine) as stubs:
+        call = stubs.generation.GenerateStream(stream("HOLD"))
+        await until(lambda: len(engine.requests) == 1)
+        failure = await failure_of(stubs.generation.Generate(generate("a")))
+        call.cancel()
+
+    assert failure.reason == "QUEUE_FULL"
+    assert "more exceed 10" in failure.message
+
+
+async def test_the_queue_of_an_engine_holds_as_many_as_it_may(
+    scripted_engine: MakeEngine, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, "[engine]\nmax_queue_size = 1\nmax_num_seqs = 1")
+    engine, runner = scripted_engine(config.engine)
+    runner.before_step = lambda: time.sleep(0.01)  # it refuses between two steps
+
+    async with served(config, engine) as stubs:
+        calls = [stubs.generation.Generate(generate("a>", model="scripted")) for _ in range(3)]
+        codes = sorted([(await call.code()).name for call in calls])
+
+    assert codes == ["OK", "OK", "RESOURCE_EXHAUSTED"]
+
+
+async def test_a_call_waits_for_a_worker_as_long_as_it_may(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "[gateway]\nworker_wait = 0.05")
+    gateway = Gateway(config.gateway_settings)
+    port = await gateway.start()
+
+    try:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
+            failure = await failure_of(stubs.generation.Generate(generate("a"), timeout=8))
+    finally:
+        await gateway.close()
+
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "STARTING")
