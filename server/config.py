@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
@@ -75,6 +76,15 @@ class GatewayConfig:
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """What the processes of a server log, all to the standard error of `serve`."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    requests: bool = True  # a line for every request, at level info
+
+
+@dataclass(frozen=True)
 class ServeConfig:
     """What `tokenweir serve` runs: packages, replicas, and the gateway before them."""
 
@@ -92,6 +102,7 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         _check_port(self.port)

@@ -26,6 +26,7 @@ from engine.errors import (
     TokenweirError,
 )
 from server.last_moment import abort, in_time
+from server.logs import with_fields
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 
@@ -80,13 +81,14 @@ class StatusInterceptor(WrappingInterceptor):
                 async with in_time(context, _DEADLINE_MARGIN):
                     return await behavior(request, context)
             except TokenweirError as error:
-                await _abort(context, method, error)
+                await _abort(context, error)
             except aio.BaseError:  # aborted further in
                 raise
             except Exception:
                 request_id = current_request_id()
-                logger.exception("%s, request %s failed", method, request_id)
-                await _abort(context, method, _failure(request_id))
+                fields = with_fields(request_id=request_id)
+                logger.exception("%s, request %s failed", method, request_id, extra=fields)
+                await _abort(context, _failure(request_id))
 
         return with_behavior(handler, around)
 
@@ -140,7 +142,7 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
                     async for response in answer(requests, context):
                         await context.write(response)
             except TokenweirError as error:
-                await _abort(context, method, error)
+                await _abort(context, error)
 
         return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
 
@@ -177,11 +179,8 @@ def _failure(request_id: str) -> EngineFailure:
     return EngineFailure(f"request {request_id} failed inside the server; its log says why")
 
 
-async def _abort(context: Context, method: str, error: TokenweirError) -> None:
-    request_id = current_request_id()
-    status = call_status(error, request_id)
-    logger.info("%s, request %s: %s: %s", method, request_id, status.code.name, status.message)
-    await abort(context, status)
+async def _abort(context: Context, error: TokenweirError) -> None:
+    await abort(context, call_status(error, current_request_id()))
 
 
 def _behavior(handler: Handler) -> Behavior:

@@ -92,7 +92,7 @@ class CallStatus:
 
 def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:
     """Return the status of an error, with exactly one ErrorInfo and what else its class carries."""
-    code = _code(type(error))
+    code = status_code(type(error))
     message = _clip(str(error), _MAX_MESSAGE_BYTES)
     details = _details(error, request_id)
     if (retry_after := _retry_after(error)) is None:
@@ -111,7 +111,8 @@ def _status(code: grpc.StatusCode, message: str, *details: tuple[str, bytes]) ->
     return data
 
 
-def _code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
+def status_code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
+    """Return the code of an error, or of the nearest of its bases that has one."""
     if (code := STATUS_CODES.get(error_class)) is not None:
         return code
     return next(STATUS_CODES[c] for c in error_class.__mro__ if c in STATUS_CODES)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from engine.errors import DeadlineExpired, EngineFailure, Overloaded
+from engine.errors import DeadlineExpired, EngineFailure, Overloaded, TokenweirError
 from engine.generation.core import EngineCore
 from engine.life.lifecycle import Lifecycle, draining, failure
 from engine.requests.load import LoadSnapshot
@@ -131,8 +131,7 @@ class EngineThread:
             with self._life.step():
                 outputs = self._core.step()
         except Exception:
-            _log.exception("a step of %s failed", self._life.name)
-            outputs = self._core.recover(failure)
+            outputs = self._recovered(f"a step of {self._life.name} failed")
         self._hand_over(outputs)
 
     def _check_integrity(self) -> None:
@@ -140,8 +139,19 @@ class EngineThread:
         try:
             self._core.check_integrity()
         except EngineFailure:
-            _log.exception("%s was emptied", self._life.name)
-            self._hand_over(self._core.recover(failure))
+            self._hand_over(self._recovered(f"{self._life.name} was emptied"))
+
+    def _recovered(self, what: str) -> list[EngineOutput]:
+        """Fail all requests; log what has happened, and to whom, by the ids that they know."""
+        failed: list[str] = []
+
+        def describe(request_id: str) -> TokenweirError:
+            failed.append(request_id)
+            return failure(request_id)
+
+        outputs = self._core.recover(describe)
+        _log.exception("%s; requests: %s", what, ", ".join(failed) or "none")
+        return outputs
 
     def _hand_over(self, outputs: list[EngineOutput]) -> None:
         if outputs and not self._life.call_on_loop(self._receive, outputs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -129,6 +128,20 @@ if TYPE_CHECKING:
 )
 @door_options
 @click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Of what all processes log, to the standard error; every request has a line at info.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line.",
+)
+@click.option(
     "--config",
     "file",
     type=existing_file,
@@ -199,6 +212,8 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
         **{name: f"gateway.doors.{name}" for name in DOOR_OPTIONS},
         "threads": "engine.num_threads",
         "crowded_calls": "gateway.crowded_calls_per_worker",
+        "log_level": "log.level",
+        "log_format": "log.format",
     }
 )
 
@@ -254,22 +269,17 @@ def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -
 
 def serve_until_ended(config: ServeConfig) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
+    from server.logs import log_to_stderr
     from server.ray.serving import serve_models
     from server.ray.thread import RayLost
 
-    _log_to_stderr()
+    log_to_stderr(config.log)
     with cleaned_up():
         try:
             serve_models(config, lambda service: announce(service, config.packages))
         except RayLost as error:
             click.echo(f"error: {error}; start the command again", err=True)
             os._exit(FAILED)  # what is left of Ray in this process would keep it forever
-
-
-def _log_to_stderr() -> None:
-    """Let the server say on the standard error who joins and who leaves."""
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.ERROR)
-    logging.getLogger("server").setLevel(logging.INFO)
 
 
 def announce(service: Service, models: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from server.call_wall import CallWall
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.door import Door
+from server.gateway.failed_calls import FailedCalls, is_of_no_worker
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import RequestReader
@@ -63,6 +64,7 @@ class Gateway:
         )
         self._door = Door(config.doors)
         self._admission = Admission()
+        self._failed = FailedCalls()
         self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
         self._calls: set[asyncio.Task[Any]] = set()
         self._draining = False
@@ -145,8 +147,7 @@ class Gateway:
                 return
             self._wall.enter()
         except (Unauthenticated, QueueFull) as error:
-            call.refuse(call_status(error, made_request_id()))
-            self._server.rest()
+            self._refuse(call, error, made_request_id())
             return
         self._reader.read(call, lambda request: self._has_come(call, request, identity))
 
@@ -174,10 +175,18 @@ class Gateway:
                     visit = self._door.enter(identity)
         except TokenweirError as error:
             self._wall.leave()
-            call.refuse(call_status(error, _request_id(call.method, request, share)))
-            self._server.rest()
+            self._refuse(call, error, _request_id(call.method, request, share), share)
         else:
             self._loop.call_soon_threadsafe(self._begin, call, request, share, visit)
+
+    def _refuse(
+        self, call: ServerCall, error: TokenweirError, request_id: str, share: Share | None = None
+    ) -> None:
+        """In any thread: end a call that nobody answers."""
+        status = call_status(error, request_id)
+        call.refuse(status)
+        self._failed.note(call.method, request_id, share.tenant if share else "", status)
+        self._server.rest()
 
     def _begin(
         self, call: ServerCall, request: bytes, share: Share | None, visit: Visit | None
@@ -192,14 +201,19 @@ class Gateway:
 
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""
+        tenant = share.tenant if share else ""
         try:
             async with in_time(call, _DEADLINE_MARGIN), self._running():
                 with self._wall.holding(len(request)):
                     response = await self._response(call, request, share)
         except CallFailed as failure:
             status = failure.status
+            if is_of_no_worker(status):
+                self._failed.note(call.method, request_id_in(call.method, request), tenant, status)
         except TokenweirError as error:
-            status = call_status(error, request_id_in(call.method, request))
+            request_id = request_id_in(call.method, request)
+            status = call_status(error, request_id)
+            self._failed.note(call.method, request_id, tenant, status)
         else:
             await call.finish(response)
             return

@@ -13,13 +13,15 @@ from engine.background import in_background
 from engine.errors import EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package.package import load_package
-from server.config import ServeConfig
+from server.config import LogConfig, ServeConfig
+from server.logs import set_level
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.worker.engines import Engine
+from server.worker.request_log import log_request
 from server.worker.worker import Worker
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
@@ -36,7 +38,7 @@ class WorkerReplica:
         self, config: ServeConfig, roster: RosterAddress
     ) -> None:
         self._link = RosterLink(roster)
-        _forward_log(self._link)
+        _forward_log(self._link, config.log)
         look = partial(self._end_without_command, config.name)
         self._looking = in_background("looking for the command", look)
         try:
@@ -53,7 +55,7 @@ class WorkerReplica:
         host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
-        self._worker = Worker(engines, config.worker_settings(host))
+        self._worker = Worker(engines, config.worker_settings(host), (log_request,))
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),
@@ -117,11 +119,10 @@ def _actor_name() -> str:
     return str(ray.get_runtime_context().get_actor_name())
 
 
-def _forward_log(link: RosterLink) -> None:
+def _forward_log(link: RosterLink, config: LogConfig) -> None:
     """Tell the command the log of this process: nobody reads the files of a worker."""
     logging.getLogger().addHandler(LinkHandler(link))
-    for package in ("server", "engine"):
-        logging.getLogger(package).setLevel(logging.INFO)
+    set_level(config)
 
 
 def _bind_serve_to_node() -> str:

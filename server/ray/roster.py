@@ -6,7 +6,8 @@ Every worker keeps one connection to the command that serves, and writes a line 
     {"alive": {"address": ..., "pid": ..., "replica_id": ...}}      once a second while it serves
     {"leaving": true}                   it takes no more calls; the answer is a line, true if all
                                         is over, so that it need not wait for anybody
-    {"level": 40, "text": "..."}        a record of its log, a traceback whole
+    {"level": 40, "text": "...", ...}   a record of its log: logger, fields and traceback, if any
+    {"requests": [{...}, ...]}          what it says of requests that have ended, as fields
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+from server.logs import REQUESTS, with_fields
 from server.ray.registry import Registry, WorkerInfo
 
 MAX_LINE = 1 << 20  # bytes of a message
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Roster:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 first = json.loads(await reader.readline())
                 if hmac.compare_digest(str(first["token"]), self._token):
-                    speaker.name = f"worker process {int(first['pid'])}"
+                    speaker.name = f"process {int(first['pid'])}"
                     while line := await reader.readline():
                         if speaker.leaves(json.loads(line)):
                             writer.write(json.dumps(self._is_over).encode() + b"\n")
@@ -99,13 +100,28 @@ class _Speaker:
         """Take a message; return whether it says that the worker leaves."""
         if "alive" in message:
             self._worker = WorkerInfo(**message["alive"])
-            self.name = f"worker {self._worker.address}"
+            self.name = self._worker.address
             self._registry.put(self._worker)
         elif "leaving" in message:
             self.leave()
+        elif "requests" in message:
+            for fields in message["requests"]:
+                self._log({"level": logging.INFO, "logger": REQUESTS, "text": "request"}, fields)
         else:
-            logger.log(int(message["level"]), "%s: %s", self.name, message["text"])
+            self._log(message, message.get("fields", {}))
         return "leaving" in message
+
+    def _log(self, message: dict[str, Any], fields: dict[str, Any]) -> None:
+        """Log what the worker has logged, as if it had happened here, with its name."""
+        speaker = logging.getLogger(str(message.get("logger", __name__)))
+        level = int(message["level"])
+        if speaker.isEnabledFor(level):
+            of_worker = with_fields(**{**fields, "worker": self.name})
+            record = speaker.makeRecord(
+                speaker.name, level, "", 0, str(message["text"]), (), None, extra=of_worker
+            )
+            record.exc_text = message.get("traceback") or None
+            speaker.handle(record)
 
     def leave(self) -> None:
         """Take the worker out of the registry."""

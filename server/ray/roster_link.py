@@ -9,19 +9,22 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from engine.background import in_background
+from server.log_budget import LogBudget
+from server.logs import REQUESTS, fields_of, traceback_of
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress
 
-RECORDS_PER_SECOND = 10.0  # of a worker's log, on average, errors and the rest each
-RECORDS_AT_ONCE = 100
-_MAX_TEXT = MAX_LINE // 8  # characters; JSON may need six bytes for one
+_MAX_TEXT = MAX_LINE // 16  # characters, and as many of a traceback; of one JSON makes six bytes
 _ANSWER_TIMEOUT = 2.0  # seconds
 _MAX_WAITING = 1000  # records, while there is no connection
+_MAX_REQUESTS = 10_000  # that wait to be told of
+_REQUESTS_AT_ONCE = 100  # in a message
+_GATHERING = 0.1  # seconds in which requests that end are told of together
 
 
 class RosterLink:
@@ -34,6 +37,8 @@ class RosterLink:
         self._worker: WorkerInfo | None = None
         self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
+        self._requests: deque[Mapping[str, Any]] = deque()
+        self._num_left_out = 0  # requests, since there was room for one
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
         self._news = asyncio.Event()
         self._running = in_background("telling the roster", self._run)
@@ -62,16 +67,27 @@ class RosterLink:
                 return await self._answers.get()
         return False
 
-    def log(self, level: int, text: str) -> None:
-        """Tell a record of the log; from any thread."""
+    def log(self, level: int, text: str, **more: Any) -> None:
+        """Tell a record of the log; from any thread. `more` is its logger, fields, traceback."""
+        message = {"level": level, "text": text[:_MAX_TEXT], **more}
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears any more
-            self._loop.call_soon_threadsafe(self._put, {"level": level, "text": text[:_MAX_TEXT]})
+            self._loop.call_soon_threadsafe(self._put, message)
+
+    def request_ended(self, fields: Mapping[str, Any]) -> None:
+        """Tell what is to be said of a request, soon, and of others with it; on the event loop."""
+        if len(self._requests) >= _MAX_REQUESTS:
+            self._num_left_out += 1
+            return
+        if not self._requests:
+            self._loop.call_later(_GATHERING, self._news.set)
+        self._requests.append(fields)
 
     async def close(self) -> None:
         """Tell what waits, if that is possible within a moment, and close the connection."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT):
-                while self._waiting and not self.broken:
+                self._news.set()
+                while (self._waiting or self._requests) and not self.broken:
                     await asyncio.sleep(0.01)
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -97,6 +113,8 @@ class RosterLink:
                     _write(writer, {"alive": asdict(self._worker)})
                 while self._waiting:
                     _write(writer, self._waiting.popleft())
+                while self._requests:
+                    _write(writer, {"requests": self._next_requests()})
                 await writer.drain()
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
@@ -107,6 +125,14 @@ class RosterLink:
             listening.cancel()
             writer.close()
 
+    def _next_requests(self) -> list[Mapping[str, Any]]:
+        if self._num_left_out:
+            text = f"({self._num_left_out:,} lines of requests are left out)"
+            self._waiting.append({"level": logging.WARNING, "text": text})
+            self._num_left_out = 0
+        count = min(len(self._requests), _REQUESTS_AT_ONCE)
+        return [self._requests.popleft() for _ in range(count)]
+
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while line := await reader.readline():
@@ -114,15 +140,21 @@ class RosterLink:
 
 
 class LinkHandler(logging.Handler):
-    """Gives a link the log of this process; beyond a budget only how many records there were."""
+    """Gives a link the log of this process; beyond a budget only how many records there were.
+
+    Lines of requests have a way of their own, and none is left out.
+    """
 
     def __init__(self, link: RosterLink, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._link = link
         # Errors have a budget of their own: refusals by the thousand must not hide them.
-        self._budgets = {is_error: _Budget(clock) for is_error in (False, True)}
+        self._budgets = {is_error: LogBudget(clock) for is_error in (False, True)}
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == REQUESTS:
+            self._link.request_ended(fields_of(record))
+            return
         budget = self._budgets[record.levelno >= logging.ERROR]
         left_out = budget.left_out
         if not budget.take():
@@ -130,31 +162,11 @@ class LinkHandler(logging.Handler):
         if left_out:
             self._link.log(record.levelno, f"({left_out:,} lines like the next are left out)")
         try:
-            self._link.log(record.levelno, self.format(record))
+            more = {"logger": record.name, "fields": {**fields_of(record)}}
+            traceback = traceback_of(record)[:_MAX_TEXT]
+            self._link.log(record.levelno, record.getMessage(), **more, traceback=traceback)
         except Exception:
             self.handleError(record)
-
-
-class _Budget:
-    """So many records a second on average, and more at once after a pause."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.left_out = 0  # since the last that was taken
-        self._clock = clock
-        self._left = float(RECORDS_AT_ONCE)
-        self._updated = clock()
-
-    def take(self) -> bool:
-        """Is there room for one more?"""
-        now = self._clock()
-        gained = (now - self._updated) * RECORDS_PER_SECOND
-        self._left, self._updated = min(self._left + gained, RECORDS_AT_ONCE), now
-        if self._left < 1:
-            self.left_out += 1
-            return False
-        self._left -= 1
-        self.left_out = 0
-        return True
 
 
 def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

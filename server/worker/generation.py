@@ -17,12 +17,14 @@ from engine.requests.events import (
     GenerationEvent,
     RequestFinished,
     SequenceFinished,
+    TextDelta,
 )
 from engine.requests.request import Deltas, GenerationRequest
 from server.api import REPLICA_KEY
 from server.interceptors import Context, current_request_id
 from server.worker import requests
 from server.worker.answers import ServedModel
+from server.worker.call_record import current_record
 from server.worker.catalog import Catalog, Found
 from server.worker.deadline import engine_deadline
 from server.worker.engines import GeneratingEngine
@@ -55,6 +57,8 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         """Answer all inputs, in order; one that fails fails the call and aborts the others."""
         found, inputs = self._prepare(request, context)
         results = await all_of([_generate(found.engine, one) for one in inputs])
+        for result in results:
+            _note(result)
         return _answering(request, found).response(results)
 
     async def GenerateStream(  # type: ignore[override]  # it writes: nothing is handed through
@@ -75,7 +79,10 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
         found = self._catalog.scoring(request.model, request.model_version)
         inputs = requests.score_requests(request, **self._given(found.model, context))
+        current_record().asked(request.model, request.scheduling.tenant)
         scores = await all_of([found.engine.score(one) for one in inputs])
+        for score in scores:
+            current_record().answered(score.usage, score.timing)
         answering = GenerationAnswers(
             found.model,
             current_request_id(),
@@ -89,6 +96,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: Context, deltas: Deltas | None = None
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
         found = self._catalog.generating(request.model, request.model_version)
+        current_record().asked(request.model, request.scheduling.tenant)
         given = self._given(found.model, context)
         return found, requests.generation_requests(request, deltas=deltas, **given)
 
@@ -124,8 +132,10 @@ def _may_vary(scheduling: pb.Scheduling) -> bool:
 async def _send(
     events: AsyncIterator[GenerationEvent], answering: GenerationAnswers, context: Context
 ) -> None:
-    number = 0
+    number, record = 0, current_record()
     async for event in events:
+        if not isinstance(event, TextDelta):
+            record.note(event)
         if isinstance(event, Admitted):
             replica = (REPLICA_KEY, answering.model.replica_id)
             await context.send_initial_metadata((replica,))
@@ -133,6 +143,12 @@ async def _send(
             number += 1
             message.sequence_number = number
             await context.write(message)
+
+
+def _note(result: FinishedInput) -> None:
+    for sequence in result.sequences:
+        current_record().note(sequence)
+    current_record().note(result.end)
 
 
 async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> FinishedInput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -36,12 +36,16 @@ from server.worker.catalog import Catalog
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
 from server.worker.prediction import PredictionService
+from server.worker.recording import Observer, RecordingInterceptor
 
 
 class Worker:
     """Serves models by name; owns their engines from `start` to the end of `drain`."""
 
-    def __init__(self, models: Mapping[str, Engine], config: WorkerConfig) -> None:
+    def __init__(
+        self, models: Mapping[str, Engine], config: WorkerConfig, observers: Sequence[Observer] = ()
+    ) -> None:
+        """Call `observers` with the record of every call that ran a model, at its end."""
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
@@ -49,7 +53,9 @@ class Worker:
         self._config = config
         self._catalog = Catalog(models, self.replica_id)
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
-        self._admission = AdmissionInterceptor(frozenset({GENERATION, PREDICTION}), self._wall)
+        running = frozenset({GENERATION, PREDICTION})
+        self._admission = AdmissionInterceptor(running, self._wall)
+        self._recording = RecordingInterceptor(running, observers)
         self._health = Health()
         self._watching: asyncio.Task[None] | None = None
 
@@ -105,6 +111,7 @@ class Worker:
         services = LocalServices(
             (
                 StatusInterceptor(),
+                self._recording,
                 self._admission,
                 ParsingInterceptor(config.max_request_bytes),
                 StreamParsingInterceptor(),

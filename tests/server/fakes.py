@@ -47,6 +47,8 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Chat, GenerationRequest, ScoreRequest
 from server.config import WorkerConfig
+from server.worker.recording import Observer
+from server.worker.request_log import log_request
 from server.worker.worker import Worker
 
 VOCAB_SIZE = 100
@@ -368,11 +370,13 @@ def _word_spans(text: str) -> tuple[tuple[int, int], ...]:
 
 @asynccontextmanager
 async def running_worker(
-    *engines: FakeGenerator | FakePredictor, config: WorkerConfig | None = None
+    *engines: FakeGenerator | FakePredictor,
+    config: WorkerConfig | None = None,
+    observers: Sequence[Observer] = (log_request,),
 ) -> AsyncIterator[tuple[Worker, str]]:
     """Serve fakes under the names of their packages; yield the worker and its address."""
     models = {engine.package.manifest.name: engine for engine in engines}
-    worker = Worker(models, config or WorkerConfig())
+    worker = Worker(models, config or WorkerConfig(), observers)
     address = await worker.start()
     try:
         yield worker, address

@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from server.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
+from server.logs import REQUESTS, TextFormatter, fields_of, with_fields
+from server.ray import roster_link
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import Roster, RosterAddress
-from server.ray.roster_link import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LinkHandler, RosterLink
+from server.ray.roster_link import LinkHandler, RosterLink
 from tests.conftest import FakeClock
 
 WORKER = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
@@ -148,8 +151,9 @@ async def test_log_of_a_worker_is_told_with_its_name_and_whole_tracebacks(
 
     (told,) = caplog.records
     assert told.levelno == logging.ERROR
-    text = told.getMessage()
-    assert text.startswith("worker 127.0.0.1:1: request r-7 failed\nTraceback (most recent")
+    assert (told.name, fields_of(told)) == ("server", {"worker": "127.0.0.1:1"})
+    text = TextFormatter().format(told)
+    assert "worker 127.0.0.1:1: request r-7 failed\nTraceback (most recent" in text
     assert text.endswith("ValueError: a\nb")
 
 
@@ -165,7 +169,47 @@ async def test_link_connects_again_and_tells_what_waited(caplog: pytest.LogCaptu
         await _until(lambda: caplog.records)
         await link.close()
 
-    assert caplog.messages == ["worker 127.0.0.1:1: told late"]
+    assert caplog.messages == ["told late"]
+    assert fields_of(caplog.records[0]) == {"worker": "127.0.0.1:1"}
+
+
+async def test_lines_of_requests_come_all_and_are_told_together(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "server")
+    messages: list[dict[str, object]] = []
+    write = roster_link._write
+    monkeypatch.setattr(roster_link, "_write", lambda w, m: (messages.append(m), write(w, m)))
+    async with _listening(Registry()) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        handler = LinkHandler(link)
+        for number in range(250):
+            record = _record(logging.INFO, "request", name=REQUESTS)
+            record.fields = with_fields(request_id=f"r-{number}")["fields"]
+            handler.emit(record)
+        await _until(lambda: len(caplog.records) == 250)
+        await link.close()
+
+    assert [fields_of(r)["request_id"] for r in caplog.records] == [f"r-{i}" for i in range(250)]
+    assert fields_of(caplog.records[0])["worker"] == "127.0.0.1:1"
+    assert len([message for message in messages if "requests" in message]) <= 5
+
+
+async def test_lines_of_requests_that_nobody_hears_are_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_link, "_MAX_REQUESTS", 2)
+    caplog.set_level(logging.INFO, "server")
+    async with _listening(Registry()) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        for number in range(5):
+            link.request_ended({"request_id": str(number)})
+        await _until(lambda: len(caplog.records) == 3)
+        await link.close()
+
+    assert caplog.messages == ["request", "request", "(3 lines of requests are left out)"]
 
 
 def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> None:
@@ -189,13 +233,15 @@ class _FakeLink:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def log(self, level: int, text: str) -> None:
+    def log(self, level: int, text: str, **more: object) -> None:
         self.told.append(text)
 
 
-def _record(level: int, text: str, *args: object, exc_info: bool = False) -> logging.LogRecord:
+def _record(
+    level: int, text: str, *args: object, exc_info: bool = False, name: str = "server"
+) -> logging.LogRecord:
     info = sys.exc_info() if exc_info else None
-    return logging.LogRecord("server", level, __file__, 1, text, args, info)
+    return logging.LogRecord(name, level, __file__, 1, text, args, info)
 
 
 def _hello(token: str) -> bytes:

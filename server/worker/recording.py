@@ -1,0 +1,82 @@
+"""Keeps a record of every call that runs a model, and hands it on at the end of the call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from engine.errors import EngineFailure, TokenweirError
+from server.interceptors import (
+    Behavior,
+    Context,
+    Handler,
+    WrappingInterceptor,
+    current_request_id,
+    with_behavior,
+)
+from server.status import status_code
+from server.trace_context import traceparent_in
+from server.worker.call_record import CallRecord, begin_record
+
+logger = logging.getLogger(__name__)
+
+Observer = Callable[[CallRecord], None]
+
+
+class RecordingInterceptor(WrappingInterceptor):
+    """Comes behind the StatusInterceptor, and sees every error before it becomes a status."""
+
+    def __init__(self, services: frozenset[str], observers: Sequence[Observer]) -> None:
+        self._prefixes = tuple(f"/{service}/" for service in services)
+        self._observers = observers
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        if not method.startswith(self._prefixes):
+            return handler
+        name = method.rpartition("/")[2]
+
+        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
+            record = CallRecord(name, time.time(), traceparent_in(context.invocation_metadata()))
+            begin_record(record)
+            with self._observed(record), _seen_failing(record):
+                return await behavior(request, context)
+
+        return with_behavior(handler, around)
+
+    @contextmanager
+    def _observed(self, record: CallRecord) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            record.seconds = time.monotonic() - started
+            record.request_id = current_request_id()
+            for observe in self._observers:
+                try:
+                    observe(record)
+                except Exception:  # who looks on must not end the call
+                    logger.exception("request %s was not recorded", record.request_id)
+
+
+@contextmanager
+def _seen_failing(record: CallRecord) -> Iterator[None]:
+    """Note how a call fails."""
+    try:
+        yield
+    except TokenweirError as error:
+        record.status, record.reason = status_code(type(error)).name, error.reason
+        record.error = str(error)
+        raise
+    except asyncio.CancelledError:
+        record.status = grpc.StatusCode.CANCELLED.name
+        raise
+    except Exception as error:
+        record.status, record.reason = grpc.StatusCode.INTERNAL.name, EngineFailure.reason
+        record.error = type(error).__name__
+        raise

@@ -1,0 +1,44 @@
+"""The line of the log that every request has."""
+
+from __future__ import annotations
+
+import logging
+
+from server.logs import REQUESTS, with_fields
+from server.trace_context import trace_id_in
+from server.worker.call_record import OK, CallRecord
+
+_MAX_CHARS = 200  # of what a client has chosen, or an error says
+logger = logging.getLogger(REQUESTS)
+
+
+def log_request(record: CallRecord) -> None:
+    """Write the line of a request that has ended."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("request", extra=with_fields(**_fields(record)))
+
+
+def _fields(record: CallRecord) -> dict[str, str | int | float]:
+    """Return what the line says; times are in seconds, of several inputs the longest."""
+    fields: dict[str, str | int | float] = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "model": record.model[:_MAX_CHARS],
+        "tenant": record.tenant[:_MAX_CHARS],
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "seconds": round(record.seconds, 6),
+    }
+    if parts := record.parts:
+        fields["queue"] = round(max(part.timing.queue for part in parts), 6)
+        fields["ttft"] = round(max(part.timing.time_to_first_token for part in parts), 6)
+    if paces := [pace for part in record.parts if (pace := part.seconds_per_token) is not None]:
+        fields["tpot"] = round(max(paces), 6)
+    if record.finish_reasons:
+        fields["finish"] = ",".join(dict.fromkeys(record.finish_reasons))
+    fields["status"] = record.status
+    if record.status != OK:
+        fields |= {"reason": record.reason, "error": record.error[:_MAX_CHARS]}
+    if trace_id := trace_id_in(record.traceparent):
+        fields["trace_id"] = trace_id
+    return fields

@@ -1,0 +1,185 @@
+"""The line that every request has in the log, over real gRPC on engines that obey the test."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tokenweir.v1 import generation_service_pb2 as pb
+from tokenweir.v1 import prediction_service_pb2
+
+from engine.errors import EngineFailure
+from server.config import GatewayConfig
+from server.gateway.gateway import Gateway
+from server.logs import REQUESTS, fields_of
+from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+class Lines:
+    """The lines of requests so far."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "server")
+        self._caplog = caplog
+
+    def all(self) -> list[dict[str, Any]]:
+        found = [record for record in self._caplog.records if record.name == REQUESTS]
+        return [dict(fields_of(record)) for record in found]
+
+    async def only(self) -> dict[str, Any]:
+        await until(lambda: bool(self.all()))
+        (line,) = self.all()
+        return line
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    return Lines(caplog)
+
+
+@pytest.fixture
+async def engine() -> FakeGenerator:
+    engine = FakeGenerator()
+    engine.capabilities = (*engine.capabilities, *OPTIONS)
+    return engine
+
+
+@pytest.fixture(params=["worker", "gateway"])
+async def stubs(engine: FakeGenerator, request: pytest.FixtureRequest) -> AsyncIterator[Stubs]:
+    async with running_worker(engine, FakePredictor()) as (_, address):
+        gateway = Gateway(GatewayConfig())
+        port = await gateway.start()
+        await gateway.sync([address])
+        await until(lambda: gateway.num_serving == 1)
+        asked = address if request.param == "worker" else f"127.0.0.1:{port}"
+        async with stubs_for(asked) as stubs:
+            yield stubs
+        await gateway.close()
+
+
+async def test_an_answered_request_has_one_line_with_all_there_is_to_say(
+    stubs: Stubs, lines: Lines
+) -> None:
+    scheduling = pb.Scheduling(tenant="shop")
+    decoding = pb.Decoding(sampling=pb.Sampling(), num_outputs=2)
+
+    await stubs.generation.Generate(
+        generate("a b", "c STOP", request_id="r-1", scheduling=scheduling, decoding=decoding),
+        metadata=(("traceparent", TRACEPARENT),),
+    )
+
+    line = await lines.only()
+    assert line.pop("seconds") > 0
+    assert line == {
+        "request_id": "r-1",
+        "method": "Generate",
+        "model": "dates",
+        "tenant": "shop",
+        "input_tokens": 4,
+        "output_tokens": 4,
+        "queue": 0.01,
+        "ttft": 0.03,
+        "finish": "eos,stop",
+        "status": "OK",
+        "trace_id": TRACE,
+    }
+
+
+async def test_a_stream_has_a_line_with_the_time_of_its_tokens(stubs: Stubs, lines: Lines) -> None:
+    call = stubs.generation.GenerateStream(stream("SLOW b c STOP", request_id="r-2"))
+    _ = [message async for message in call]
+
+    line = await lines.only()
+    assert (line["request_id"], line["method"]) == ("r-2", "GenerateStream")
+    assert (line["output_tokens"], line["finish"], line["tpot"]) == (4, "stop", 0.01)
+
+
+async def test_scores_and_predictions_have_lines(stubs: Stubs, lines: Lines) -> None:
+    inputs = [pb.Input(text="a b", prefix_text="c")]
+    await stubs.generation.Score(pb.ScoreRequest(model="dates", inputs=inputs))
+    items = [prediction_service_pb2.Item(text="a b")]
+    await stubs.prediction.Label(prediction_service_pb2.LabelRequest(model="tags", items=items))
+
+    await until(lambda: len(lines.all()) == 2)
+    said = [(x["method"], x["model"], x["input_tokens"], x["queue"]) for x in lines.all()]
+    assert said == [("Score", "dates", 1, 0.01), ("Label", "tags", 5, 0.01)]
+
+
+async def test_a_request_that_fails_has_a_line_with_its_reason(
+    stubs: Stubs, engine: FakeGenerator, lines: Lines
+) -> None:
+    engine.error = EngineFailure("a step failed")
+
+    await failure_of(stubs.generation.Generate(generate("FAIL", request_id="r-3")))
+
+    line = await lines.only()
+    assert (line["status"], line["reason"], line["error"]) == (
+        "INTERNAL",
+        "INTERNAL",
+        "a step failed",
+    )
+
+
+async def test_a_bug_has_its_traceback_under_the_id_of_its_request(
+    stubs: Stubs, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    await failure_of(stubs.generation.Generate(generate("CRASH", request_id="r-4")))
+
+    line = await lines.only()
+    assert (line["status"], line["error"]) == ("INTERNAL", "ZeroDivisionError")
+    (bug,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert fields_of(bug) == {"request_id": "r-4"}
+    assert bug.exc_info is not None
+
+
+async def test_a_cancelled_call_has_a_line(
+    stubs: Stubs, engine: FakeGenerator, lines: Lines
+) -> None:
+    call = stubs.generation.GenerateStream(stream("HOLD", request_id="r-5"))
+    await until(lambda: bool(engine.requests))
+
+    call.cancel()
+
+    line = await lines.only()
+    assert (line["request_id"], line["status"]) == ("r-5", "CANCELLED")
+
+
+async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
+    gateway = Gateway(GatewayConfig(worker_wait=0.05))
+    port = await gateway.start()
+    try:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
+            request = generate("a", request_id="r-6", scheduling=pb.Scheduling(tenant="shop"))
+            await failure_of(stubs.generation.Generate(request))
+    finally:
+        await gateway.close()
+
+    line = await lines.only()
+    assert (line["request_id"], line["tenant"]) == ("r-6", "shop")
+    assert (line["status"], line["reason"]) == ("UNAVAILABLE", "STARTING")
+
+
+async def test_refusals_by_the_thousand_are_counted(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = Gateway(GatewayConfig(max_concurrent_calls=1, worker_wait=20))
+    port = await gateway.start()
+    try:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
+            first = stubs.generation.Generate(generate("a"))
+            await until(lambda: bool(gateway._calls))
+            asked = [stubs.generation.Generate(generate("a")) for _ in range(150)]
+            await asyncio.gather(*asked, return_exceptions=True)
+            first.cancel()
+    finally:
+        await gateway.close()
+
+    assert 100 <= len(lines.all()) < 150
+    assert {line["reason"] for line in lines.all()} == {"QUEUE_FULL"}
