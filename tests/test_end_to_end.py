@@ -196,6 +196,27 @@ async def test_64_concurrent_streams_give_exactly_the_texts_of_the_eager_model(
     assert len({len(answer) for answer in answers}) > 10, "the lengths are hardly mixed"
 
 
+async def test_every_request_has_a_line_in_the_log_of_the_command(server: Server) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    async with aio.insecure_channel(server.address) as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        for number in range(3):
+            request = generation_service_pb2.GenerateRequest(
+                model=CONTINUE,
+                inputs=[generation_service_pb2.Input(text="w3")],
+                stopping=generation_service_pb2.Stopping(max_new_tokens=4),
+                request_id=f"line-{number}",
+            )
+            metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"),)
+            await stub.Generate(request, metadata=metadata)
+
+    pattern = rf"worker \S+: request request_id=(line-\d) .* status=OK trace_id={trace}$"
+    async with asyncio.timeout(10):
+        while len(found := re.findall(pattern, server.log.read_text(), re.MULTILINE)) < 3:
+            await asyncio.sleep(0.05)
+    assert set(found) == {"line-0", "line-1", "line-2"}
+
+
 async def test_server_listens_on_the_loopback_interface_only(server: Server) -> None:
     for pid in (server.process.pid, *_descendants(server.process.pid)):
         for address in _listening_addresses(pid):

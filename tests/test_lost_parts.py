@@ -214,7 +214,7 @@ def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
         client.generate("package", "w3", banned_tokens=[10**6], request_id="mine-7")
 
     told = server.wait_until("^.*mine-7.*$", seconds=10)[0]
-    assert re.search(r"worker 127\.0\.0\.1:\d+: .*GenerationService.* INVALID_ARGUMENT", told)
+    assert re.search(r"worker 127\.0\.0\.1:\d+: request .* status=INVALID_ARGUMENT", told)
 
 
 def test_services_of_one_cluster_have_names_of_their_own(

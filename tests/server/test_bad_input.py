@@ -62,9 +62,9 @@ async def test_request_id_that_would_forge_a_line_of_the_log_stays_out_of_it(
     failure = await failure_of(stubs.generation.Generate(generate("a", request_id="x\nforged")))
 
     _assert_invalid(failure, "request_id")
-    (line,) = map(TextFormatter().format, caplog.records)
-    assert failure.metadata["request_id"] in line
-    assert "forged" not in line + failure.metadata["request_id"]
+    lines = "".join(map(TextFormatter().format, caplog.records))
+    assert failure.metadata["request_id"] in lines
+    assert "forged" not in lines + failure.metadata["request_id"]
 
 
 async def test_prompt_too_long(stubs: Stubs) -> None:
