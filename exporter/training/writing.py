@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ def write_greedily(
     sources: Sequence[NDArray[np.int64]],
     generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
 ) -> list[list[int]]:
-    """Return the ids that the model writes for each source [S], without the end token.
+    """Return the ids that the model writes for each source [S], without the token that ends it.
 
     At most twice as many as the source has, and ten; they begin as `generation` says, and have
     none of the tokens that it bans.
@@ -49,25 +50,22 @@ def _write_batch(
     begin = torch.tensor([[config.bos_token_id or 0, *generation.forced_begin]])
     target = begin[:, : config.max_target_len].repeat(len(sources), 1)  # [B, T]
     banned = list(generation.banned_tokens)
+    ends = torch.tensor(config.eos_token_ids, dtype=torch.int64)
     written: dict[int, list[int]] = {}
     rows = torch.arange(len(sources))  # the sources that are still written for
     while len(rows):
         logits = model.decode(target, memory, mask)[:, -1]  # [B, V]
         logits[:, banned] = -torch.inf
         target = torch.cat((target, logits.argmax(-1, keepdim=True)), dim=1)
-        goes_on = (target[:, -1] != config.eos_token_id) & (target.shape[1] <= limits[rows])
+        goes_on = ~torch.isin(target[:, -1], ends) & (target.shape[1] <= limits[rows])
         written.update(zip(rows[~goes_on].tolist(), target[~goes_on].tolist(), strict=True))
         rows, target, memory = rows[goes_on], target[goes_on], memory[goes_on]
         mask = mask if mask is None else mask[goes_on]
     return [
-        _until_end(written[i][1 : limit + 1], config.eos_token_id)
+        list(takewhile(lambda token: token not in config.eos_token_ids, written[i][1 : limit + 1]))
         for i, limit in enumerate(limits.tolist())
     ]
 
 
 def _limit(source_len: int, config: TransformerConfig) -> int:
     return min(config.max_target_len - 1, 2 * source_len + 10)
-
-
-def _until_end(ids: list[int], end: int | None) -> list[int]:
-    return ids[: ids.index(end)] if end in ids else ids

@@ -73,6 +73,17 @@ def test_it_ends_where_the_model_ends_and_at_the_limit() -> None:
     assert nothing == []
 
 
+def test_any_token_that_ends_an_output_ends_it() -> None:
+    torch.manual_seed(0)
+    config = CONFIG.model_copy(update={"output_bias": True, "other_eos_token_ids": (5,)})
+    model = EncoderDecoder(config).eval()
+    with torch.no_grad():
+        model.decoder.output.bias[5] = 100
+        (written,) = write_greedily(model, config, [np.array([4, 5, 6])])
+
+    assert written == []
+
+
 def test_it_begins_as_it_must_and_writes_no_banned_token() -> None:
     torch.manual_seed(0)
     model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
