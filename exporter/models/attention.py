@@ -159,18 +159,20 @@ class MultiHeadAttention(nn.Module):
             None if qk_norm_eps is None else nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
             for _ in range(2)
         )
-        self.q_proj = nn.Linear(d_model, num_heads * self.key_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.key_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.value_dim, bias=bias)
-        last_bias = bias if output_bias is None else output_bias
-        last = num_heads * self.value_dim, d_model
-        self.out_proj = nn.Linear(*last, bias=last_bias) if output else None
-        self.score_weight = (
-            nn.Parameter(torch.empty(num_heads, self.key_dim)) if score == "additive" else None
-        )
+        self._make_weights(d_model, bias, output, bias if output_bias is None else output_bias)
         self.attention_dropout = nn.Dropout(attention_dropout)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
+
+    def _make_weights(self, d_model: int, bias: bool, output: bool, output_bias: bool) -> None:
+        keys, values = self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim
+        self.q_proj = nn.Linear(d_model, self.num_heads * self.key_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, keys, bias=bias)
+        self.v_proj = nn.Linear(d_model, values, bias=bias)
+        last = self.num_heads * self.value_dim, d_model
+        self.out_proj = nn.Linear(*last, bias=output_bias) if output else None
+        weight = torch.empty(self.num_heads, self.key_dim) if self.score == "additive" else None
+        self.score_weight = None if weight is None else nn.Parameter(weight)
 
     @classmethod
     def from_config(
