@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-_MAX_SHARE, _MAX_DELAY = 0.8, 0.025  # of a core; seconds, p99: more, and the load test is the limit
+MAX_SHARE, MAX_DELAY = 0.8, 0.025  # of a core; seconds, p99: more, and the load test is the limit
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class RequestRecord:
     """One request; times are in seconds from the start of the test."""
 
     index: int
-    prompt: int  # which of the configuration's prompts
+    prompt: int  # which of the different requests of the work
     scheduled: float  # when it was due; latencies count from here
     sent: float  # when it was sent
     finished: float  # the end of its call, good or bad
@@ -32,6 +33,9 @@ class RequestRecord:
     server_queue: float | None = None  # seconds, as the server measured it
     server_first_token: float | None = None  # seconds from arrival, as the server measured it
     server_batch_size: float | None = None  # sequences in its steps, mean
+    kind: str = ""  # of a mix
+    turn: int = 0  # in its session
+    check: Literal["", "right", "wrong"] = ""  # against the answer that was expected
 
     @property
     def ok(self) -> bool:
@@ -78,10 +82,30 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class LoadSummary:
-    """The statistics of a load test; latencies are those of the requests that succeeded."""
+class Window:
+    """The seconds of a test whose requests count; what is due before or behind does not."""
 
-    duration: float  # seconds, from the start to the end of the last request
+    start: float
+    end: float
+
+    @property
+    def duration(self) -> float:
+        return max(0.0, self.end - self.start)
+
+    def has(self, time: float) -> bool:
+        """Say whether a time is within."""
+        return self.start <= time <= self.end
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """The statistics of a window of a load test.
+
+    Latencies are those of requests that were due in it and succeeded, throughput is of what
+    ended in it.
+    """
+
+    duration: float  # seconds of the window
     num_ok: int
     errors: Mapping[str, int]  # by status and reason
     requests_per_second: float  # that succeeded
@@ -98,47 +122,73 @@ class LoadSummary:
     server_first_token: Distribution | None
     mean_batch_size: float | None
     cached_input_tokens: int = 0
+    num_due: int = 0
 
 
 @dataclass(frozen=True)
 class OwnLoad:
     """How busy the load test itself was: what it cannot send or read in time looks like latency."""
 
-    processor_share: float  # of one core, by the event loop; it has no more than one
+    processor_share: float  # of one core, by the busiest event loop; it has no more than one
     loop_delay: Distribution | None  # what waits for the event loop waits so long besides
+    num_processes: int = 1
+
+    def __str__(self) -> str:
+        delay = self.loop_delay
+        late = f", {delay.p99 * 1000:.1f} ms late (p99)" if delay else ""
+        return f"{self.processor_share:.0%} of a core{late}"
 
     @property
     def is_limit(self) -> bool:
         """Say whether the server may be faster than what was measured."""
         delay = self.loop_delay.p99 if self.loop_delay else 0.0
-        return self.processor_share > _MAX_SHARE or delay > _MAX_DELAY
+        return self.processor_share > MAX_SHARE or delay > MAX_DELAY
 
 
-def summarize(records: Sequence[RequestRecord]) -> LoadSummary:
-    """Return the statistics of at least one record."""
-    good = [record for record in records if record.ok]
-    duration = max(record.finished for record in records)
-    output_tokens = sum(record.output_tokens for record in good)
+def window_of(
+    records: Sequence[RequestRecord], warmup: float = 0.0, end: float | None = None
+) -> Window:
+    """Return the window from the warm-up's end to `end`, or to the end of the last request."""
+    last = max((record.finished for record in records), default=0.0)
+    return Window(warmup, last if end is None else end)
+
+
+def due_in(records: Sequence[RequestRecord], window: Window) -> list[RequestRecord]:
+    """Return the requests that were due in the window."""
+    return [record for record in records if window.has(record.scheduled)]
+
+
+def summarize(records: Sequence[RequestRecord], window: Window | None = None) -> LoadSummary:
+    """Return the statistics of a window, of all of the test if none is given."""
+    window = window or window_of(records)
+    due = due_in(records, window)
+    good = [record for record in due if record.ok]
+    ended = [record for record in records if record.ok and window.has(record.finished)]
     batch_sizes = [r.server_batch_size for r in good if r.server_batch_size is not None]
     return LoadSummary(
-        duration=duration,
+        duration=window.duration,
+        num_due=len(due),
         num_ok=len(good),
-        errors=dict(Counter(record.error for record in records if not record.ok).most_common()),
-        requests_per_second=len(good) / duration,
-        output_tokens_per_second=output_tokens / duration,
+        errors=dict(Counter(record.error for record in due if not record.ok).most_common()),
+        requests_per_second=_rate(len(ended), window),
+        output_tokens_per_second=_rate(sum(record.output_tokens for record in ended), window),
         input_tokens=sum(record.input_tokens for record in good),
-        output_tokens=output_tokens,
+        output_tokens=sum(record.output_tokens for record in good),
         max_in_flight=_max_in_flight(records),
         time_to_first_token=distribution(r.time_to_first_token for r in good),
         inter_token_latency=distribution(gap for r in good for gap in r.inter_token_latencies),
         time_per_output_token=distribution(r.time_per_output_token for r in good),
         end_to_end=distribution(r.end_to_end for r in good),
-        send_delay=distribution(r.sent - r.scheduled for r in records),
+        send_delay=distribution(r.sent - r.scheduled for r in due),
         server_queue=distribution(r.server_queue for r in good),
         server_first_token=distribution(r.server_first_token for r in good),
         mean_batch_size=float(np.mean(batch_sizes)) if batch_sizes else None,
         cached_input_tokens=sum(record.cached_input_tokens for record in good),
     )
+
+
+def _rate(number: int, window: Window) -> float:
+    return number / window.duration if window.duration else 0.0
 
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
@@ -162,4 +212,4 @@ def _max_in_flight(records: Sequence[RequestRecord]) -> int:
     times = np.array([r.sent for r in records] + [r.finished for r in records])
     change = np.repeat([1, -1], len(records))
     # At equal times ends come first: a closed loop sends when an answer is there.
-    return int(np.cumsum(change[np.lexsort((change, times))]).max())
+    return int(np.cumsum(change[np.lexsort((change, times))]).max(initial=0))

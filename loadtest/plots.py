@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
-from loadtest.metrics import Distribution, RequestRecord
+from loadtest.load_report import LoadReport
+from loadtest.metrics import Distribution, due_in
 from loadtest.result_file import write_atomically
-from loadtest.runner import LoadReport
 
 try:
     from matplotlib.axes import Axes
@@ -21,10 +21,10 @@ except ImportError as error:
         "plots need matplotlib; install it with: pip install 'tokenweir[loadtest]'"
     ) from error
 
-_FIRST_TOKEN = "#0072b2"
-_INTER_TOKEN = "#e69f00"
-_END_TO_END = "#009e73"
-_ERROR = "#d55e00"
+FIRST_TOKEN = "#0072b2"
+INTER_TOKEN = "#e69f00"
+END_TO_END = "#009e73"
+ERROR = "#d55e00"
 _GRID = "#dddddd"
 
 
@@ -32,12 +32,11 @@ def write_png(report: LoadReport, path: Path) -> None:
     """Write one picture: distributions of the latencies above, the course of the test below."""
     figure = Figure(figsize=(13, 8.5), layout="constrained", dpi=120)
     figure.suptitle(_title(report), fontsize=13, linespacing=1.5)
-    good = [record for record in report.records if record.ok]
-    panels = _panels(report, good)
+    panels = panels_of(report)
     grid = figure.add_gridspec(2, len(panels), height_ratios=(1, 1.1))
     for column, (name, values, latency, colour) in enumerate(panels):
-        _draw_distribution(figure.add_subplot(grid[0, column]), name, values, latency, colour)
-    _draw_timeline(figure.add_subplot(grid[1, :]), report)
+        draw_distribution(figure.add_subplot(grid[0, column]), name, values, latency, colour)
+    draw_course(figure.add_subplot(grid[1, :]), report)
     write_figure(figure, path)
 
 
@@ -51,30 +50,33 @@ def write_figure(figure: Figure, path: Path) -> None:
 Panel = tuple[str, list[float], Distribution | None, str]
 
 
-def _panels(report: LoadReport, good: Sequence[RequestRecord]) -> list[Panel]:
-    end_to_end = [record.end_to_end for record in good]
-    panels: list[Panel] = [("End to end", end_to_end, report.summary.end_to_end, _END_TO_END)]
-    if report.method != "generate":
-        return panels
+def panels_of(report: LoadReport) -> list[Panel]:
+    """Return the latencies to draw: name, values in seconds, statistics, colour."""
+    good = [record for record in due_in(report.records, report.window) if record.ok]
+    summary = report.summary
     first = [r.time_to_first_token for r in good if r.time_to_first_token is not None]
     gaps = [gap for record in good for gap in record.inter_token_latencies]
+    end_to_end = [record.end_to_end for record in good]
+    panels: list[Panel] = [("End to end", end_to_end, summary.end_to_end, END_TO_END)]
+    if report.method != "generate" and not first:
+        return panels
     return [
-        ("Time to first token", first, report.summary.time_to_first_token, _FIRST_TOKEN),
-        ("Inter-token latency", gaps, report.summary.inter_token_latency, _INTER_TOKEN),
+        ("Time to first token", first, summary.time_to_first_token, FIRST_TOKEN),
+        ("Inter-token latency", gaps, summary.inter_token_latency, INTER_TOKEN),
         *panels,
     ]
 
 
 def _title(report: LoadReport) -> str:
     summary = report.summary
-    second = f"{summary.num_ok} of {len(report.records)} requests answered in "
+    second = f"{summary.num_ok} of {summary.num_due} requests answered in "
     second += f"{summary.duration:.1f} s: {summary.requests_per_second:.1f} requests/s"
     if report.method == "generate":
         second += f", {summary.output_tokens_per_second:.0f} output tokens/s"
-    return f"Load test of {report.config.model}: {report.config.load}\n{second}"
+    return f"Load test of {report.config.model}: {report.config.arrival}\n{second}"
 
 
-def _draw_distribution(
+def draw_distribution(
     axes: Axes, name: str, values: list[float], latency: Distribution | None, colour: str
 ) -> None:
     """Draw the share of values up to each latency, with the percentiles marked."""
@@ -82,7 +84,7 @@ def _draw_distribution(
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("share of requests" if name != "Inter-token latency" else "share of gaps")
     axes.set_ylim(0, 1.02)
-    _style(axes)
+    style(axes)
     if latency is None:
         axes.set_xticks([])
         axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center", color="grey")
@@ -90,9 +92,9 @@ def _draw_distribution(
     milliseconds = [max(value * 1000, 0.01) for value in values]  # a logarithm needs a value
     axes.ecdf(milliseconds, color=colour, linewidth=2)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain))
     axes.xaxis.set_minor_formatter(
-        FuncFormatter(_plain_minor) if _decades(milliseconds) < 1.5 else NullFormatter()
+        FuncFormatter(plain_minor) if _decades(milliseconds) < 1.5 else NullFormatter()
     )
     for share, label, value in (
         (0.5, "p50", latency.p50),
@@ -101,7 +103,7 @@ def _draw_distribution(
     ):
         axes.plot(max(value * 1000, 0.01), share, "o", color=colour, markersize=5)
         axes.annotate(
-            f"{label} {_plain(value * 1000)}",
+            f"{label} {plain(value * 1000)}",
             (max(value * 1000, 0.01), share),
             xytext=(-7, 2) if share > 0.6 else (7, -10),
             textcoords="offset points",
@@ -111,19 +113,19 @@ def _draw_distribution(
         )
 
 
-def _draw_timeline(axes: Axes, report: LoadReport) -> None:
+def draw_course(axes: Axes, report: LoadReport) -> None:
     """Draw the latencies of every request over the time at which it was due."""
     axes.set_title("Course of the test", loc="left", fontweight="bold")
     axes.set_xlabel("seconds from the start, when a request was due")
     axes.set_ylabel("milliseconds")
-    _style(axes)
+    style(axes)
     good = [record for record in report.records if record.ok]
     bad = [record for record in report.records if not record.ok]
     first = [r for r in good if r.time_to_first_token is not None]
     for name, records, latencies, colour in (
-        ("end to end", good, [r.end_to_end for r in good], _END_TO_END),
-        ("first token", first, [r.time_to_first_token or 0.0 for r in first], _FIRST_TOKEN),
-        ("failed, until the error", bad, [r.end_to_end for r in bad], _ERROR),
+        ("end to end", good, [r.end_to_end for r in good], END_TO_END),
+        ("first token", first, [r.time_to_first_token or 0.0 for r in first], FIRST_TOKEN),
+        ("failed, until the error", bad, [r.end_to_end for r in bad], ERROR),
     ):
         if records:
             axes.scatter(
@@ -134,13 +136,17 @@ def _draw_timeline(axes: Axes, report: LoadReport) -> None:
                 color=colour,
                 alpha=0.75,
                 linewidths=1.2 if name.startswith("failed") else 0,
+                rasterized=True,
                 label=f"{name} ({len(records)})",
             )
-    axes.set_ylim(0, 1050 * max(record.end_to_end for record in report.records))
-    axes.legend(loc="upper left", frameon=False, ncols=3, bbox_to_anchor=(0.2, 1.12))
+    longest = max((record.end_to_end for record in report.records), default=0.0)
+    axes.set_ylim(0, 1050 * (longest or 1.0))
+    if report.records:
+        axes.legend(loc="upper left", frameon=False, ncols=3, bbox_to_anchor=(0.2, 1.12))
 
 
-def _style(axes: Axes) -> None:
+def style(axes: Axes) -> None:
+    """Draw a quiet grid, and no frame above and at the right."""
     axes.grid(True, color=_GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -151,10 +157,11 @@ def _decades(values: Sequence[float]) -> float:
     return math.log10(max(values) / min(values))
 
 
-def _plain(value: float, _position: int | None = None) -> str:
+def plain(value: float, _position: int | None = None) -> str:
+    """Return a number as a person writes it."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _plain_minor(value: float, _position: int | None = None) -> str:
+def plain_minor(value: float, _position: int | None = None) -> str:
     """Label 2 and 5 between the powers of ten."""
-    return _plain(value) if f"{value:e}"[0] in "25" else ""
+    return plain(value) if f"{value:e}"[0] in "25" else ""

@@ -12,23 +12,28 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.errors import LoadTestError
-from loadtest.metrics import Distribution, LoadSummary, OwnLoad
+from loadtest.load_report import LoadReport
+from loadtest.metrics import Distribution, LoadSummary
 from loadtest.result_file import write_atomically
-from loadtest.runner import LoadReport
+from loadtest.series import SeriesReport
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
 _LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # with borders; five digits
+_MAX_WRONG = 10  # wrong answers that are shown
 _REPORT: TypeAdapter[LoadReport] = TypeAdapter(LoadReport)
+_SERIES: TypeAdapter[SeriesReport] = TypeAdapter(SeriesReport)
 
 
 def print_table(report: LoadReport, console: Console | None = None) -> None:
-    """Print throughput, latencies and errors."""
+    """Print throughput, latencies, goals and errors."""
     console = console or Console()
-    title = f"Load test of {report.config.model}: {report.config.load}"
+    title = f"Load test of {report.config.model}: {report.config.arrival}"
     console.print(title, style="bold", markup=False, highlight=False)
     console.print(_totals_table(report))
     for table in _latency_tables(report.summary, console.width):
         console.print(table)
+    if report.kinds:
+        console.print(_kind_table(report))
     if report.summary.errors:
         console.print(_error_table(report))
     for note in notes(report):
@@ -37,25 +42,31 @@ def print_table(report: LoadReport, console: Console | None = None) -> None:
 
 def notes(report: LoadReport) -> list[str]:
     """Return what a reader of the numbers has to know besides."""
-    num_requests, num_prompts = len(report.records), len(report.config.prompts)
-    summary, own = report.summary, report.own
     found = []
     if report.interrupted:
-        found.append(
-            f"interrupted: {num_requests} of {report.config.num_requests} requests had ended"
-        )
-    if num_requests > num_prompts:
-        found.append(
-            f"{num_prompts} prompts for {num_requests} requests: they repeat, and "
-            f"{summary.cached_input_tokens:,} of {summary.input_tokens:,} input tokens came from "
-            "what the server had kept. New prompts may take longer: --prompts FILE gives others"
-        )
-    if own is not None and own.is_limit:
-        found.append(
-            f"the load test itself was the limit ({_own(own)}): the server may be faster. Give it "
-            "a machine of its own, or run several with a smaller load"
-        )
+        asked = report.config.num_requests
+        of = "" if asked is None else f" of {asked}"
+        found.append(f"interrupted: {len(report.records)}{of} requests had ended")
+    if left_out := len(report.records) - report.summary.num_due:
+        found.append(f"{left_out} requests of the warm-up and the cool-down are in no figure")
+    if note := _repeats(report):
+        found.append(note)
+    found += report.invalid
+    found += [str(wrong) for wrong in report.checks.wrong[:_MAX_WRONG]]
     return found
+
+
+def _repeats(report: LoadReport) -> str | None:
+    summary, different = report.summary, report.num_different
+    num_requests = sum(record.turn == 0 for record in report.records)
+    if different is None or num_requests <= different:
+        return None
+    return (
+        f"{different} prompts for {num_requests} requests: they repeat, and "
+        f"{summary.cached_input_tokens:,} of {summary.input_tokens:,} input tokens came from "
+        "what the server had kept. New prompts may take longer: --prompts FILE or "
+        "--input-tokens give others"
+    )
 
 
 def check_place(path: Path) -> None:
@@ -74,28 +85,102 @@ def write_json(report: LoadReport, path: Path) -> None:
     write_atomically(path, _REPORT.dump_json(report, indent=2) + b"\n")
 
 
+def write_series_json(report: SeriesReport, path: Path) -> None:
+    """Write the figures of every rate, all or nothing."""
+    write_atomically(path, _SERIES.dump_json(report, indent=2) + b"\n")
+
+
+def print_series(report: SeriesReport, console: Console | None = None) -> None:
+    """Print a row a rate, and what the search found."""
+    console = console or Console()
+    title = f"Load tests of {report.origin.config.model}, 99th percentiles in milliseconds"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("rate/s", "kept", "goodput", "failed", "TTFT", "TPOT", "end to end"):
+        table.add_column(column, justify="right", overflow="fold")
+    for trial in report.trials:
+        summary = trial.summary
+        latencies = (summary.time_to_first_token, summary.time_per_output_token, summary.end_to_end)
+        table.add_row(
+            f"{trial.rate:.4g}",
+            "not valid" if trial.invalid else "yes" if trial.is_kept else "no",
+            f"{trial.goodput.share:.1%}" if trial.goodput else "",
+            str(trial.num_failed),
+            *("" if latency is None else _milliseconds(latency.p99) for latency in latencies),
+        )
+    console.print(table)
+    for line in series_notes(report):
+        console.print(f"- {line}", markup=False, highlight=False)
+
+
+def series_notes(report: SeriesReport) -> list[str]:
+    """Return what was found, and how sure that is."""
+    found = ["interrupted: these are the rates that were done"] if report.interrupted else []
+    search = report.search
+    if search is None:
+        return found
+    found.append(f"searched by {search.rule}")
+    if search.rate is not None:
+        found.append(
+            f"highest rate that keeps the bounds: {search.rate:.4g} requests/s, "
+            f"{search.low:.4g} to {search.high:.4g} ({search.confidence:.1%} interval of the "
+            f"median, of {len(search.rounds)} rounds)"
+        )
+    return found
+
+
 def _totals_table(report: LoadReport) -> Table:
-    summary = report.summary
+    summary, checks = report.summary, report.checks
     table = Table(show_header=False)
     table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_row("requests answered", f"{summary.num_ok} of {len(report.records)}")
+    table.add_column(justify="right", overflow="fold")
+    table.add_row("requests answered", f"{summary.num_ok} of {summary.num_due}")
     table.add_row("duration", f"{summary.duration:.2f} s")
     table.add_row("throughput", f"{summary.requests_per_second:.2f} requests/s")
-    if report.method == "generate":
+    if summary.time_to_first_token is not None:
         table.add_row("", f"{summary.output_tokens_per_second:.1f} output tokens/s")
+    if (good := report.goodput) is not None:
+        table.add_row("goodput", f"{good.per_second:.2f} requests/s, {good.share:.1%} of all")
+    for goal in report.goals:
+        table.add_row("kept" if goal.is_kept else Text("missed", "red"), str(goal))
+    if checks.num_expected:
+        right = checks.num_expected - checks.num_wrong_expected
+        table.add_row("answers as expected", f"{right} of {checks.num_expected}")
+    if checks.num_verified:
+        right = checks.num_verified - checks.num_wrong_verified
+        table.add_row("answers as alone", f"{right} of {checks.num_verified}")
     table.add_row("most requests in flight", str(summary.max_in_flight))
     if summary.mean_batch_size is not None:
         table.add_row("mean batch at the server", f"{summary.mean_batch_size:.1f} sequences")
     if report.own is not None:
-        table.add_row("load test itself", _own(report.own))
+        table.add_row("load test itself", str(report.own))
     return table
 
 
-def _own(own: OwnLoad) -> str:
-    delay = own.loop_delay
-    late = f", {delay.p99 * 1000:.1f} ms late (p99)" if delay else ""
-    return f"{own.processor_share:.0%} of a core{late}"
+def _kind_table(report: LoadReport) -> Table:
+    table = Table(title="By kind, 50th and 99th percentiles in milliseconds", title_justify="left")
+    table.add_column("kind", style="bold", overflow="fold")
+    for column in ("answered", "TTFT", "TPOT", "end to end"):
+        table.add_column(column, justify="right", overflow="fold")
+    for name, summary in report.kinds.items():
+        table.add_row(
+            Text(name or "(none)"),
+            f"{summary.num_ok} of {summary.num_due}",
+            *map(
+                _two,
+                (
+                    summary.time_to_first_token,
+                    summary.time_per_output_token,
+                    summary.end_to_end,
+                ),
+            ),
+        )
+    return table
+
+
+def _two(latency: Distribution | None) -> str:
+    if latency is None:
+        return ""
+    return f"{_milliseconds(latency.p50)} {_milliseconds(latency.p99)}"
 
 
 def _latency_tables(summary: LoadSummary, width: int) -> Iterator[Table]:

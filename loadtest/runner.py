@@ -3,157 +3,206 @@
 from __future__ import annotations
 
 import asyncio
-import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Protocol
 
-from tokenweir import (
-    AsyncClient,
-    DeadlineExceeded,
-    ModelInfo,
-    NotSupported,
-    TokenweirClientError,
-    Unavailable,
-)
+from loadtest.answers import KeptAnswer, WrongAnswer, checks_of, difference
+from loadtest.clients import Clients
+from loadtest.config import LoadConfig
+from loadtest.goals import goodput, outcomes
+from loadtest.load_report import LoadReport
+from loadtest.metrics import OwnLoad, RequestRecord, due_in, summarize, window_of
+from loadtest.sender import Sender
+from loadtest.target.open_target import ClientArguments, connect_to, nothing_more
+from loadtest.target.target import CallFailed, Found, ServerSample, Target
+from loadtest.work.ask import Ask, Work
 
-from loadtest.errors import LoadTestError, NoServerError
-from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, summarize
-from loadtest.sender import Item, Progress, Sender
-from loadtest.workload import LoadConfig
-
-_METHODS = ("generate", "classify", "label", "embed")  # the first that the model has is used
-_ASK_TIMEOUT = 10.0  # seconds for the server to say what it has; requests have their own
+_SAMPLE_PERIOD = 0.5  # seconds between questions how busy the server is
+_WATCH_PERIOD = 0.5  # seconds between looks of whoever watches
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """A load test with all that was measured."""
+class Course(Protocol):
+    """How far a load test has come."""
 
-    config: LoadConfig
-    method: str  # the client's: "generate", streamed, or "classify", "label", "embed"
-    started_at: datetime
-    versions: Mapping[str, str]
-    summary: LoadSummary
-    records: tuple[RequestRecord, ...]  # by index
-    own: OwnLoad | None = None
-    interrupted: bool = False  # what was under way then is in no record
-    command: str = ""
-    commit: str = ""  # of the load test's code
-    machine: str = ""  # that the load test ran on
+    @property
+    def records(self) -> Sequence[RequestRecord]:
+        """What has ended, in the order of ends."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests sent and not answered."""
+        ...
+
+
+Watch = Callable[[Course], None]  # called twice a second and at the end
 
 
 def run(
     config: LoadConfig,
-    progress: Progress | None = None,
-    client_arguments: Mapping[str, Any] = MappingProxyType({}),
+    work: Work,
+    watch: Watch | None = None,
+    client_arguments: ClientArguments = nothing_more,
 ) -> LoadReport:
     """Run a load test to its end, or until Ctrl-C: then the report has what was answered so far.
 
-    `client_arguments` are more of AsyncClient: credentials, a token. No report has them.
     Raise LoadTestError if no server answers, or if it does not serve the model; a request that
     fails is a record like any other.
     """
-    # One attempt: a retry would hide a refusal from the statistics.
-    connect = partial(AsyncClient, config.address, max_attempts=1, **client_arguments)
-    return asyncio.run(_run(config, progress or (lambda done, total: None), connect))
+    watch = watch or (lambda course: None)
+    return asyncio.run(LoadTest(config, work, watch, client_arguments).run())
 
 
-async def _run(
-    config: LoadConfig, progress: Progress, connect: Callable[..., AsyncClient]
-) -> LoadReport:
-    async with connect(timeout=_ASK_TIMEOUT) as client:
-        model = await _find_model(client, config)
-        versions = await _versions(client, model)
-    async with connect(timeout=config.timeout) as client:
-        method = _method(model)
-        sender = Sender(client, config, method, _items(config, model), progress)
-        await sender.warm_up()
-        started_at = datetime.now(UTC)
-        interrupted = await _sent_until_cancelled(sender)
-        return LoadReport(
+class LoadTest:
+    """A load test under way."""
+
+    def __init__(
+        self,
+        config: LoadConfig,
+        work: Work,
+        watch: Watch,
+        client_arguments: ClientArguments = nothing_more,
+    ) -> None:
+        self._config = config
+        self._connect = connect_to(config.address, config.model, config.timeout, client_arguments)
+        self._work = work
+        self._watch = watch
+        self._started_at = datetime.now(UTC)
+        self._start = 0.0  # on the clock of the event loop; 0: not yet
+        self._end: float | None = None  # of an interrupted test, seconds from its start
+        self._found = Found("generate")
+        self._clients: Sender | Clients | None = None
+        self._samples: list[ServerSample] = []
+        self._verified: list[WrongAnswer | None] = []
+        self._num_unverified = 0
+
+    async def run(self) -> LoadReport:
+        """Run the test; what is interrupted gives a report too."""
+        target = self._connect()
+        try:
+            await self._measure(target)
+            await self._verify(target)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None:
+                raise
+            task.uncancel()  # what was measured is worth more than a quick end
+            return self._report(interrupted=True)
+        finally:
+            await target.close()
+        return self._report(interrupted=False)
+
+    async def _measure(self, target: Target) -> None:
+        self._found = await target.find()
+        config, work = self._config, self._work
+        several = config.num_processes > 1
+        clients = self._clients = (
+            Clients(config, work, self._connect) if several else Sender(target, config, work)
+        )
+        await clients.warm_up()
+        loop = asyncio.get_running_loop()
+        self._started_at, self._start = datetime.now(UTC), loop.time()
+        beside = [asyncio.create_task(self._sample(target)), asyncio.create_task(self._show())]
+        try:
+            await clients.send_all(self._start)
+        finally:
+            self._end = loop.time() - self._start
+            for task in beside:
+                task.cancel()
+            self._watch(clients)
+
+    async def _sample(self, target: Target) -> None:
+        while True:
+            sample = await target.sample(asyncio.get_running_loop().time() - self._start)
+            if sample is None:
+                return
+            self._samples.append(sample)
+            await asyncio.sleep(_SAMPLE_PERIOD)
+
+    async def _show(self) -> None:
+        while self._clients is not None:
+            self._watch(self._clients)
+            await asyncio.sleep(_WATCH_PERIOD)
+
+    async def _verify(self, target: Target) -> None:
+        """Ask the samples again, one after the other, when nothing else is under way."""
+        kept = self._clients.kept if self._clients is not None else []
+        samples = [one for one in kept if one.is_sample]
+        self._num_unverified = len(samples)
+        for one in samples:
+            with suppress(CallFailed):
+                again = await target.send(_again(one), keep=True)
+                self._verified.append(difference(one.index, again.answer or {}, one.answer))
+                self._num_unverified -= 1
+
+    @property
+    def kept(self) -> Sequence[KeptAnswer]:
+        """Answers that were kept, by request and turn."""
+        kept = self._clients.kept if self._clients is not None else []
+        return sorted(kept, key=lambda one: (one.index, one.turn))
+
+    def _report(self, interrupted: bool) -> LoadReport:
+        config, clients = self._config, self._clients
+        records = sorted(clients.records if clients else [], key=lambda r: (r.index, r.turn))
+        end = config.window_end
+        if interrupted and self._end is not None:
+            end = min(self._end, self._end if end is None else end)
+        window = window_of(records, config.warmup, end)
+        report = LoadReport(
             config=config,
-            method=method,
-            started_at=started_at,
-            versions=versions,
-            summary=summarize(sender.records),
-            records=sender.records,
-            own=sender.own_load,
+            work=self._work.title,
+            num_different=self._work.num_different,
+            method=self._found.method,
+            started_at=self._started_at,
+            versions=self._found.versions,
+            window=window,
+            summary=summarize(records, window),
+            records=tuple(records),
+            checks=checks_of(
+                clients.expected if clients else [], self._verified, self._num_unverified
+            ),
+            server=tuple(self._samples),
+            own=clients.own_load if clients and self._start else None,
             interrupted=interrupted,
         )
+        return _judged(report)
 
 
-async def _sent_until_cancelled(sender: Sender) -> bool:
-    """Send all requests; say whether they were cut short after the first of them."""
-    try:
-        await sender.send_all()
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or not sender.records:
-            raise
-        task.uncancel()  # what was measured is worth more than a quick end
-        return True
-    return False
-
-
-async def _find_model(client: AsyncClient, config: LoadConfig) -> ModelInfo | None:
-    """Return what the server says of the model; None if it lists no models."""
-    try:
-        models = await client.models()
-    except (Unavailable, DeadlineExceeded) as error:
-        raise NoServerError(
-            f"no server answers at {config.address}; start one with `tokenweir serve`, or give "
-            f"another address ({error})"
-        ) from error
-    except NotSupported:
-        return None
-    for model in models:
-        if model.model == config.model:
-            return model
-    served = ", ".join(sorted(model.model for model in models)) or "none"
-    raise LoadTestError(
-        f"the server at {config.address} has no model {config.model!r}; it has: {served}"
-    )
-
-
-def _method(model: ModelInfo | None) -> str:
-    if model is None or not model.capabilities:
-        return _METHODS[0]
-    for method in _METHODS:
-        if method in model.capabilities:
-            return method
-    raise LoadTestError(
-        f"model {model.model!r} can {', '.join(model.capabilities)}; a load test needs one of "
-        f"{', '.join(_METHODS)}"
-    )
-
-
-def _items(config: LoadConfig, model: ModelInfo | None) -> list[Item]:
-    """Return the prompts, or the bytes of the image files that they name."""
-    if model is None or model.architecture != "vision-encoder":
-        return list(config.prompts)
-    try:
-        return [Path(prompt).read_bytes() for prompt in config.prompts]
-    except OSError as error:
-        raise LoadTestError(
-            f"model {config.model!r} takes images, so prompts are paths of image files: {error}"
-        ) from error
-
-
-async def _versions(client: AsyncClient, model: ModelInfo | None) -> dict[str, str]:
-    versions = {
-        "python": platform.python_version(),
-        "tokenweir": version("tokenweir"),
-        "grpcio": version("grpcio"),
+def _judged(report: LoadReport) -> LoadReport:
+    """Return the report with what depends on its goals and its client."""
+    records, window, slo = report.records, report.window, report.config.slo
+    names = sorted({record.kind for record in records})
+    due = due_in(records, window)
+    kinds = {
+        name: summarize([record for record in due if record.kind == name], window)
+        for name in names
+        if len(names) > 1
     }
-    if model is not None:
-        versions |= {"model": model.model_version, "manifest_sha256": model.manifest_sha256}
-    try:
-        return versions | {"server": (await client.server_info()).version}
-    except TokenweirClientError:  # it need not say
-        return versions
+    invalid = _why_invalid(report.own)
+    if slo is None:
+        return replace(report, kinds=kinds, invalid=invalid)
+    return replace(
+        report,
+        kinds=kinds,
+        invalid=invalid,
+        goodput=goodput(records, window, slo),
+        goals=outcomes(records, window, slo),
+    )
+
+
+def _why_invalid(own: OwnLoad | None) -> tuple[str, ...]:
+    if own is None or not own.is_limit:
+        return ()
+    return (
+        f"the load test itself was the limit ({own}): the server may be faster. Give it a machine "
+        "of its own, --processes, or a smaller load",
+    )
+
+
+def _again(kept: KeptAnswer) -> Ask:
+    """Return a request as it was, with the seed that the server drew for it."""
+    if not kept.seed or "seed" in kept.ask.options:
+        return kept.ask
+    return replace(kept.ask, options={**kept.ask.options, "seed": kept.seed})

@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import cast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from tokenweir import AsyncClient, StreamOptions, TokenweirClientError
-from tokenweir.v1 import common_pb2
+import numpy as np
 
+from loadtest.answers import KeptAnswer, WrongAnswer, difference
+from loadtest.arrival.arrival import ClosedLoop, Replay
+from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import OwnLoad, RequestRecord, distribution
-from loadtest.workload import LoadConfig, arrival_times
-
-Progress = Callable[[int, int], None]  # requests finished, requests in all
-Item = str | bytes
+from loadtest.target.target import CallFailed, Reply, Target
+from loadtest.work.ask import Ask, Work
 
 _WATCH_PERIOD = 0.05  # seconds between looks at the event loop's own delay
+_WARMED_UP = 64  # requests among which one of each kind is sent before the test
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a test that one process sends: every `of`-th request."""
+
+    number: int = 0
+    of: int = 1
 
 
 class Sender:
-    """Sends the requests; times count from the start of `send_all`."""
+    """Sends the requests; times count from the start that `send_all` is given."""
 
     def __init__(
-        self,
-        client: AsyncClient,
-        config: LoadConfig,
-        method: str,
-        items: list[Item],
-        progress: Progress,
+        self, target: Target, config: LoadConfig, work: Work, share: Share | None = None
     ) -> None:
-        self._client = client
+        self._target = target
         self._config = config
-        self._method = method
-        self._items = items
-        self._progress = progress
+        self._work = work
+        self._share = share or Share()
         self._start = 0.0
-        self._records: list[RequestRecord] = []
         self._loop_delays: list[float] = []
         self._processor_seconds = 0.0
-
-    @property
-    def records(self) -> tuple[RequestRecord, ...]:
-        """What is finished, by index."""
-        return tuple(sorted(self._records, key=lambda record: record.index))
+        self.records: list[RequestRecord] = []  # of what has ended, in the order of ends
+        self.kept: list[KeptAnswer] = []
+        self.expected: list[WrongAnswer | None] = []  # a comparison each with a known answer
+        self.num_in_flight = 0
 
     @property
     def own_load(self) -> OwnLoad:
@@ -54,24 +56,32 @@ class Sender:
         return OwnLoad(share, distribution(self._loop_delays))
 
     async def warm_up(self) -> None:
-        """Send one request that is not measured: it opens connections and shows wrong options."""
-        try:
-            await self._send(0, scheduled=self._now())
-        except (TypeError, ValueError) as error:
-            raise LoadTestError(f"a request cannot be made: {error}") from error
+        """Send a request of each kind that is not measured: it opens connections.
 
-    async def send_all(self) -> None:
-        """Send the requests and note what comes back, and how busy that keeps the event loop."""
-        self._start = asyncio.get_running_loop().time()
-        self._records.clear()
-        self._progress(0, self._config.num_requests)
+        Raises LoadTestError for one that cannot be made.
+        """
+        kinds: dict[tuple[str, str | None], Ask] = {}
+        for index in range(min(_WARMED_UP, self._config.num_requests or _WARMED_UP)):
+            ask = self._work.ask(index)
+            kinds.setdefault((ask.kind, ask.method), ask)
+        for ask in kinds.values():
+            try:
+                await self._target.send(ask, keep=False)
+            except CallFailed:
+                pass  # what is measured will show it
+            except (TypeError, ValueError) as error:
+                raise LoadTestError(f"a request cannot be made: {error}") from error
+
+    async def send_all(self, start: float) -> None:
+        """Send the requests from `start` on, a time of the event loop; note what comes back."""
+        self._start = start
         processor_start = time.thread_time()
         watch = asyncio.create_task(self._watch_delay())
         try:
-            if self._config.concurrency is None:
-                await self._open_loop()
+            if isinstance(self._config.arrival, ClosedLoop):
+                await self._closed_loop(self._config.arrival.concurrency)
             else:
-                await self._closed_loop(self._config.concurrency)
+                await self._open_loop()
         finally:
             watch.cancel()
             self._processor_seconds = time.thread_time() - processor_start
@@ -83,96 +93,126 @@ class Sender:
             self._loop_delays.append(self._now() - due)
 
     async def _open_loop(self) -> None:
+        times = arrival_times(self._config, self._work)
         async with asyncio.TaskGroup() as group:
-            for index, scheduled in enumerate(arrival_times(self._config)):
-                await asyncio.sleep(scheduled - self._now())
-                group.create_task(self._measure(index, scheduled))
+            for index in range(self._share.number, len(times), self._share.of):
+                await asyncio.sleep(times[index] - self._now())
+                group.create_task(self._session(index, times[index]))
 
     async def _closed_loop(self, concurrency: int) -> None:
-        indices = iter(range(self._config.num_requests))
+        indices = self._indices()
 
         async def user() -> None:
             for index in indices:
-                await self._measure(index, scheduled=self._now())
+                await self._session(index, self._now())
 
+        number, of = self._share.number, self._share.of
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, self._config.num_requests)):
+            for _ in range(concurrency // of + (number < concurrency % of)):
                 group.create_task(user())
 
-    async def _measure(self, index: int, scheduled: float) -> None:
-        self._records.append(await self._send(index, scheduled))
-        self._progress(len(self._records), self._config.num_requests)
+    def _indices(self) -> Iterator[int]:
+        """Yield the indices of a closed loop, until their number or their time is over."""
+        most, duration = self._config.num_requests, self._config.duration
+        for index in itertools.count(self._share.number, self._share.of):
+            if most is not None and index >= most:
+                return
+            if duration is not None and self._now() >= duration:
+                return
+            yield index
 
-    async def _send(self, index: int, scheduled: float) -> RequestRecord:
-        prompt = index % len(self._items)
+    async def _session(self, index: int, scheduled: float) -> None:
+        """Send a request, then what follows it: each turn is due when the last one is answered."""
+        ask: Ask | None = self._work.ask(index)
+        turn = 0
+        while ask is not None:
+            reply = await self._measure(index, turn, ask, scheduled)
+            if reply is None or not ask.turns:
+                return
+            ask = ask.next_turn(str((reply.answer or {}).get("text", "")))
+            turn, scheduled = turn + 1, self._now()
+
+    async def _measure(self, index: int, turn: int, ask: Ask, scheduled: float) -> Reply | None:
+        """Send one request, note its record; return its reply, None if it failed."""
+        is_sample = self._is_sample(index)
+        keep = is_sample or self._config.keep_answers or bool(ask.turns) or bool(ask.expected)
+        prompt = index % (self._work.num_different or index + 1)
         record = RequestRecord(
-            index, prompt, scheduled, sent=self._now(), finished=scheduled, status="OK"
+            index,
+            prompt,
+            scheduled,
+            sent=self._now(),
+            finished=scheduled,
+            status="OK",
+            kind=ask.kind,
+            turn=turn,
         )
+        self.num_in_flight += 1
         try:
-            if self._method == "generate":
-                return await self._generate(record, cast(str, self._items[prompt]))
-            return await self._predict(record, self._items[prompt])
-        except TokenweirClientError as error:
-            return replace(
-                record,
-                finished=self._now(),
-                status=error.code.name,
-                reason=error.reason,
-                message=str(error.args[0]),
-            )
+            reply = await self._target.send(ask, keep=keep)
+        except CallFailed as error:
+            self.records.append(self._failed(record, error))
+            return None
+        except (TypeError, ValueError, LoadTestError) as error:
+            failure = CallFailed("NOT_SENT", "", f"the request cannot be made: {error}")
+            self.records.append(self._failed(record, failure))
+            return None
+        finally:
+            self.num_in_flight -= 1
+        self.records.append(self._answered(record, ask, reply))
+        if reply.answer is not None and (is_sample or self._config.keep_answers):
+            kept = KeptAnswer(index, turn, ask, reply.answer, reply.seed, is_sample)
+            self.kept.append(kept)
+        return reply
 
-    async def _generate(self, record: RequestRecord, prompt: str) -> RequestRecord:
-        token_times: list[float] = []
-        first_tokens = 0
-        finish_reason = ""
-        summary = None
-        options = cast(StreamOptions, self._config.options)
-        async for message in self._client.stream_events(self._config.model, prompt, **options):
-            if message.HasField("delta"):
-                if not token_times:
-                    first_tokens = max(1, len(message.delta.tokens.ids))
-                token_times.append(self._now())
-            elif message.HasField("finished"):
-                finish_reason = _finish_reason(message.finished.finish_reason)
-            else:
-                summary = message.summary
-        if summary is None:
-            return replace(
-                record,
-                finished=self._now(),
-                status="DATA_LOSS",
-                reason="BROKEN_STREAM",
-                message="the stream ended without its summary",
-            )
+    def _failed(self, record: RequestRecord, error: CallFailed) -> RequestRecord:
         return replace(
             record,
             finished=self._now(),
-            token_times=tuple(token_times),
-            first_tokens=first_tokens,
-            input_tokens=summary.usage.input_tokens,
-            cached_input_tokens=summary.usage.cached_input_tokens,
-            output_tokens=summary.usage.output_tokens,
-            finish_reason=finish_reason,
-            server_queue=summary.timing.queue.ToTimedelta().total_seconds(),
-            server_first_token=summary.timing.time_to_first_token.ToTimedelta().total_seconds(),
-            server_batch_size=summary.timing.mean_batch_size,
+            status=error.status,
+            reason=error.reason,
+            message=error.message,
         )
 
-    async def _predict(self, record: RequestRecord, item: Item) -> RequestRecord:
-        model = self._config.model
-        match self._method:
-            case "classify":
-                usage = (await self._client.classify(model, item)).usage
-            case "label":
-                usage = (await self._client.label(model, cast(str, item))).usage
-            case _:
-                usage = (await self._client.embed(model, item)).usage
-        return replace(record, finished=self._now(), input_tokens=usage.input_tokens)
+    def _answered(self, record: RequestRecord, ask: Ask, reply: Reply) -> RequestRecord:
+        check: Literal["", "right", "wrong"] = ""
+        if ask.expected is not None:
+            wrong = difference(record.index, ask.expected, reply.answer or {})
+            self.expected.append(wrong)
+            check = "right" if wrong is None else "wrong"
+        return replace(
+            record,
+            finished=self._now(),
+            token_times=tuple(at - self._start for at in reply.message_times),
+            first_tokens=reply.first_tokens,
+            input_tokens=reply.input_tokens,
+            cached_input_tokens=reply.cached_input_tokens,
+            output_tokens=reply.output_tokens,
+            finish_reason=reply.finish_reason,
+            server_queue=reply.server_queue,
+            server_first_token=reply.server_first_token,
+            server_batch_size=reply.server_batch_size,
+            check=check,
+        )
+
+    def _is_sample(self, index: int) -> bool:
+        """Say whether the answers to a request are asked again; the same for the same seed."""
+        if not self._config.verify:
+            return False
+        drawn = np.random.default_rng((self._config.seed, index, 1)).random()
+        return bool(drawn < self._config.verify)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() - self._start
 
 
-def _finish_reason(value: int) -> str:
-    known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
-    return known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)
+def arrival_times(config: LoadConfig, work: Work) -> list[float]:
+    """Return when each request of an open loop or a trace is due, in seconds from the start."""
+    arrival = config.arrival
+    if isinstance(arrival, ClosedLoop):
+        raise LoadTestError("a closed loop has no arrival times")
+    if isinstance(arrival, Replay):
+        times = arrival.times(work.times, config.duration)[: config.num_requests]
+    else:
+        times = arrival.times(config.num_requests, config.duration, config.seed)
+    return [float(time) for time in times]

@@ -102,6 +102,8 @@ COMMANDS = [
 
 def _check_tokenweir(words: list[str]) -> None:
     command = cli.commands[words[0]]
+    while isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+        command, words = command.commands[words[1]], words[1:]
     with click.Context(command, info_name=words[0]) as context:
         given, left, _ = command.make_parser(context).parse_args(list(words[1:]))
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
@@ -187,6 +189,8 @@ def _files(words: list[str]) -> Files:
 def _add_of_ours(files: Files, words: list[str]) -> Files:
     """Tell what is read from what is written by the types of options and arguments."""
     command = cli.commands[words[0]]
+    while isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+        command, words = command.commands[words[1]], words[1:]
     with click.Context(command, info_name=words[0]) as context:
         given, _, _ = command.make_parser(context).parse_args(list(words[1:]))
     for param in command.params:

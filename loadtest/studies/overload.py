@@ -30,11 +30,15 @@ from pathlib import Path
 import click
 
 from engine.machine import machine_name
+from loadtest.arrival.arrival import ClosedLoop, OpenLoop
+from loadtest.arrival.rates import Rates
+from loadtest.config import LoadConfig
+from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, OwnLoad
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
-from loadtest.runner import LoadReport, run
-from loadtest.workload import LoadConfig
+from loadtest.runner import run
+from loadtest.work.ask import texts
 
 _MONTHS = (
     "january february march april may june july august september october november december"
@@ -109,16 +113,8 @@ def prompts(seed: int) -> tuple[str, ...]:
 
 def flood(address: str, model: str, concurrency: int) -> None:
     """Keep so many streams of one tenant going, until the process ends."""
-    run(
-        LoadConfig(
-            address,
-            model,
-            prompts(1),
-            num_requests=10**6,
-            concurrency=concurrency,
-            options={"tenant": "flood"},
-        )
-    )
+    config = LoadConfig(address, model, ClosedLoop(concurrency), num_requests=10**6)
+    run(config, texts(prompts(1), tenant="flood"))
 
 
 def measure_fairness(address: str, model: str, num_flooding: int, num_requests: int) -> Fairness:
@@ -145,17 +141,13 @@ def measure_goodput(
     seeds = itertools.count(6)
 
     def closed(num_requests: int) -> float:
-        texts = prompts(next(seeds))
-        config = LoadConfig(
-            address, model, texts, num_requests=num_requests, concurrency=concurrency
-        )
-        return run(config).summary.requests_per_second
+        config = LoadConfig(address, model, ClosedLoop(concurrency), num_requests=num_requests)
+        return run(config, texts(prompts(next(seeds)))).summary.requests_per_second
 
     def offer(rate: float) -> LoadReport:
-        texts, count = prompts(next(seeds)), int(rate * seconds)
-        return run(
-            LoadConfig(address, model, texts, num_requests=count, rate=rate, timeout=timeout)
-        )
+        arrival, count = OpenLoop(Rates((rate,))), int(rate * seconds)
+        config = LoadConfig(address, model, arrival, num_requests=count, timeout=timeout)
+        return run(config, texts(prompts(next(seeds))))
 
     rounds = []
     before = closed(_WARM_UP)
@@ -179,15 +171,8 @@ def _answered_a_second(report: LoadReport, timeout: float, seconds: float) -> fl
 
 
 def _one_by_one(address: str, model: str, num_requests: int, seed: int) -> Distribution:
-    config = LoadConfig(
-        address,
-        model,
-        prompts(seed),
-        num_requests=num_requests,
-        concurrency=1,
-        options={"tenant": "other"},
-    )
-    latency = run(config).summary.end_to_end
+    config = LoadConfig(address, model, ClosedLoop(1), num_requests=num_requests)
+    latency = run(config, texts(prompts(seed), tenant="other")).summary.end_to_end
     if latency is None:
         raise click.ClickException(f"no request of {num_requests} was answered by {address}")
     return latency

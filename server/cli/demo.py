@@ -12,7 +12,8 @@ from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.extras import needs
 from server.cli.generation import print_stream
 from server.cli.interruption import cleaned_up
-from server.cli.load_test import num_failed, report_load_test
+from server.cli.load_test import report_load_test
+from server.cli.load_test_files import ReportFiles
 from server.cli.options import any_path, examples
 from server.cli.packages import export_with_progress
 from server.cli.service import announce, serve_until_ended
@@ -150,21 +151,19 @@ async def _show(package: Path, out: Path, device: Device) -> int:
 
 def _use(address: str, out: Path) -> list[str]:
     """Ask the server the dates, load-test it; return what went wrong."""
-    from loadtest.workload import LoadConfig
+    from loadtest.arrival.arrival import ClosedLoop
+    from loadtest.config import LoadConfig
+    from loadtest.work.ask import texts
 
     _headline("Ask")
     problems = _ask(address)
     _headline("Load test")
-    config = LoadConfig(
-        address=address,
-        model=MODEL,
-        prompts=tuple(TYPED_DATES),
-        num_requests=LOAD_REQUESTS,
-        concurrency=LOAD_CONCURRENCY,
+    config = LoadConfig(address, MODEL, ClosedLoop(LOAD_CONCURRENCY), num_requests=LOAD_REQUESTS)
+    files = ReportFiles(
+        json=out / "loadtest.json", html=out / "loadtest.html", png=out / "loadtest.png"
     )
-    failed = num_failed(report_load_test(config, out / "loadtest.json", out / "loadtest.png"))
-    click.echo(f"written: {out / 'loadtest.json'}, {out / 'loadtest.png'}")
-    return problems + ([f"{failed} requests of the load test failed"] if failed else [])
+    report = report_load_test(config, texts(tuple(TYPED_DATES)), files)
+    return [*problems, *(f"load test: {problem}" for problem in report.problems)]
 
 
 def _ask(address: str) -> list[str]:

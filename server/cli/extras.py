@@ -16,7 +16,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "serve": ("ray", "uvloop"),
         "cpu": ("onnxruntime",),
         "export": ("torch", "onnx", "onnxscript", "safetensors", "sklearn"),
-        "loadtest": ("numpy", "pydantic", "matplotlib"),
+        "loadtest": ("numpy", "pydantic", "matplotlib", "jinja2"),
     }
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,142 +12,175 @@ import click
 
 from server.cli.exit_codes import DONE, FAILED, CommandError
 from server.cli.extras import needs
-from server.cli.interruption import cleaned_up
-from server.cli.options import (
-    Number,
-    any_path,
-    examples,
-    existing_file,
-    model_option,
-    timeout_option,
-)
-from server.cli.server_options import Server, server_option
-from server.cli.typed_dates import TYPED_DATES
+from server.cli.interruption import Interruption, cleaned_up
+from server.cli.load_comparison import compare
+from server.cli.load_test_files import ReportFiles
+from server.cli.load_test_options import config_of, load_test_options, work_of
+from server.cli.options import Number, any_path, examples, read_rates
+from server.cli.server_options import Server
 
 if TYPE_CHECKING:
-    from loadtest.runner import LoadReport
-    from loadtest.workload import Arrival, LoadConfig
+    from loadtest.config import LoadConfig
+    from loadtest.load_report import LoadReport
+    from loadtest.series import SeriesReport
+    from loadtest.work.ask import Work
 
 
-@click.command(
+@click.group(
     short_help="Measure latencies and throughput of a server.",
+    invoke_without_command=True,
     epilog=examples(
         "tokenweir loadtest --model dates --concurrency 16 --requests 500",
         "tokenweir loadtest --model dates --prompts dates.txt --requests 1000",
-        "tokenweir loadtest --model dates --rate 50 --json run.json --png run.png",
+        "tokenweir loadtest --model dates --rate 50 --json run.json --html run.html",
+        "tokenweir loadtest --model dates --rate 50 --slo e2e=2s --verify 0.05",
+        "tokenweir loadtest --model dates --search --slo e2e=500ms --duration 20",
+        "tokenweir loadtest compare before.json after.json",
     ),
 )
-@model_option
-@click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
 @click.option(
-    "--concurrency",
-    type=click.IntRange(1),
-    help="Closed loop: so many streams at any time.  [default: 8, without --rate]",
+    "--model", metavar="NAME", help="A model of the server; `tokenweir models` lists them."
+)
+@load_test_options
+@click.option("--search", is_flag=True, help="Find the highest rate that keeps --slo.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="Of --search."
 )
 @click.option(
-    "--rate",
-    type=Number(min=0, min_open=True),
-    metavar="PER_SECOND",
-    help="Open loop: requests start at this rate whatever the server does.",
-)
-@click.option(
-    "--arrival",
-    type=click.Choice(["poisson", "constant"]),
-    default="poisson",
+    "--tolerance",
+    type=Number(min=0.001, max=1),
+    default=0.05,
     show_default=True,
-    help="Pattern of the open loop.",
+    help="Of --search: the width of the interval at which a round ends.",
 )
 @click.option(
-    "--prompts",
-    type=existing_file,
-    help="UTF-8 text, a prompt a line; for a model of images, their paths.  [default: typed dates]",
+    "--sweep", callback=read_rates, metavar="RATE,...", help="Run at each rate, such as 10,20,40."
 )
-@click.option("--max-new-tokens", type=click.IntRange(1), help="Of each request.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and prompts.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
+@click.option("--csv", "csv_file", type=any_path, help="Write a row a request here.")
+@click.option("--html", "html_file", type=any_path, help="Write a page with pictures here.")
 @click.option("--png", "png_file", type=any_path, help="Draw the latency distributions here.")
-@timeout_option
-@server_option
-@needs("loadtest")
-def loadtest(json_file: Path | None, png_file: Path | None, **typed: Any) -> int:
-    """Stream many requests and print latencies, throughput and errors; exit with 1 if one failed.
+@click.option("--answers", type=any_path, help="Write requests and answers here, as JSONL.")
+@click.pass_context
+def loadtest(context: click.Context, /, **typed: Any) -> int | None:
+    """Send many requests and print latencies, throughput and errors.
 
     Latencies count from the time a request was due, so a server that falls behind cannot hide it:
-    TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end. Prompts
-    are used in turn, and what a server keeps of one makes its next turn faster. Ctrl-C ends the
-    test and reports what was answered.
+    TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end. Exits
+    with 1 if a request failed, a bound was missed or an answer is wrong. Ctrl-C ends the test and
+    reports what was answered.
     """
-    config = _load_config(**typed)
+    if context.invoked_subcommand is not None:
+        return None
+    if typed["model"] is None:
+        raise click.MissingParameter(ctx=context, param=context.command.params[0])
+    return int(_measure(**typed))
+
+
+loadtest.add_command(compare)
+
+
+@needs("loadtest")
+def _measure(
+    *,
+    search: bool,
+    rounds: int,
+    tolerance: float,
+    sweep: tuple[float, ...],
+    json_file: Path | None,
+    csv_file: Path | None,
+    html_file: Path | None,
+    png_file: Path | None,
+    answers: Path | None,
+    **typed: Any,
+) -> int:
+    is_series = search or bool(sweep)
+    if search and sweep:
+        raise click.UsageError("--search and --sweep both say at which rates; give one of them")
+    if is_series and (png_file or answers):
+        raise click.UsageError("--png and --answers are of one load test; leave them out")
+    config = config_of(typed, keep_answers=answers is not None, is_series=is_series)
+    files = ReportFiles(json_file, csv_file, html_file, png_file, answers)
+    work = work_of(typed)
     with cleaned_up() as interruption:
-        report = report_load_test(config, json_file, png_file, typed["server"])
-    for path in filter(None, (json_file, png_file)):
-        click.echo(f"written: {path}")
+        if is_series:
+            rule = partial(_report_series, rounds=rounds, tolerance=tolerance, sweep=sweep)
+            return _end(rule(config, work, files, typed["server"]), interruption)
+        return _end(report_load_test(config, work, files, typed["server"]), interruption)
+
+
+def _client_arguments(server: Server | None) -> Mapping[str, Any]:
+    return server.client_arguments if server else {}
+
+
+def _end(report: LoadReport | SeriesReport, interruption: Interruption) -> int:
+    """Return the exit code; a line for every problem."""
     if report.interrupted:
         return interruption.exit_code
-    if failed := num_failed(report):
-        raise CommandError(f"{failed} of {len(report.records)} requests failed", FAILED)
+    *others, last = ("", *report.problems)
+    for problem in others[1:]:
+        click.echo(f"error: {problem}", err=True)
+    if last:
+        raise CommandError(last, FAILED)
     return DONE
 
 
-def _load_config(
-    *,
-    model: str,
-    requests: int,
-    concurrency: int | None,
-    rate: float | None,
-    arrival: Arrival,
-    prompts: Path | None,
-    max_new_tokens: int | None,
-    seed: int,
-    timeout: float,
-    server: Server,
-) -> LoadConfig:
-    if concurrency is not None and rate is not None:
-        raise click.UsageError("give --rate for an open loop, or --concurrency for a closed one")
-    from loadtest.workload import LoadConfig, read_prompts
-
-    return LoadConfig(
-        address=server.address,
-        model=model,
-        prompts=tuple(TYPED_DATES) if prompts is None else read_prompts(prompts),
-        num_requests=requests,
-        rate=rate,
-        arrival=arrival,
-        concurrency=concurrency or 8 if rate is None else None,
-        seed=seed,
-        timeout=timeout,
-        options={} if max_new_tokens is None else {"max_new_tokens": max_new_tokens},
-    )
-
-
 def report_load_test(
-    config: LoadConfig,
-    json_file: Path | None,
-    png_file: Path | None,
-    server: Server | None = None,
+    config: LoadConfig, work: Work, files: ReportFiles, server: Server | None = None
 ) -> LoadReport:
-    """Run a load test, print its table, write its files; `server` says how it is called."""
-    from engine.machine import machine_name
-    from loadtest.origin import code_commit, typed_command
-    from loadtest.report import check_place, print_table, write_json
-    from loadtest.runner import run
-    from server.cli.progress import show_progress
+    """Run a load test, write its files, print its table; `server` says how it is called."""
+    import asyncio
 
-    for path in filter(None, (json_file, png_file)):
-        check_place(path)
-    if png_file is not None:  # what it needs is missed before the test, not behind it
-        from loadtest.plots import write_png
-    with show_progress("Requests") as progress:
-        report = run(config, progress, server.client_arguments if server else {})
+    from engine.machine import machine_name
+    from loadtest.live import shown
+    from loadtest.origin import code_commit, typed_command
+    from loadtest.report import print_table
+    from loadtest.runner import LoadTest
+
+    files.check()
+    with shown(f"{config.model}: {config.arrival}") as watch:
+        test = LoadTest(config, work, watch, partial(_client_arguments, server))
+        report = asyncio.run(test.run())
     report = replace(report, command=typed_command(), commit=code_commit(), machine=machine_name())
+    files.write(report, test.kept)
     print_table(report)
-    if json_file is not None:
-        write_json(report, json_file)
-    if png_file is not None:
-        write_png(report, png_file)
     return report
 
 
-def num_failed(report: LoadReport) -> int:
-    """Return how many requests were answered with an error."""
-    return sum(not record.ok for record in report.records)
+def _report_series(
+    config: LoadConfig,
+    work: Work,
+    files: ReportFiles,
+    server: Server,
+    *,
+    rounds: int,
+    tolerance: float,
+    sweep: tuple[float, ...],
+) -> SeriesReport:
+    """Run several load tests, write their files, print their table."""
+    from engine.machine import machine_name
+    from loadtest.live import shown
+    from loadtest.origin import code_commit, typed_command
+    from loadtest.report import print_series
+    from loadtest.runner import run
+    from loadtest.search import SearchRule
+    from loadtest.series import Series
+
+    files.check()
+
+    def run_shown(one: LoadConfig) -> LoadReport:
+        with shown(f"{one.model}: {one.arrival}") as watch:
+            return run(one, work, watch, partial(_client_arguments, server))
+
+    series = Series(config, run_shown)
+    if sweep:
+        report = series.sweep(sweep)
+    else:
+        report = series.search(SearchRule(series.first_rate, tolerance, rounds))
+    origin = replace(
+        report.origin, command=typed_command(), commit=code_commit(), machine=machine_name()
+    )
+    report = replace(report, origin=origin)
+    files.write_series(report)
+    print_series(report)
+    return report

@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from loadtest.answers import Checks, WrongAnswer
+from loadtest.arrival.arrival import OpenLoop
+from loadtest.arrival.rates import Rates
+from loadtest.config import LoadConfig
+from loadtest.csv_file import write_requests, write_trials
 from loadtest.errors import LoadTestError
-from loadtest.metrics import RequestRecord, summarize
+from loadtest.goals import goodput, outcomes, parse_slo
+from loadtest.html_file import write_html, write_series_html
+from loadtest.live import Figures, shown, table
+from loadtest.load_report import LoadReport
+from loadtest.metrics import RequestRecord, summarize, window_of
 from loadtest.plots import write_png
-from loadtest.report import print_table, write_json
-from loadtest.runner import LoadReport
-from loadtest.workload import LoadConfig
+from loadtest.report import print_series, print_table, write_json, write_series_json
+from loadtest.series import Series, SeriesReport
+from loadtest.target.target import ServerSample
 
 
-def report_of(*records: RequestRecord, method: str = "generate") -> LoadReport:
+def report_of(*records: RequestRecord, method: str = "generate", **more: Any) -> LoadReport:
     return LoadReport(
         config=LoadConfig(
-            "127.0.0.1:1", "dates", ("p", "ü"), len(records), rate=2.5, options={"top_k": 3}
+            "127.0.0.1:1",
+            "dates",
+            OpenLoop(Rates((2.5,))),
+            max(1, len(records)),
+            slo=parse_slo("ttft=150ms,e2e=1s"),
         ),
+        work="2 prompts in turn",
+        num_different=2,
         method=method,
         started_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         versions={"tokenweir": "0.1.0"},
+        window=window_of(records),
         summary=summarize(records),
         records=records,
+        **more,
     )
 
 
@@ -76,6 +97,26 @@ ONE_PASS = report_of(
     ),
     method="classify",
 )
+
+
+GOOD = tuple(good(index) for index in range(5))
+RICH = report_of(
+    *(replace(record, kind="beam" if record.index % 2 else "<short>") for record in GOOD),
+    refused(5),
+    kinds={"beam": summarize(GOOD[1::2]), "<short>": summarize(GOOD[::2])},
+    goodput=goodput(GOOD, window_of(GOOD), parse_slo("ttft=150ms")),
+    goals=outcomes(GOOD, window_of(GOOD), parse_slo("ttft=50ms,e2e=1s")),
+    checks=Checks(5, 1, 2, 0, 0, (WrongAnswer(3, "text", "'a'", "'<b>'"),)),
+    server=tuple(ServerSample(at / 2, at, 1, 0.5, 100.0, at * 7) for at in range(5)),
+    interrupted=True,
+)
+
+
+def series() -> SeriesReport:
+    config = replace(MIXED.config, duration=2.0, num_requests=None)
+    return Series(config, lambda one: replace(RICH, interrupted=False, config=one)).sweep(
+        (10.0, 20.0)
+    )
 
 
 def table_text(report: LoadReport, width: int = 80) -> str:
@@ -151,3 +192,105 @@ def test_picture_is_made(report: LoadReport, tmp_path: Path):
         assert min(image.size) > 900
         assert len(image.convert("RGB").getcolors(2**20)) > 20  # something is drawn
     assert os.listdir(tmp_path) == ["latency.png"]
+
+
+def test_table_has_kinds_goals_and_wrong_answers():
+    text = " ".join(table_text(RICH).split())
+
+    assert "beam" in text and "<short>" in text
+    assert "p99 of ttft is 100.0 ms, bound 50 ms" in text
+    assert "goodput" in text and "100.0% of all" in text
+    assert "4 of 5" in text
+    assert "request 3: text is '<b>', not 'a'" in text
+
+
+@pytest.mark.parametrize("report", [FAILED, ONE_PASS, report_of()])
+def test_a_page_needs_nothing_else_and_has_all_it_should(report: LoadReport, tmp_path: Path):
+    write_html(report, tmp_path / "run.html")
+
+    page = (tmp_path / "run.html").read_text()
+    sources = re.findall(r"(?:src|href)=[\"']([^\"']{1,30})", page)
+    assert len(sources) >= 4 and all(one.startswith("data:image/svg+xml;base64") for one in sources)
+    assert "<script" not in page
+    for word in ("Settings", "open loop, 2.5 requests/s", "0.1.0", "2 prompts in turn"):
+        assert word in page
+    assert os.listdir(tmp_path) == ["run.html"]
+
+
+def test_a_page_shows_what_is_not_well_and_no_markup_of_an_answer(tmp_path: Path):
+    write_html(RICH, tmp_path / "run.html")
+
+    page = (tmp_path / "run.html").read_text()
+    assert "1 of 6 requests failed" in page
+    assert "threshold missed: p99 of ttft" in page
+    assert "&lt;b&gt;" in page and "<b>" not in page and "<short>" not in page
+    assert page.count("<img") == 8  # three latencies, four courses, the whole course
+
+
+def test_rows_of_requests_say_which_count(tmp_path: Path):
+    report = replace(MIXED, window=window_of(MIXED.records, warmup=0.5))
+
+    write_requests(report, tmp_path / "run.csv")
+
+    rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
+    assert [row["counts"] for row in rows] == ["0", "0", "1", "1", "1", "1"]
+    assert (rows[0]["status"], rows[5]["reason"]) == ("OK", "DRAINING")
+    assert float(rows[0]["ttft"]) == pytest.approx(0.1) and rows[5]["ttft"] == ""
+
+
+def test_a_series_is_written_and_printed(tmp_path: Path):
+    report = series()
+    write_series_json(report, tmp_path / "s.json")
+    write_series_html(report, tmp_path / "s.html")
+    write_trials(report, tmp_path / "s.csv")
+    console = Console(file=io.StringIO(), width=80)
+    print_series(report, console)
+
+    assert TypeAdapter(SeriesReport).validate_json((tmp_path / "s.json").read_bytes()) == report
+    assert "Latency against rate" in (tmp_path / "s.html").read_text()
+    rows = csv.DictReader((tmp_path / "s.csv").read_text().splitlines())
+    assert [row["rate"] for row in rows] == ["10.0", "20.0"]
+    text = console.file.getvalue()
+    assert "20" in text and max(map(len, text.splitlines())) <= 80
+
+
+def live_text(figures: Figures) -> list[str]:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table("dates: closed loop, 16 at a time", figures))
+    return console.file.getvalue().splitlines()
+
+
+def test_the_live_table_shows_the_last_seconds_and_fits_into_a_terminal():
+    times = iter([0.0, 1.0, *[2.0] * 20])
+    figures = Figures(clock=lambda: next(times))
+    figures.look(SimpleNamespace(records=[], num_in_flight=3))
+    figures.look(SimpleNamespace(records=[good(0), good(1), refused(2)], num_in_flight=16))
+
+    lines = live_text(figures)
+
+    assert max(map(len, lines)) <= 80
+    rows = {row[1].strip(): row for row in (line.split("│") for line in lines) if len(row) > 3}
+    assert rows["in flight"][2].strip() == "16"
+    assert (rows["errors"][2].strip(), rows["errors"][3].strip()) == ("1", "1")
+    assert rows["answered a second"][2].strip() == "1.0"  # two in two seconds
+    assert rows["TTFT p50, p90, p99 ms"][2].split() == ["100.0", "100.0", "100.0"]
+    assert rows["ITL p50, p90, p99 ms"][2].split()[0] == "55.0"
+
+
+def test_what_is_older_than_the_last_seconds_is_no_longer_shown():
+    times = iter([0.0, 1.0, 9.0, *[9.0] * 20])
+    figures = Figures(clock=lambda: next(times))
+    for records in ([], [good(0)], [good(0), good(1)]):
+        figures.look(SimpleNamespace(records=records, num_in_flight=0))
+
+    assert (len(figures.recent), figures.num_ended) == (1, 2)
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("loadtest.live.LINE_INTERVAL", 0.0)
+    console = Console(file=io.StringIO(), width=80)
+
+    with shown("dates", console) as watch:
+        watch(SimpleNamespace(records=[good(0), refused(1)], num_in_flight=4))
+
+    assert "dates: 0 s, 2 ended, 1 failed, 4 in flight" in console.file.getvalue()

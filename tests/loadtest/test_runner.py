@@ -11,12 +11,26 @@ from pathlib import Path
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-from tokenweir.v1 import admin_service_pb2, common_pb2, prediction_service_pb2
+from tokenweir.v1 import (
+    admin_service_pb2,
+    common_pb2,
+    generation_service_pb2,
+    prediction_service_pb2,
+)
 
+from loadtest.arrival.arrival import ClosedLoop, OpenLoop, Replay
+from loadtest.arrival.rates import Rates
+from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
+from loadtest.goals import parse_slo
+from loadtest.load_report import LoadReport
 from loadtest.report import notes
-from loadtest.runner import run
-from loadtest.workload import LoadConfig, arrival_times
+from loadtest.runner import Course, Watch
+from loadtest.runner import run as run_work
+from loadtest.sender import arrival_times
+from loadtest.work.ask import Ask, InTurn, Work, texts
+from loadtest.work.common import Common
+from loadtest.work.mix import Mix, parse_kind
 from tests.server.scripted_server import (
     ScriptedServer,
     fail,
@@ -24,6 +38,16 @@ from tests.server.scripted_server import (
     scripted_server,
     stream_messages,
 )
+
+WORK = texts(("p", "q"))
+
+
+def run(config: LoadConfig, work: Work = WORK, watch: Watch | None = None) -> LoadReport:
+    return run_work(config, work, watch)
+
+
+def streams(server: ScriptedServer) -> list[generation_service_pb2.GenerateStreamRequest]:
+    return [request for request in server.requests if hasattr(request, "request")]
 
 
 @pytest.fixture
@@ -34,15 +58,12 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def open_loop(server: ScriptedServer, num_requests: int, rate: float) -> LoadConfig:
-    return LoadConfig(
-        server.address, "m", ("p", "q"), num_requests, rate=rate, arrival="constant", timeout=10
-    )
+    arrival = OpenLoop(Rates((rate,)), "constant")
+    return LoadConfig(server.address, "m", arrival, num_requests, timeout=10)
 
 
 def closed_loop(server: ScriptedServer, num_requests: int, concurrency: int) -> LoadConfig:
-    return LoadConfig(
-        server.address, "m", ("p", "q"), num_requests, concurrency=concurrency, timeout=10
-    )
+    return LoadConfig(server.address, "m", ClosedLoop(concurrency), num_requests, timeout=10)
 
 
 def test_records_hold_what_the_stream_brought(server):
@@ -63,7 +84,7 @@ def test_records_hold_what_the_stream_brought(server):
 def test_one_request_before_the_test_is_not_measured(server):
     run(closed_loop(server, num_requests=3, concurrency=1))
 
-    assert sum(hasattr(request, "request") for request in server.requests) == 4
+    assert len(streams(server)) == 4
 
 
 def test_open_loop_counts_latency_from_the_scheduled_time_while_the_server_stalls(server):
@@ -101,7 +122,7 @@ def test_open_loop_sends_on_time_however_many_are_running(server):
 
     report = run(config)
 
-    assert [record.scheduled for record in report.records] == arrival_times(config)
+    assert [record.scheduled for record in report.records] == arrival_times(config, WORK)
     assert report.summary.send_delay.p50 < 0.2
     assert report.summary.max_in_flight == 15
 
@@ -194,13 +215,9 @@ def test_stream_without_its_summary_is_an_error(server):
 
 
 def test_options_reach_the_requests(server):
-    config = replace(
-        closed_loop(server, num_requests=1, concurrency=1), options={"max_new_tokens": 5}
-    )
+    run(closed_loop(server, num_requests=1, concurrency=1), texts(("p",), max_new_tokens=5))
 
-    run(config)
-
-    assert server.requests[-1].request.stopping.max_new_tokens == 5
+    assert [one.request.stopping.max_new_tokens for one in streams(server)] == [5, 5]
 
 
 def test_tokens_that_the_server_had_kept_are_counted(server):
@@ -220,33 +237,37 @@ def test_tokens_that_the_server_had_kept_are_counted(server):
 
 
 def test_the_load_test_says_how_busy_it_was_itself(server):
-    """A stalling progress display is the event loop's own fault, and no server's."""
-    config = closed_loop(server, num_requests=3, concurrency=1)
+    """A display that stalls is the event loop's own fault, and no server's."""
+    config = replace(open_loop(server, num_requests=20, rate=20), slo=parse_slo("e2e=10s"))
 
-    stalled = run(config, lambda done, total: time.sleep(0.2))
+    stalled = run(config, watch=lambda course: time.sleep(0.2))
 
     assert stalled.own.loop_delay.max > 0.1
-    assert stalled.own.is_limit
+    assert stalled.own.is_limit and stalled.invalid
+    assert any("the run is not valid: the load test itself" in one for one in stalled.problems)
     assert "the load test itself was the limit" in " ".join(notes(stalled))
 
 
 def test_unknown_option_is_refused(server):
-    config = replace(closed_loop(server, num_requests=1, concurrency=1), options={"beams": 5})
+    config = closed_loop(server, num_requests=1, concurrency=1)
 
     with pytest.raises(LoadTestError, match="unknown option beams; known are"):
-        run(config)
+        run(config, texts(("p",), beams=5))
 
 
-def test_progress_is_told_after_every_request(server):
-    told: list[tuple[int, int]] = []
+def test_whoever_watches_sees_all_that_has_ended(server):
+    seen: list[int] = []
 
-    run(closed_loop(server, num_requests=3, concurrency=2), lambda *counts: told.append(counts))
+    def watch(course: Course) -> None:
+        seen.append(len(course.records))
 
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    run(closed_loop(server, num_requests=3, concurrency=2), watch=watch)
+
+    assert seen[-1] == 3
 
 
 def test_nobody_at_the_address_is_said_clearly():
-    config = LoadConfig("127.0.0.1:1", "m", ("p",), 1, concurrency=1, timeout=5)
+    config = LoadConfig("127.0.0.1:1", "m", ClosedLoop(1), 1, timeout=5)
 
     with pytest.raises(LoadTestError, match="no server answers at 127.0.0.1:1; start one"):
         run(config)
@@ -286,11 +307,178 @@ def test_prompts_of_an_image_model_are_files(server, tmp_path: Path):
         results=[prediction_service_pb2.ClassifyResponse.Classes()]
     )
     (tmp_path / "a.png").write_bytes(b"png")
+    config = closed_loop(server, num_requests=1, concurrency=1)
+
+    assert run(config, texts((str(tmp_path / "a.png"),))).summary.num_ok == 1
+    asked = [request for request in server.requests if hasattr(request, "items")]
+    assert asked[-1].items[0].image == b"png"
+    with pytest.raises(LoadTestError, match="prompts are paths of image files"):
+        run(config, texts(("no such file",)))
+
+
+def prompts_of(server: ScriptedServer) -> list[str]:
+    """What was asked behind the warm-up."""
+    return [one.request.inputs[0].text for one in streams(server)][1:]
+
+
+def test_a_stall_of_a_second_shows_in_the_99th_percentile_of_the_open_loop(server):
+    """Of 300 requests in 3 s at 100/s, those due in a second meet a server that stands still."""
+    until = [0.0]
+    seen: list[int] = []
+    lock = threading.Lock()
+
+    def stalling(request, context):
+        with lock:
+            seen.append(1)
+            if len(seen) == 101:
+                until[0] = time.monotonic() + 1.0
+        time.sleep(max(0.0, until[0] - time.monotonic()))
+        yield from stream_messages(["a"])
+
+    server.answers["GenerateStream"] = stalling
+
+    report = run(open_loop(server, num_requests=300, rate=100))
+
+    assert report.summary.time_to_first_token.p99 > 0.9
+    assert report.summary.num_ok == 300
+
+
+def test_a_duration_ends_a_closed_loop_and_its_edges_are_in_no_figure(server):
     config = replace(
-        closed_loop(server, num_requests=1, concurrency=1), prompts=(str(tmp_path / "a.png"),)
+        closed_loop(server, 1, 2), num_requests=None, duration=0.9, warmup=0.3, cooldown=0.3
     )
 
-    assert run(config).summary.num_ok == 1
-    assert server.requests[-1].items[0].image == b"png"
-    with pytest.raises(LoadTestError, match="prompts are paths of image files"):
-        run(replace(config, prompts=("no such file",)))
+    report = run(config)
+
+    assert (report.window.start, report.window.end) == pytest.approx((0.3, 0.6))
+    assert 0 < report.summary.num_due < len(report.records)
+    assert report.records[-1].scheduled < 0.9
+    assert "of the warm-up and the cool-down are in no figure" in " ".join(notes(report))
+
+
+def test_the_next_prompt_of_a_session_is_the_last_answer(server):
+    def say(request, context):
+        return stream_messages([request.request.inputs[0].text, "!"])
+
+    server.answers["GenerateStream"] = say
+    config = closed_loop(server, num_requests=2, concurrency=1)
+
+    report = run(config, Common(texts(("a", "b")), num_turns=3))
+
+    assert prompts_of(server) == ["a", "a!", "a!!", "b", "b!", "b!!"]
+    assert [(r.index, r.turn) for r in report.records] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
+
+
+def test_a_trace_is_sent_at_its_times(server):
+    asks = tuple(Ask(name, at=at) for name, at in (("a", 0.0), ("b", 0.3), ("c", 0.4)))
+    config = LoadConfig(server.address, "m", Replay(2.0), timeout=10)
+
+    report = run(config, InTurn("trace", asks))
+
+    assert [record.scheduled for record in report.records] == pytest.approx([0.0, 0.15, 0.2])
+    assert report.records[2].sent >= 0.2
+
+
+def test_kinds_of_a_mix_have_figures_of_their_own(server):
+    server.answers["Score"] = lambda request, context: generation_service_pb2.ScoreResponse(
+        scores=[generation_service_pb2.ScoreResponse.Score(sum_logprob=-1.0)]
+    )
+    kinds = (parse_kind("1 short max_new_tokens=2"), parse_kind("1 score method=score target=t"))
+    config = closed_loop(server, num_requests=40, concurrency=4)
+
+    report = run(config, Mix(WORK, kinds))
+
+    assert report.num_failed == 0
+    assert set(report.kinds) == {"short", "score"}
+    assert sum(one.num_ok for one in report.kinds.values()) == 40
+    assert report.kinds["short"].time_to_first_token is not None
+    assert report.kinds["score"].time_to_first_token is None
+
+
+def test_answers_that_are_others_alone_are_wrong(server):
+    """The server answers otherwise as soon as nobody else asks."""
+    running = [0]
+    lock = threading.Lock()
+
+    def depends_on_others(request, context):
+        with lock:
+            running[0] += 1
+        time.sleep(0.02)
+        answer = "crowd" if running[0] > 1 else "alone"
+        with lock:
+            running[0] -= 1
+        yield from stream_messages([answer])
+
+    server.answers["GenerateStream"] = depends_on_others
+    config = replace(closed_loop(server, num_requests=40, concurrency=8), verify=0.5)
+
+    report = run(config)
+
+    checks = report.checks
+    assert 5 < checks.num_verified < 35
+    assert checks.num_wrong_verified > checks.num_verified / 2
+    assert checks.wrong[0].field == "text"
+    assert (checks.wrong[0].wanted, checks.wrong[0].got) == ("'alone'", "'crowd'")
+    assert "are others than to the same requests alone" in " ".join(report.problems)
+
+
+def test_a_sample_is_asked_again_with_the_seed_that_the_server_drew(server):
+    config = replace(closed_loop(server, num_requests=2, concurrency=1), verify=1.0)
+
+    report = run(config, texts(("p",), temperature=0.5))
+
+    assert report.checks.num_verified == 2 and report.checks.num_wrong_verified == 0
+    first, again = (streams(server)[place].request.decoding.sampling for place in (1, -1))
+    assert not first.HasField("seed")
+    assert again.seed == 11  # as the summary said
+
+
+def test_an_answer_that_is_not_the_expected_one_is_wrong(server):
+    asks = (
+        Ask("p", expected={"text": "ab", "token_ids": [1, 2]}),
+        Ask("q", expected={"text": "x"}),
+    )
+
+    report = run(closed_loop(server, num_requests=4, concurrency=1), InTurn("known", asks))
+
+    assert [record.check for record in report.records] == ["right", "wrong"] * 2
+    assert report.checks.num_wrong_expected == 2
+    assert report.problems == ("2 of 4 answers are not those expected",)
+    assert str(report.checks.wrong[0]) == "request 1: text is 'ab', not 'x'"
+
+
+def test_what_the_server_says_of_its_load_is_kept(server):
+    load = admin_service_pb2.GetLoadResponse.ReplicaLoad(model="m", running=3, waiting=2)
+    other = admin_service_pb2.GetLoadResponse.ReplicaLoad(model="n", running=9)
+    server.answers["GetLoad"] = lambda request, context: admin_service_pb2.GetLoadResponse(
+        replicas=[load, load, other]
+    )
+
+    report = run(open_loop(server, num_requests=6, rate=10))
+
+    assert {(sample.running, sample.waiting) for sample in report.server} == {(6, 4)}
+
+
+def test_several_processes_send_one_load_together(server):
+    config = replace(open_loop(server, num_requests=30, rate=60), num_processes=2, verify=0.2)
+
+    report = run(config)
+
+    assert [record.index for record in report.records] == list(range(30))
+    assert [record.scheduled for record in report.records] == arrival_times(config, WORK)
+    assert report.num_failed == 0 and report.own.num_processes == 2
+    assert report.checks.num_verified > 0 and report.checks.num_wrong_verified == 0
+
+
+def test_a_process_that_cannot_begin_is_told(server):
+    config = replace(closed_loop(server, num_requests=3, concurrency=2), num_processes=2)
+
+    with pytest.raises(LoadTestError, match="unknown option beams"):
+        run(config, texts(("p",), beams=5))

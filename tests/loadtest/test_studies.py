@@ -16,9 +16,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
-from engine.slots.batch import ScheduledBatch
+from loadtest.arrival.arrival import OpenLoop
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
+from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
@@ -39,11 +40,10 @@ from loadtest.studies.loading import (
 )
 from loadtest.studies.machine import Machine
 from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
-from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
+from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
 from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
-from loadtest.workload import LoadConfig
 
 WORK = TraceWork(
     num_requests=2000,
@@ -178,8 +178,8 @@ class FakeRunner:
         self.seen: list[tuple[int, int]] = []
         self.lengths = FakeLengths()
 
-    def run(self, batch: ScheduledBatch) -> None:
-        self.seen.append((len(batch.decode_ids), self.lengths.last + 1))
+    def decode(self, token_ids: list[int]) -> None:
+        self.seen.append((len(token_ids), self.lengths.last + 1))
 
 
 class FakeLengths:
@@ -292,15 +292,16 @@ def test_every_overload_is_held_against_the_closed_loops_around_it(
     speeds = iter([1.0, 100.0, 200.0, 400.0])  # of closed loops; the first warms up
     offered = []
 
-    def run(config: LoadConfig) -> Any:
-        if config.rate is not None:
-            offered.append(config.rate)
+    def run(config: LoadConfig, work: object) -> Any:
+        is_open = isinstance(config.arrival, OpenLoop)
+        if isinstance(config.arrival, OpenLoop):
+            offered.append(config.arrival.rates.mean)
         records = [
             Namespace(ok=True, end_to_end=end_to_end, finished=finished)
             for end_to_end, finished in ((0.5, 1.0), (0.5, 4.9), (0.5, 0.9), (0.5, 5.1), (1.1, 3.0))
         ]
         report = Namespace(records=records * 240, own=None)
-        speed = 0.0 if config.rate is not None else next(speeds)
+        speed = 0.0 if is_open else next(speeds)
         report.summary = Namespace(errors={}, requests_per_second=speed)
         return report
 
@@ -389,7 +390,7 @@ async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(sta
         used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
 
     assert used.num_tokens == 16
-    assert 0 < used.num_messages <= (16 if stage == "core" else 4)
+    assert 0 < used.num_messages <= (4 if stage in SERVED else 16)
     assert used.full_steps.num_tokens > 0
     assert all(seconds > 0 for seconds in used.processor.values())
 

@@ -18,8 +18,11 @@ from tokenweir import (
 )
 
 from engine.errors import QueueFull
+from loadtest.arrival.arrival import ClosedLoop, OpenLoop
+from loadtest.arrival.rates import Rates
+from loadtest.config import LoadConfig
 from loadtest.runner import run
-from loadtest.workload import LoadConfig
+from loadtest.work.ask import texts
 from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
@@ -276,10 +279,10 @@ async def test_message_that_is_too_large_is_refused():
 
 async def test_load_test_of_the_worker():
     async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
-        streamed = LoadConfig(address, "dates", ("a SLOW b", "c"), 20, concurrency=4)
-        labelled = LoadConfig(address, "tags", ("a b",), 20, rate=200.0)
-        generation = await asyncio.to_thread(run, streamed)
-        labels = await asyncio.to_thread(run, labelled)
+        streamed = LoadConfig(address, "dates", ClosedLoop(4), 20)
+        labelled = LoadConfig(address, "tags", OpenLoop(Rates((200.0,))), 20)
+        generation = await asyncio.to_thread(run, streamed, texts(("a SLOW b", "c")))
+        labels = await asyncio.to_thread(run, labelled, texts(("a b",)))
 
     assert generation.summary.errors == {} and generation.summary.num_ok == 20
     assert generation.summary.output_tokens == 10 * 3 + 10 * 1

@@ -1,0 +1,67 @@
+"""All that a load test has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from loadtest.answers import Checks
+from loadtest.config import LoadConfig
+from loadtest.goals import GoalOutcome, Goodput
+from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, Window
+from loadtest.target.target import ServerSample
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """A load test with its settings, its figures and every request."""
+
+    config: LoadConfig
+    work: str  # what was asked, in words
+    num_different: int | None  # requests until they repeated; None: they never did
+    method: str  # of requests that name none: "generate", streamed, or "classify", ...
+    started_at: datetime
+    versions: Mapping[str, str]
+    window: Window  # of which the figures are
+    summary: LoadSummary
+    records: tuple[RequestRecord, ...]  # by index, then turn
+    kinds: Mapping[str, LoadSummary] = field(default_factory=dict)  # of a mix
+    goodput: Goodput | None = None  # with bounds only
+    goals: tuple[GoalOutcome, ...] = ()
+    checks: Checks = Checks()
+    server: tuple[ServerSample, ...] = ()  # what the server said of itself meanwhile
+    own: OwnLoad | None = None
+    interrupted: bool = False  # what was under way then is in no record
+    command: str = ""
+    commit: str = ""  # of the load test's code
+    machine: str = ""  # that the load test ran on
+    invalid: tuple[str, ...] = ()  # why the figures are not those of the server
+
+    @property
+    def num_failed(self) -> int:
+        """Requests of the whole test, warm-up included, that were answered with an error."""
+        return sum(not record.ok for record in self.records)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why not all is well, a line each; a run without goals may have a late client."""
+        found = []
+        if self.num_failed:
+            found.append(f"{self.num_failed} of {len(self.records)} requests failed")
+        found += [f"threshold missed: {goal}" for goal in self.goals if not goal.is_kept]
+        wrong = self.checks
+        if wrong.num_wrong_expected:
+            found.append(
+                f"{wrong.num_wrong_expected} of {wrong.num_expected} answers are not those expected"
+            )
+        if wrong.num_wrong_verified:
+            found.append(
+                f"{wrong.num_wrong_verified} of {wrong.num_verified} answers are others than to "
+                "the same requests alone"
+            )
+        if wrong.num_unverified and not self.interrupted:
+            found.append(f"{wrong.num_unverified} answers could not be verified")
+        if self.goals:
+            found += [f"the run is not valid: {reason}" for reason in self.invalid]
+        return tuple(found)

@@ -1,0 +1,133 @@
+"""Finds the highest rate at which a server keeps its bounds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.errors import LoadTestError
+from loadtest.trial import Trial
+
+Measure = Callable[[float, int], Trial | None]  # at a rate, with a seed; None: interrupted
+
+_FIRST_STEP, _LATER_STEP = 2.0, 1.2  # factors between the rates by which a bracket is found
+_ATTEMPTS = 3  # at a rate at which the client was late
+_MIN_RATE, _MAX_RATE = 1e-3, 1e6  # requests a second
+
+
+@dataclass(frozen=True)
+class SearchRule:
+    """How long it is searched.
+
+    A round looks for a rate that keeps the bounds below one that does not, and halves the
+    interval between them, on the scale of their logarithms, until the upper one is at most
+    1 + `tolerance` times the lower one. Rounds draw arrivals of their own.
+    """
+
+    first_rate: float = 1.0  # requests a second, where the first round begins
+    tolerance: float = 0.05
+    num_rounds: int = 6
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.tolerance <= 1:
+            raise LoadTestError(f"tolerance ({self.tolerance}) must be 0.001 to 1")
+        if not 1 <= self.num_rounds <= 100:
+            raise LoadTestError(f"num_rounds ({self.num_rounds}) must be 1 to 100")
+
+    @property
+    def confidence(self) -> float:
+        """How sure it is that the median of many rounds lies within the range of these."""
+        return float(1 - 2.0 ** (1 - self.num_rounds))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found: the median of the rounds, and their range."""
+
+    rate: float | None  # requests a second that keep the bounds; None: none was found
+    low: float | None
+    high: float | None
+    confidence: float  # that the median of many such rounds lies from low to high
+    rule: str  # by which it was stopped
+    stopped: str  # why it ended before its rounds were done; "" if they are
+    rounds: tuple[float, ...]  # the highest rate that kept the bounds, of each
+
+
+class _Stopped(Exception):
+    """The search cannot go on; says why."""
+
+
+class RateSearch:
+    """A search under way; `trials` are all that were made."""
+
+    def __init__(self, measure: Measure, rule: SearchRule) -> None:
+        self._measure = measure
+        self._rule = rule
+        self._seed = 0
+        self.trials: list[Trial] = []
+
+    def find(self) -> Search:
+        """Search until the rounds are done, or nothing more can be found."""
+        found: list[float] = []
+        stopped = ""
+        try:
+            for _ in range(self._rule.num_rounds):
+                start = statistics.median(found) if found else self._rule.first_rate
+                found.append(self._round(start, _LATER_STEP if found else _FIRST_STEP))
+        except _Stopped as reason:
+            stopped = str(reason)
+        return self._result(found, stopped)
+
+    def _round(self, start: float, step: float) -> float:
+        """Return the highest rate that kept the bounds, at most 1 + tolerance below one not."""
+        low, high = self._bracket(start, step)
+        while high / low > 1 + self._rule.tolerance:
+            middle = math.sqrt(low * high)
+            if self._keeps(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _bracket(self, rate: float, step: float) -> tuple[float, float]:
+        """Return a rate that keeps the bounds and a higher one that does not."""
+        low: float | None = None
+        high: float | None = None
+        while low is None or high is None:
+            if not _MIN_RATE <= rate <= _MAX_RATE:
+                what = "no rate kept" if low is None else "every rate kept"
+                raise _Stopped(f"{what} the bounds, down to or up to {rate:g} requests/s")
+            if self._keeps(rate):
+                low, rate = rate, rate * step
+            else:
+                high, rate = rate, rate / step
+        return low, high
+
+    def _keeps(self, rate: float) -> bool:
+        reasons: tuple[str, ...] = ()
+        for _ in range(_ATTEMPTS):
+            self._seed += 1
+            trial = self._measure(rate, self._seed)
+            if trial is None:
+                raise _Stopped("interrupted")
+            self.trials.append(trial)
+            if not (reasons := trial.invalid):
+                return trial.is_kept
+        raise _Stopped(f"at {rate:.4g} requests/s {reasons[0]}")
+
+    def _result(self, found: list[float], stopped: str) -> Search:
+        rule = self._rule
+        return Search(
+            rate=statistics.median(found) if found else None,
+            low=min(found, default=None),
+            high=max(found, default=None) if found else None,
+            confidence=float(1 - 2.0 ** (1 - len(found))) if found else 0.0,
+            rule=(
+                f"bisection until the interval is {rule.tolerance:.1%} wide, "
+                f"{rule.num_rounds} rounds"
+            ),
+            stopped=stopped,
+            rounds=tuple(found),
+        )

@@ -1,0 +1,93 @@
+"""Several load tests of one server at several rates: a sweep, or the search for the highest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from loadtest.arrival.arrival import OpenLoop
+from loadtest.arrival.rates import Rates
+from loadtest.config import LoadConfig
+from loadtest.errors import LoadTestError
+from loadtest.load_report import LoadReport
+from loadtest.search import RateSearch, Search, SearchRule
+from loadtest.trial import Origin, Trial, trial_of
+
+Run = Callable[[LoadConfig], LoadReport]
+
+
+@dataclass(frozen=True)
+class SeriesReport:
+    """All that several load tests have found."""
+
+    origin: Origin
+    trials: tuple[Trial, ...]  # in the order in which they were made
+    search: Search | None = None
+    interrupted: bool = False
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why not all is well, a line each. A rate that is too high for the bounds is no fault."""
+        if self.search is not None:
+            nothing = "" if self.search.rate else "no rate was found that keeps the bounds"
+            return tuple(filter(None, (nothing, self.search.stopped)))
+        found = [
+            f"at {trial.rate:g} requests/s the run is not valid: {reason}"
+            for trial in self.trials
+            for reason in trial.invalid
+        ]
+        failed = sum(trial.num_failed for trial in self.trials)
+        return (*found, f"{failed} requests failed") if failed else tuple(found)
+
+
+class Series:
+    """Runs load tests that differ in their rate only."""
+
+    def __init__(self, config: LoadConfig, run: Run) -> None:
+        if not isinstance(config.arrival, OpenLoop):
+            raise LoadTestError("rates are those of an open loop; leave out the concurrency")
+        self._config = config
+        self._arrival = config.arrival
+        self._run = run
+        self._last: LoadReport | None = None
+        self._started_at = datetime.now(UTC)
+
+    @property
+    def first_rate(self) -> float:
+        """The rate of the settings, in requests a second."""
+        return self._arrival.rates.mean
+
+    def sweep(self, rates: tuple[float, ...]) -> SeriesReport:
+        """Run at each of the rates."""
+        trials = []
+        for rate in rates:
+            trial = self._measure(rate, self._config.seed)
+            if trial is None:
+                break
+            trials.append(trial)
+        return SeriesReport(self._origin(), tuple(trials), interrupted=len(trials) < len(rates))
+
+    def search(self, rule: SearchRule) -> SeriesReport:
+        """Find the highest rate that keeps the bounds; LoadTestError if there are none."""
+        if self._config.slo is None:
+            raise LoadTestError("a search needs bounds to keep; give them, as ttft=200ms,e2e=2s")
+        search = RateSearch(self._measure, rule)
+        found = search.find()
+        interrupted = found.stopped == "interrupted"
+        return SeriesReport(self._origin(), tuple(search.trials), found, interrupted)
+
+    def _measure(self, rate: float, seed: int) -> Trial | None:
+        """Run once; None if it was interrupted."""
+        arrival = replace(self._arrival, rates=Rates((rate,)))
+        self._last = self._run(replace(self._config, arrival=arrival, seed=seed))
+        return None if self._last.interrupted else trial_of(self._last, rate)
+
+    def _origin(self) -> Origin:
+        last = self._last
+        return Origin(
+            config=self._config,
+            work=last.work if last else "",
+            started_at=self._started_at,
+            versions=last.versions if last else {},
+        )

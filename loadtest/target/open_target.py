@@ -1,0 +1,31 @@
+"""Chooses the protocol that an address speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from loadtest.target.target import Target
+from loadtest.target.tokenweir_grpc import TokenweirGrpc
+
+# More arguments of the client: credentials, a token. Called in every process that sends, since
+# credentials cannot be given from one to another; no report has them.
+ClientArguments = Callable[[], Mapping[str, Any]]
+Connect = Callable[[], Target]
+
+
+def nothing_more() -> Mapping[str, Any]:
+    """Return no argument: anybody may call."""
+    return {}
+
+
+def connect_to(
+    address: str, model: str, timeout: float, client_arguments: ClientArguments
+) -> Connect:
+    """Return what opens a model at an address; nothing is sent before the first call."""
+    return partial(_open, address, model, timeout, client_arguments)
+
+
+def _open(address: str, model: str, timeout: float, client_arguments: ClientArguments) -> Target:
+    return TokenweirGrpc(address, model, timeout, client_arguments())

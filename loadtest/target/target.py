@@ -1,0 +1,80 @@
+"""Where requests go: what a server of any protocol is to the load test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from loadtest.work.ask import Answer, Ask, Method
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the server says of itself and of the model."""
+
+    method: Method  # for requests that name none
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer with its times, on the clock of the event loop."""
+
+    message_times: tuple[float, ...] = ()  # of the messages that brought tokens
+    first_tokens: int = 0  # tokens in the first of them
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    server_queue: float | None = None  # seconds, as the server measured it
+    server_first_token: float | None = None  # seconds from arrival, as the server measured it
+    server_batch_size: float | None = None  # sequences in its steps, mean
+    answer: Answer | None = None  # if it was to be kept
+    seed: int = 0  # with which it was sampled; 0: nothing was drawn
+
+
+class CallFailed(Exception):
+    """A request was answered with an error, or not at all."""
+
+    def __init__(self, status: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status  # by the name of the protocol's, such as "RESOURCE_EXHAUSTED"
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True)
+class ServerSample:
+    """How busy the server was at one time, over all its replicas."""
+
+    time: float  # seconds from the start of the test
+    running: int  # sequences in the running batches
+    waiting: int  # requests
+    cache_used: float  # 0 to 1, mean
+    tokens_per_second: float
+    wasted_tokens: int  # computed and in no answer, since the model was loaded
+
+
+class Target(Protocol):
+    """A model of a server."""
+
+    async def find(self) -> Found:
+        """Ask the server for the model; NoServerError, or LoadTestError if it is not there."""
+        ...
+
+    async def send(self, ask: Ask, *, keep: bool) -> Reply:
+        """Send one request and read its answer, which is in the reply if it is to be kept.
+
+        Raises CallFailed for an error of the server, TypeError or ValueError for a request that
+        cannot be made.
+        """
+        ...
+
+    async def sample(self, time: float) -> ServerSample | None:
+        """Return how busy the server is; None if it does not say."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...

@@ -1,0 +1,54 @@
+"""A load test at one of several rates, of which the figures are kept and not every request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from loadtest.config import LoadConfig
+from loadtest.goals import GoalOutcome, Goodput
+from loadtest.load_report import LoadReport
+from loadtest.metrics import LoadSummary
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One load test."""
+
+    rate: float  # requests a second that were sent
+    seed: int
+    summary: LoadSummary
+    num_failed: int
+    is_kept: bool  # every bound was; without bounds: no request failed
+    goodput: Goodput | None = None
+    goals: tuple[GoalOutcome, ...] = ()
+    invalid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the figures of several load tests come from."""
+
+    config: LoadConfig  # of each, but for its rate
+    work: str
+    started_at: datetime
+    versions: Mapping[str, str]
+    command: str = ""
+    commit: str = ""
+    machine: str = ""
+
+
+def trial_of(report: LoadReport, rate: float) -> Trial:
+    """Return the figures of a report."""
+    bounds_kept = all(goal.is_kept for goal in report.goals)
+    return Trial(
+        rate=rate,
+        seed=report.config.seed,
+        summary=report.summary,
+        num_failed=report.num_failed,
+        is_kept=bounds_kept and (bool(report.goals) or not report.num_failed),
+        goodput=report.goodput,
+        goals=report.goals,
+        invalid=report.invalid,
+    )

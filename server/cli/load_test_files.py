@@ -1,0 +1,102 @@
+"""The files that a load test writes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from loadtest.answers import KeptAnswer
+    from loadtest.load_report import LoadReport
+    from loadtest.series import SeriesReport
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where the outcome is written; None: nowhere."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
+    png: Path | None = None
+    answers: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(filter(None, (self.json, self.csv, self.html, self.png, self.answers)))
+
+    def check(self) -> None:
+        """Make their directories, and miss what they need before the test and not behind it."""
+        from loadtest.report import check_place
+
+        for path in self.paths:
+            check_place(path)
+        if self.html is not None:
+            import loadtest.html_file
+        if self.png is not None:
+            import loadtest.plots  # noqa: F401  # raises where matplotlib is not installed
+
+    def write(self, report: LoadReport, kept: Sequence[KeptAnswer]) -> None:
+        """Write all of them."""
+        from loadtest.csv_file import write_requests
+        from loadtest.report import write_json
+        from loadtest.result_file import write_atomically
+        from loadtest.work.expecting import to_lines
+
+        with _uninterrupted():
+            _write(self.json, lambda path: write_json(report, path))
+            _write(self.csv, lambda path: write_requests(report, path))
+            _write(self.html, lambda path: _write_html(report, path))
+            _write(self.png, lambda path: _write_png(report, path))
+            lines = to_lines((one.ask, one.answer) for one in kept)
+            _write(self.answers, lambda path: write_atomically(path, lines.encode()))
+
+    def write_series(self, report: SeriesReport) -> None:
+        """Write those that several load tests have."""
+        from loadtest.csv_file import write_trials
+        from loadtest.report import write_series_json
+
+        with _uninterrupted():
+            _write(self.json, lambda path: write_series_json(report, path))
+            _write(self.csv, lambda path: write_trials(report, path))
+            _write(self.html, lambda path: _write_series_html(report, path))
+
+
+def _write(path: Path | None, write: Callable[[Path], None]) -> None:
+    if path is not None:
+        write(path)
+        click.echo(f"written: {path}")
+
+
+def _write_html(report: LoadReport, path: Path) -> None:
+    from loadtest.html_file import write_html
+
+    write_html(report, path)
+
+
+def _write_series_html(report: SeriesReport, path: Path) -> None:
+    from loadtest.html_file import write_series_html
+
+    write_series_html(report, path)
+
+
+def _write_png(report: LoadReport, path: Path) -> None:
+    from loadtest.plots import write_png
+
+    write_png(report, path)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait: what was measured is written first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

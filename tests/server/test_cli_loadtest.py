@@ -1,0 +1,238 @@
+"""`tokenweir loadtest` against a scripted server: what it asks, its lines, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from server.cli.app import run
+from tests.server.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    with scripted_server() as running:
+        running.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
+        monkeypatch.setenv("TOKENWEIR_SERVER", running.address)
+        # Server and load test share a process here, and the machine with other tests.
+        monkeypatch.setattr("loadtest.metrics.MAX_DELAY", 10.0)
+        monkeypatch.setattr("loadtest.metrics.MAX_SHARE", 10.0)
+        yield running
+
+
+def loadtest(*options: str) -> int:
+    return run(["loadtest", "--model", "m", *options])
+
+
+def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+
+
+def test_all_is_well_is_0(server: ScriptedServer, capsys: pytest.CaptureFixture[str]):
+    bounds = ("--slo", "ttft=9s,tpot=9s,e2e=9s", "--verify", "0.5")
+
+    assert loadtest("--requests", "20", "--rate", "100", *bounds) == 0
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert "20 of 20" in out and "100.0% of all" in out
+
+
+def test_a_missed_threshold_is_1_with_its_line(server, capsys, tmp_path: Path):
+    file = tmp_path / "run.json"
+    options = ("--requests", "20", "--slo", "ttft=1us,e2e=9s", "--percentile", "90")
+
+    assert loadtest(*options, "--json", str(file)) == 1
+
+    (line,) = errors(capsys)
+    assert line.startswith("error: threshold missed: p90 of ttft is ")
+    good = json.loads(file.read_text())["goodput"]
+    assert (good["share"], good["per_second"]) == (0.0, 0.0)
+
+
+def test_a_failed_request_is_1_with_its_line(server, capsys):
+    calls: list[int] = []
+
+    def third(request, context):
+        calls.append(1)
+        if len(calls) == 3:
+            fail(context, grpc.StatusCode.INTERNAL, "broken")
+        return stream_messages(["a"])
+
+    server.answers["GenerateStream"] = third
+
+    assert loadtest("--requests", "10", "--concurrency", "1") == 1
+
+    assert errors(capsys) == ["error: 1 of 10 requests failed"]
+
+
+def test_a_wrong_answer_is_1_with_its_line(server, capsys, tmp_path: Path):
+    answers = tmp_path / "answers.jsonl"
+    assert loadtest("--requests", "12", "--answers", str(answers)) == 0
+    server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "c"])
+    capsys.readouterr()
+
+    assert loadtest("--requests", "12", "--expect", str(answers)) == 1
+
+    out, err = capsys.readouterr()
+    assert err == "error: 12 of 12 answers are not those expected\n"
+    assert "text is 'ac', not 'ab'" in " ".join(out.split())
+
+
+def test_an_answer_that_is_another_one_alone_is_1_with_its_line(server, capsys):
+    calls: list[int] = []
+
+    def once(request, context):
+        calls.append(1)
+        return stream_messages(["early" if len(calls) < 12 else "late"])
+
+    server.answers["GenerateStream"] = once
+
+    assert loadtest("--requests", "10", "--verify", "1") == 1
+
+    (line,) = errors(capsys)
+    assert line.endswith("of 10 answers are others than to the same requests alone")
+
+
+def test_every_problem_has_a_line_of_its_own(server, capsys):
+    def broken(request, context):
+        fail(context, grpc.StatusCode.INTERNAL, "broken")
+
+    server.answers["GenerateStream"] = broken
+
+    assert loadtest("--requests", "4", "--slo", "e2e=1s") == 1
+
+    lines = errors(capsys)
+    assert lines[:2] == [
+        "error: 4 of 4 requests failed",
+        "error: threshold missed: p99 of e2e is none, for requests failed, bound 1000 ms",
+    ]
+
+
+def test_options_of_all_and_of_kinds_reach_the_server(server):
+    mix = ("--mix", "1 short max_new_tokens=3", "--mix", "1 beam beam=4 length_penalty=0.5")
+
+    assert loadtest("--requests", "30", "--option", "tenant=blue", *mix) == 0
+
+    asked = [one.request for one in server.requests if hasattr(one, "request")]
+    assert {one.scheduling.tenant for one in asked} == {"blue"}
+    assert {one.stopping.max_new_tokens for one in asked} == {0, 3}
+    assert {one.decoding.beam.width for one in asked} == {0, 4}
+
+
+def test_synthetic_prompts_have_their_lengths(server):
+    lengths = ("--input-tokens", "5-9", "--output-tokens", "7", "--token-ids", "3-4")
+
+    assert loadtest("--requests", "30", *lengths) == 0
+
+    asked = [one.request for one in server.requests if hasattr(one, "request")][1:]
+    assert {len(one.inputs[0].tokens.ids) for one in asked} == {5, 6, 7, 8, 9}
+    assert {token for one in asked for token in one.inputs[0].tokens.ids} == {3, 4}
+    assert {one.stopping.min_new_tokens for one in asked} == {7}
+    assert all(one.stopping.ignore_eos for one in asked)
+
+
+def test_a_trace_is_replayed_from_its_file(server, tmp_path: Path):
+    trace, report = tmp_path / "trace.jsonl", tmp_path / "run.json"
+    trace.write_text('{"prompt": "a", "at": 10}\n{"prompt": "b", "at": 10.4}\n')
+    options = ("--arrival", "trace", "--trace-speed", "4", "--prompts", str(trace))
+
+    assert loadtest(*options, "--json", str(report)) == 0
+
+    records = json.loads(report.read_text())["records"]
+    assert [record["scheduled"] for record in records] == pytest.approx([0.0, 0.1])
+
+
+def test_a_sweep_draws_latency_against_rate(server, tmp_path: Path, capsys):
+    files = ("--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"))
+
+    assert loadtest("--sweep", "20,40", "--duration", "0.5", *files) == 0
+
+    assert [trial["rate"] for trial in json.loads((tmp_path / "s.json").read_text())["trials"]] == [
+        20.0,
+        40.0,
+    ]
+    assert "Latency against rate" in (tmp_path / "s.html").read_text()
+
+
+def test_the_search_finds_the_knee_of_a_server_that_serves_one_at_a_time(
+    server, tmp_path: Path, capsys
+):
+    """20 ms a request, one after the other: no rate above 50/s keeps any bound for long."""
+    one_at_a_time = threading.Lock()
+
+    def slow(request, context):
+        with one_at_a_time:
+            time.sleep(0.02)
+        yield from stream_messages(["a"])
+
+    server.answers["GenerateStream"] = slow
+    file = tmp_path / "search.json"
+    load = ("--arrival", "constant", "--rate", "20", "--duration", "1", "--slo", "e2e=250ms")
+
+    loadtest("--search", "--rounds", "1", "--tolerance", "0.3", *load, "--json", str(file))
+
+    search = json.loads(file.read_text())["search"]
+    assert 10 < search["rate"] < 75
+    assert search["low"] <= search["rate"] <= search["high"]
+
+
+def test_comparing_two_files_says_which_is_worse(server, tmp_path: Path, capsys):
+    fast, slow = tmp_path / "fast.json", tmp_path / "slow.json"
+    load = ("--requests", "60", "--concurrency", "2")
+    server.answers["GenerateStream"] = lambda request, context: stream_messages(["a"])
+    assert loadtest(*load, "--json", str(fast)) == 0
+
+    def late(request, context):
+        time.sleep(0.05)
+        yield from stream_messages(["a"])
+
+    server.answers["GenerateStream"] = late
+    assert loadtest(*load, "--json", str(slow)) == 0
+    capsys.readouterr()
+
+    assert run(["loadtest", "compare", str(slow), str(fast)]) == 0
+    assert run(["loadtest", "compare", str(fast), str(slow)]) == 1
+
+    out, err = capsys.readouterr()
+    assert "the second is better: TTFT p50" in " ".join(out.split())
+    assert "is worse than" in err and "end to end p50" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--rate x", "is not a rate; give requests per second"),
+        ("--input-tokens 0", "give numbers from 1 to"),
+        ("--mix beam", "is not a kind of requests"),
+        ("--option beam", "is not NAME=VALUE"),
+        ("--sweep 1,x", "is not a list of rates above 0"),
+        ("--search --sweep 1,2", "--search and --sweep both say at which rates"),
+        ("--search --concurrency 3", "give --rate for an open loop"),
+        ("--arrival trace --rate 3", "a trace has its own times"),
+        ("--sweep 1 --png x.png", "--png and --answers are of one load test"),
+        ("--token-ids 9-3", "is not a range of token ids"),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(options: str, message: str, capsys):
+    assert loadtest(*options.split()) == 2
+
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_a_model_it_is_missed(capsys):
+    assert run(["loadtest", "--requests", "3"]) == 2
+
+    assert "Missing option '--model'" in capsys.readouterr().err
+
+
+def test_a_bound_that_is_none_is_refused_before_anything_is_sent(server, capsys):
+    assert loadtest("--slo", "ttft=200") == 3
+
+    assert "is not a bound of a latency" in capsys.readouterr().err
+    assert server.requests == []
