@@ -203,6 +203,10 @@ class ServeConfig:
                 f"gateway.max_request_bytes ({given.max_request_bytes}) is the worker's; "
                 "set worker.max_request_bytes alone"
             )
+        if self.port and self.port == given.doors.admin_port:
+            raise ConfigError(
+                f"port and admin_port are both {self.port}; give the admin port another one"
+            )
         if given.max_calls_per_worker != defaults.max_calls_per_worker:
             raise ConfigError(
                 f"gateway.max_calls_per_worker ({given.max_calls_per_worker}) follows from others; "

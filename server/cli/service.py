@@ -283,7 +283,9 @@ def serve_until_ended(config: ServeConfig) -> None:
 
 
 def announce(service: Service, models: Iterable[str]) -> None:
-    """Say where the models are served."""
+    """Say where the models are served, and where the server is operated."""
+    if service.admin_address is not None:
+        click.echo(f"operated on {service.admin_address}", err=True)
     click.echo(f"serving {', '.join(models)} on {service.address}; Ctrl-C stops")
 
 

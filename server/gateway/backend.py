@@ -51,6 +51,7 @@ class Backend:
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
         self.calls = WorkerCalls(address, options)
         self.channel = aio.insecure_channel(address, options=options)  # of health and admin
+        self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
         self._silence = silence
         self._is_lost = False
         self._calls: set[WorkerCall] = set()
@@ -102,14 +103,6 @@ class Backend:
         self.calls.close()
         await self.channel.close()
 
-    async def load(self, timeout: float) -> admin_service_pb2.GetLoadResponse:
-        """Ask the worker how busy it is."""
-        admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
-        response: admin_service_pb2.GetLoadResponse = await admin.GetLoad(
-            admin_service_pb2.GetLoadRequest(), timeout=timeout
-        )
-        return response
-
     async def _answers(self) -> bool:
         """Return whether the worker's event loop says anything at all."""
         health = health_pb2_grpc.HealthStub(self.channel)
@@ -143,8 +136,7 @@ class Backend:
             await asyncio.sleep(max(0.0, started + RECONNECT_PAUSE - time.monotonic()))
 
     async def _list_models(self) -> frozenset[str]:
-        admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
-        response: admin_service_pb2.ListModelsResponse = await admin.ListModels(
+        response: admin_service_pb2.ListModelsResponse = await self.admin.ListModels(
             admin_service_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT
         )
         return frozenset(model.model for model in response.models)

@@ -1,4 +1,4 @@
-"""The public port: which calls are taken, refused, answered here, or handed on to a worker."""
+"""The public port: which calls are taken, refused, or handed on to a worker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from grpc_health.v1 import health_pb2_grpc
-from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
-from engine.errors import Draining, QueueFull, TokenweirError, Unauthenticated
+from engine.errors import (
+    CapabilityNotSupported,
+    Draining,
+    QueueFull,
+    TokenweirError,
+    Unauthenticated,
+)
 from server.api import HEALTH, METHODS, SERVICES
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import GatewayConfig
+from server.gateway.admin import AdminService
+from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.door import Door
 from server.gateway.failed_calls import FailedCalls, is_of_no_worker
@@ -33,13 +40,13 @@ from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.request_ids import is_request_id, made_request_id, request_id_in
+from server.running_requests import RunningRequests
 from server.status import call_status
 
 _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
 _HEALTH = f"/{HEALTH}/"
-_GET_LOAD = f"{_ADMIN}GetLoad"
-_GET_LOAD_TIMEOUT = 2.0  # seconds; a worker that is slower is left out
+_LIST_MODELS = f"{_ADMIN}ListModels"
 _RETRY_AFTER = 0.5  # seconds
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
 _UNARY = frozenset(path for path, method in METHODS.items() if not method.server_streaming)
@@ -67,6 +74,9 @@ class Gateway:
         self._failed = FailedCalls()
         self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
         self._calls: set[asyncio.Task[Any]] = set()
+        self._requests = RunningRequests()
+        self._admin: AdminPort | None = None
+        self.admin_port: int | None = None  # once it is open
         self._draining = False
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
@@ -89,6 +99,7 @@ class Gateway:
         )
         port = listen(self._server, self._config.host, self._config.port, credentials)
         self._publish_health()
+        self._open_admin_port()
         self._server.start()
         self._late = in_background("watching for requests", self._reader.end_late_ones)
         return port
@@ -106,8 +117,11 @@ class Gateway:
         """The number of workers that take calls now."""
         return len(self._pool.serving)
 
-    async def drain(self, grace: float) -> None:
-        """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
+    async def drain(self, grace: float | None) -> None:
+        """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.
+
+        None: wait for all of them.
+        """
         self._health.go_down()
         self._draining = True
         if self._calls:
@@ -122,7 +136,15 @@ class Gateway:
         self._health.close()
         self._late.cancel()
         await self._server.stop(LAST_WORDS)
+        if self._admin is not None:
+            await self._admin.close()
         await self._pool.close()
+
+    def _open_admin_port(self) -> None:
+        if (port := self._config.doors.admin_port) is not None:
+            service = AdminService(self._pool, self._requests, lambda: self.drain(None))
+            self._admin = AdminPort(self._config, service, self._health)
+            self.admin_port = self._admin.start(port)
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
@@ -165,7 +187,9 @@ class Gateway:
         try:
             if isinstance(request, TokenweirError):
                 raise request
-            if not call.method.startswith(_ADMIN):
+            if call.method.startswith(_ADMIN):
+                _check_is_public(call.method)
+            else:
                 share = share_of(call.method, request)
                 if identity is not None:
                     request, share = self._door.identified(identity, call.method, request, share)
@@ -222,13 +246,12 @@ class Gateway:
     async def _response(
         self, call: ServerCall, request: bytes, share: Share | None
     ) -> bytes | None:
-        if call.method == _GET_LOAD:
-            return await self._get_load()
         relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         if share is None:
             return await relay(call.method, request, call)
-        async with self._admission.turn(share, call.time_remaining()):
-            return await relay(call.method, request, call)
+        with self._requests.abortable(share.request_id):
+            async with self._admission.turn(share, call.time_remaining()):
+                return await relay(call.method, request, call)
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -243,17 +266,16 @@ class Gateway:
         finally:
             self._calls.discard(task)
 
-    async def _get_load(self) -> bytes:
-        """Return the load of all workers together; one that does not answer is left out."""
-        loads = await asyncio.gather(
-            *(backend.load(_GET_LOAD_TIMEOUT) for backend in self._pool.serving),
-            return_exceptions=True,
+
+def _check_is_public(method: str) -> None:
+    """Raise CapabilityNotSupported for what is not for everybody."""
+    if method != _LIST_MODELS:
+        name = method.removeprefix(_ADMIN)
+        raise CapabilityNotSupported(
+            f"{name} is not for this port; ask at the admin port, which `tokenweir serve "
+            "--admin-port` opens",
+            [name],
         )
-        merged = admin_service_pb2.GetLoadResponse()
-        for load in loads:
-            if isinstance(load, admin_service_pb2.GetLoadResponse):
-                merged.MergeFrom(load)
-        return merged.SerializeToString()
 
 
 def _request_id(method: str, request: bytes | TokenweirError, share: Share | None) -> str:

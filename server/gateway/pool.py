@@ -95,6 +95,11 @@ class Pool:
         self._news = asyncio.Condition()  # notified when there may be a worker to ask
 
     @property
+    def backends(self) -> tuple[Backend, ...]:
+        """The workers that are known now, serving or not."""
+        return tuple(self._backends.values())
+
+    @property
     def serving(self) -> list[Backend]:
         """The workers that take calls now."""
         return [backend for backend in self._backends.values() if backend.serving]

@@ -46,8 +46,12 @@ logger = logging.getLogger(__name__)
 class Service:
     """What `serving` has started."""
 
-    def __init__(self, address: str, gateway: Gateway, registry: Registry, ray: RayThread) -> None:
-        self.address = address
+    def __init__(
+        self, host: str, port: int, gateway: Gateway, registry: Registry, ray: RayThread
+    ) -> None:
+        self.address = address_of(host, port)
+        admin_port = gateway.admin_port
+        self.admin_address = None if admin_port is None else address_of(host, admin_port)
         self._gateway = gateway
         self._registry = registry
         self._ray = ray
@@ -86,6 +90,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     check_files(config.gateway.doors)
     check_port_is_free(config.host, config.port)
+    check_port_is_free(config.host, config.gateway.doors.admin_port or 0)
     async with contextlib.AsyncExitStack() as stack:
         ray = await stack.enter_async_context(running_ray(config))
         registry = Registry()
@@ -101,7 +106,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         await ray.run(deploy, config, roster_address)
         following = partial(follow, registry, gateway, workers)
         await stack.enter_async_context(beside("following the registry", following))
-        service = Service(address_of(config.host, port), gateway, registry, ray)
+        service = Service(config.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
         stack.push_async_callback(gateway.drain, config.grace)
         yield service

@@ -1,7 +1,8 @@
-"""Answers what operators and routers ask of one worker: what is served, and how busy it is."""
+"""Answers what operators and routers ask of one worker, and ends what they want to end."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,6 +14,7 @@ from engine.errors import CapabilityNotSupported, FieldViolation
 from engine.requests.checks import raise_if_any
 from server.api import API_MINOR
 from server.interceptors import Context
+from server.running_requests import RunningRequests
 from server.worker import admin_answers as answers
 from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
@@ -30,14 +32,22 @@ class ServerFacts:
 
 
 class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
-    """What is served here, and how busy it is."""
+    """What is served here, how busy it is, and the end of it."""
 
     def __init__(
-        self, catalog: Catalog, facts: ServerFacts, admission: AdmissionInterceptor
+        self,
+        catalog: Catalog,
+        facts: ServerFacts,
+        admission: AdmissionInterceptor,
+        requests: RunningRequests,
+        drain: Callable[[], Awaitable[None]],
     ) -> None:
+        """`drain` has the worker refuse new calls, and returns when none runs any more."""
         self._catalog = catalog
         self._facts = facts
         self._admission = admission
+        self._requests = requests
+        self._drain = drain
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
@@ -91,12 +101,15 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     async def AbortRequests(
         self, request: pb.AbortRequestsRequest, context: Context
     ) -> pb.AbortRequestsResponse:
-        """Refuse: a request is aborted by cancelling its call."""
-        raise _not_there("AbortRequests")
+        """End the requests of these ids that run or wait here."""
+        found = self._requests.abort(request.request_ids)
+        aborted = [one for one in dict.fromkeys(request.request_ids) if one in found]
+        return pb.AbortRequestsResponse(aborted=aborted)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """Refuse: a worker drains when it is stopped."""
-        raise _not_there("Drain")
+        """Refuse new calls for good; return when none runs any more."""
+        await self._drain()
+        return pb.DrainResponse()
 
     def _model_info(self, name: str) -> pb.ModelInfo:
         state, message = self._state(name)

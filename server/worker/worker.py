@@ -30,6 +30,8 @@ from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
+from server.running_requests import RunningRequests
+from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
@@ -56,6 +58,8 @@ class Worker:
         running = frozenset({GENERATION, PREDICTION})
         self._admission = AdmissionInterceptor(running, self._wall)
         self._recording = RecordingInterceptor(running, observers)
+        self._requests = RunningRequests()
+        self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
         self._watching: asyncio.Task[None] | None = None
 
@@ -90,14 +94,22 @@ class Worker:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
         if self._watching is not None:
             self._watching.cancel()
-        self._health.go_down()
-        self._admission.draining = True
+        self._refuse_new()
         await self._wait_until_idle(grace)
         # What still runs is ended with DRAINING, not by closing its connection.
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
         await self._wait_until_idle(LAST_WORDS)
         self._health.close()
         await self._server.stop(LAST_WORDS)
+
+    async def _empty(self) -> None:
+        """Refuse new calls, as an operator wants it; return when none runs any more."""
+        self._refuse_new()
+        await self._admission.wait_until_idle()
+
+    def _refuse_new(self) -> None:
+        self._health.go_down()
+        self._admission.draining = True
 
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server."""
@@ -114,6 +126,7 @@ class Worker:
                 self._recording,
                 self._admission,
                 ParsingInterceptor(config.max_request_bytes),
+                self._aborts,
                 StreamParsingInterceptor(),
             )
         )
@@ -132,7 +145,7 @@ class Worker:
             PredictionService(self._catalog, config.limits), server
         )
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(self._catalog, facts, self._admission), server
+            AdminService(self._catalog, facts, self._admission, self._requests, self._empty), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         enable_reflection((*SERVICES, HEALTH), services)

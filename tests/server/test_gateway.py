@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir import AsyncClient, Internal
-from tokenweir.v1 import admin_service_pb2, generation_service_pb2_grpc
 from tokenweir.v1 import generation_service_pb2 as pb
+from tokenweir.v1 import generation_service_pb2_grpc
 
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
 from server.config import GatewayConfig
@@ -474,41 +474,28 @@ async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> 
         await draining
 
 
-async def test_load_is_that_of_all_workers(cell: Cell) -> None:
-    load = await cell.stubs.admin.GetLoad(admin_service_pb2.GetLoadRequest())
-
-    assert [(r.model, r.running) for r in load.replicas] == [("dates", 3)] * 2
-    assert len({r.replica_id for r in load.replicas}) == 2
-
-
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_describes_the_services_where_it_is_wanted(version: str) -> None:
     config = GatewayConfig(doors=DoorsConfig(reflection=True))
+    asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
     async with running_gateway(config=config) as (_, stubs):
-        names = await _reflected(stubs, version)
+        (answer,) = [answer async for answer in _reflection(stubs, version)(iter(asked))]
 
+    names = {service.name for service in answer.list_services_response.service}
     assert {"tokenweir.v1.GenerationService", "grpc.health.v1.Health"} <= names
 
 
 async def test_reflection_is_not_there_unless_it_is_wanted() -> None:
     async with running_gateway() as (_, stubs):
-        with pytest.raises(aio.AioRpcError) as caught:
-            await _reflected(stubs, "v1")
-
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await _reflection(stubs, "v1")().code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def _reflected(stubs: Stubs, version: str) -> set[str]:
-    reflect = stubs.channel.stream_stream(
+def _reflection(stubs: Stubs, version: str) -> Any:
+    return stubs.channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
-    asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
-
-    (answer,) = [answer async for answer in reflect(iter(asked))]
-
-    return {service.name for service in answer.list_services_response.service}
 
 
 async def test_draining_refuses_new_calls_and_lets_running_ones_end(cell: Cell) -> None:

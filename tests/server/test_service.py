@@ -350,8 +350,6 @@ async def test_methods_that_are_not_there_yet_say_so(stubs: Stubs) -> None:
     calls = {
         "LoadModel": stubs.admin.LoadModel(admin_service_pb2.LoadModelRequest()),
         "UnloadModel": stubs.admin.UnloadModel(admin_service_pb2.UnloadModelRequest()),
-        "AbortRequests": stubs.admin.AbortRequests(admin_service_pb2.AbortRequestsRequest()),
-        "Drain": stubs.admin.Drain(admin_service_pb2.DrainRequest()),
     }
 
     for name, call in calls.items():

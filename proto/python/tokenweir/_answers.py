@@ -24,6 +24,7 @@ from tokenweir._types import (
     ParityCertificate,
     PositionLogprobs,
     Provenance,
+    ReplicaInfo,
     ReplicaLoad,
     Result,
     Score,
@@ -172,6 +173,10 @@ def server_info(response: admin_service_pb2.GetServerInfoResponse) -> ServerInfo
         instance_id=response.instance_id,
         start_time=response.start_time.ToDatetime(tzinfo=UTC),
         features=tuple(response.features),
+        replicas=tuple(
+            ReplicaInfo(one.replica_id, one.version, one.start_time.ToDatetime(tzinfo=UTC))
+            for one in response.replicas
+        ),
     )
 
 

@@ -264,6 +264,16 @@ class ServerInfo:
     instance_id: str
     start_time: datetime  # UTC
     features: tuple[str, ...]
+    replicas: tuple[ReplicaInfo, ...] = ()  # of a gateway: those that answer
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    """A replica behind a gateway."""
+
+    replica_id: str
+    version: str
+    start_time: datetime  # UTC
 
 
 @dataclass(frozen=True)

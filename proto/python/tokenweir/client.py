@@ -166,14 +166,23 @@ class Client:
             request.page_token = page.next_page_token
 
     def server_info(self) -> ServerInfo:
-        """Return what the server is."""
+        """Return what the server is; a gateway says it at its admin port."""
         request = admin_service_pb2.GetServerInfoRequest()
         return answers.server_info(self._call(self._admin.GetServerInfo, request))
 
     def load(self) -> tuple[ReplicaLoad, ...]:
-        """Return how busy every replica is now."""
+        """Return how busy every replica is now; a gateway says it at its admin port."""
         request = admin_service_pb2.GetLoadRequest()
         return answers.replica_loads(self._call(self._admin.GetLoad, request))
+
+    def abort(self, *request_ids: str) -> tuple[str, ...]:
+        """End requests by their ids, at an admin port; return those that were there."""
+        request = admin_service_pb2.AbortRequestsRequest(request_ids=request_ids)
+        return tuple(self._call(self._admin.AbortRequests, request).aborted)
+
+    def drain(self) -> None:
+        """Have a server refuse new calls for good, at an admin port; return when none runs."""
+        self._call(self._admin.Drain, admin_service_pb2.DrainRequest())
 
     def health(self, service: str = "") -> str:
         """Return "SERVING" or "NOT_SERVING" for a service or model, "" for the whole server.
@@ -341,14 +350,23 @@ class AsyncClient:
             request.page_token = page.next_page_token
 
     async def server_info(self) -> ServerInfo:
-        """Return what the server is."""
+        """Return what the server is; a gateway says it at its admin port."""
         request = admin_service_pb2.GetServerInfoRequest()
         return answers.server_info(await self._call(self._open().admin.GetServerInfo, request))
 
     async def load(self) -> tuple[ReplicaLoad, ...]:
-        """Return how busy every replica is now."""
+        """Return how busy every replica is now; a gateway says it at its admin port."""
         request = admin_service_pb2.GetLoadRequest()
         return answers.replica_loads(await self._call(self._open().admin.GetLoad, request))
+
+    async def abort(self, *request_ids: str) -> tuple[str, ...]:
+        """End requests by their ids, at an admin port; return those that were there."""
+        request = admin_service_pb2.AbortRequestsRequest(request_ids=request_ids)
+        return tuple((await self._call(self._open().admin.AbortRequests, request)).aborted)
+
+    async def drain(self) -> None:
+        """Have a server refuse new calls for good, at an admin port; return when none runs."""
+        await self._call(self._open().admin.Drain, admin_service_pb2.DrainRequest())
 
     async def health(self, service: str = "") -> str:
         """Return "SERVING" or "NOT_SERVING" for a service or model, "" for the whole server.

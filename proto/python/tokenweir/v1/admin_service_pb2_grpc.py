@@ -79,7 +79,7 @@ class AdminServiceServicer(object):
     """
 
     def GetServerInfo(self, request, context):
-        """What this server is.
+        """What this server is, and its replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,14 +94,14 @@ class AdminServiceServicer(object):
 
     def LoadModel(self, request, context):
         """Loads a version, warms it up and checks its parity certificate before it is
-        made ready; the version that serves meanwhile goes on serving.
+        made ready; the version that serves meanwhile goes on serving.  UNIMPLEMENTED yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Drains and unloads a version.
+        """Drains and unloads a version.  UNIMPLEMENTED yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,14 +116,16 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AbortRequests(self, request, context):
-        """Ends running requests by id.
+        """Ends requests by id, waiting or running, with ABORTED and ABORTED_BY_OPERATOR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Reports NOT_SERVING, refuses new work, lets running work end.
+        """Reports NOT_SERVING, refuses new work, lets running work end, for good: a server that has
+        drained is to be stopped.  Answers when nothing runs any more; the drain goes on whatever
+        becomes of the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,84 @@
+"""The port of those who operate a server, with tokens of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import cast
+
+from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from tokenweir.v1 import admin_service_pb2_grpc
+
+from engine.errors import Unauthenticated
+from server.api import ADMIN, HEALTH
+from server.call_server import CallServer, ServerCall
+from server.config import GatewayConfig
+from server.gateway.admin import AdminService
+from server.health import Health
+from server.identity.tls import server_credentials
+from server.identity.tokens import TokenFile
+from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
+from server.last_moment import LAST_WORDS
+from server.listening import listen, server_options
+from server.local_services import LocalServices
+from server.reflection import enable_reflection
+from server.request_ids import made_request_id
+from server.status import call_status
+
+logger = logging.getLogger(__name__)
+
+_HEALTH = f"/{HEALTH}/"
+
+
+class AdminPort:
+    """Answers the AdminService, to who shows a token of an operator where one is asked for."""
+
+    def __init__(self, config: GatewayConfig, service: AdminService, health: Health) -> None:
+        """Raise ConfigError if the file of tokens cannot be used."""
+        doors = config.doors
+        self._config = config
+        self._tokens = None if doors.admin_tokens is None else TokenFile(doors.admin_tokens)
+        max_bytes = config.max_request_bytes
+        self._services = LocalServices(
+            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor())
+        )
+        server = cast(aio.Server, self._services)  # it has what is asked of one here
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        if doors.reflection:
+            enable_reflection((ADMIN, HEALTH), self._services)
+
+    def start(self, port: int) -> int:
+        """Listen; return the port. Raises ConfigError if nobody can listen there."""
+        config, self._loop = self._config, asyncio.get_running_loop()
+        credentials = server_credentials(config.doors)
+        options = server_options(config.max_request_bytes, config.client_silence)
+        self._server = CallServer(self._arrived, options)
+        bound = listen(self._server, config.host, port, credentials)
+        self._server.start()
+        return bound
+
+    async def close(self) -> None:
+        """Take no more calls."""
+        await self._server.stop(LAST_WORDS)
+
+    def _arrived(self, call: ServerCall) -> None:
+        """In the thread of the server; health is told to everybody."""
+        if not call.method.startswith(_HEALTH):
+            try:
+                who = self._name(call)
+            except Unauthenticated as error:
+                call.refuse(call_status(error, made_request_id()))
+                return
+            logger.info("%s, asked by %s", call.method, who)
+        self._loop.call_soon_threadsafe(self._begin, call)
+
+    def _name(self, call: ServerCall) -> str:
+        """Return who calls; Unauthenticated if nobody knows."""
+        if self._tokens is None:
+            return call.peer()
+        return self._tokens.identity(call.invocation_metadata()).tenant
+
+    def _begin(self, call: ServerCall) -> None:
+        call.answer(self._services.answer(call))
