@@ -85,6 +85,18 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """Where Prometheus reads the metrics; nobody is asked there who he is."""
+
+    port: int | None = None  # 0: any that is free; None: nothing is counted for it
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if self.port is not None:
+            _check_port(self.port)
+
+
+@dataclass(frozen=True)
 class ServeConfig:
     """What `tokenweir serve` runs: packages, replicas, and the gateway before them."""
 
@@ -103,6 +115,7 @@ class ServeConfig:
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above
     log: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         _check_port(self.port)

@@ -194,7 +194,8 @@ def _add_of_ours(files: Files, words: list[str]) -> Files:
     with click.Context(command, info_name=words[0]) as context:
         given, _, _ = command.make_parser(context).parse_args(list(words[1:]))
     for param in command.params:
-        if isinstance(param.type, click.Path) and (value := given.get(str(param.name))):
+        value = given.get(str(param.name))
+        if isinstance(param.type, click.Path) and isinstance(value, str | list | tuple):
             names = [value] if isinstance(value, str) else list(value)
             (files.read if param.type.exists else files.written).extend(names)
     return files

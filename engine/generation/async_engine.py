@@ -25,6 +25,7 @@ from engine.requests.request import GenerationRequest, ScoreRequest
 from engine.requests.text import ChatTemplate, GenerationTokenizer
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
+from engine.step_measures import StepMeasures
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +108,11 @@ class AsyncEngine(Engine):
     def step_times(self) -> StepTimes:
         """Where the time of all steps so far went."""
         return self._core.times
+
+    @property
+    def measures(self) -> StepMeasures:
+        """What the steps so far took."""
+        return self._core.measures
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""

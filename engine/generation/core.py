@@ -12,6 +12,7 @@ from engine.scheduling.output import EngineOutput
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepResult
+from engine.step_measures import StepMeasures
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner = runner
         self.times = StepTimes()  # replaced as a whole by every step, so any thread may read it
+        self.measures = StepMeasures()
 
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts."""
@@ -78,8 +80,20 @@ class EngineCore:
         self._runner.submit(step)
         result = self._runner.collect()
         outputs = self.scheduler.update(step, result)
-        self.times = self.times.with_step(perf_counter() - started, result)
+        ended = perf_counter()
+        self.times = self.times.with_step(ended - started, result)
+        self._measure(step, started, ended)
         return outputs
+
+    def _measure(self, step: Step, started: float, ended: float) -> None:
+        encoding, chunks, decoding, *_ = step.parts
+        self.measures.took_step(
+            started,
+            ended,
+            batch_size=len(encoding) + len(chunks) + len(decoding),
+            # Behind an encoder the first token of a sequence is decoded, too.
+            num_continued=sum([sequence.num_generated != 1 for sequence in decoding]),
+        )
 
     def check_integrity(self) -> None:
         """Raise EngineFailure if requests, room and memory do not fit together.

@@ -27,6 +27,7 @@ from engine.one_pass.queue import ItemQueue, WaitingItem
 from engine.package.package import Package
 from engine.requests.load import LoadSnapshot
 from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
+from engine.step_measures import StepMeasures
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class EncoderEngine(Engine):
         self._num_encoding = 0  # requests whose items are being encoded
         self._num_running = 0  # items in the batch that runs
         self._throughput = DecayingRate()
+        self.measures = StepMeasures()
         self._seconds_per_token = 0.0
 
     @property
@@ -224,6 +226,7 @@ class EncoderEngine(Engine):
         self, batch: list[WaitingItem], outputs: list[ItemPrediction | None], started: float
     ) -> None:
         now = self._clock()
+        self.measures.took_step(started, now, batch_size=len(batch))
         tokens = sum(waiting.item.cost for waiting in batch)
         with self._changed:
             self._num_running = 0

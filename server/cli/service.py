@@ -128,6 +128,11 @@ if TYPE_CHECKING:
 )
 @door_options
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Answer Prometheus at 127.0.0.1:PORT/metrics; 0: any free port.  [default: none]",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -212,6 +217,7 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
         **{name: f"gateway.doors.{name}" for name in DOOR_OPTIONS},
         "threads": "engine.num_threads",
         "crowded_calls": "gateway.crowded_calls_per_worker",
+        "metrics_port": "metrics.port",
         "log_level": "log.level",
         "log_format": "log.format",
     }

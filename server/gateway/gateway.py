@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from engine.background import in_background
@@ -24,8 +26,8 @@ from server.config import GatewayConfig
 from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
+from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.door import Door
-from server.gateway.failed_calls import FailedCalls, is_of_no_worker
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import RequestReader
@@ -38,10 +40,11 @@ from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamPar
 from server.last_moment import LAST_WORDS, abort, in_time
 from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
+from server.metrics import Snapshot
 from server.reflection import enable_reflection
 from server.request_ids import is_request_id, made_request_id, request_id_in
 from server.running_requests import RunningRequests
-from server.status import call_status
+from server.status import CallStatus, call_status
 
 _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
@@ -71,7 +74,7 @@ class Gateway:
         )
         self._door = Door(config.doors)
         self._admission = Admission()
-        self._failed = FailedCalls()
+        self._outcomes = CallOutcomes()
         self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
         self._calls: set[asyncio.Task[Any]] = set()
         self._requests = RunningRequests()
@@ -116,6 +119,15 @@ class Gateway:
     def num_serving(self) -> int:
         """The number of workers that take calls now."""
         return len(self._pool.serving)
+
+    def snapshot(self) -> Snapshot:
+        """Return what is counted here, for the metrics page; any thread may ask."""
+        return [
+            *self._outcomes.counts.snapshot(),
+            ("gateway_requests_waiting", (), self._admission.num_waiting),
+            ("gateway_requests_running", (), len(self._calls)),
+            ("workers_serving", (), self.num_serving),
+        ]
 
     async def drain(self, grace: float | None) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.
@@ -209,7 +221,7 @@ class Gateway:
         """In any thread: end a call that nobody answers."""
         status = call_status(error, request_id)
         call.refuse(status)
-        self._failed.note(call.method, request_id, share.tenant if share else "", status)
+        self._outcomes.refused(call.method, request_id, share.tenant if share else "", status)
         self._server.rest()
 
     def _begin(
@@ -225,23 +237,35 @@ class Gateway:
 
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""
-        tenant = share.tenant if share else ""
-        try:
-            async with in_time(call, _DEADLINE_MARGIN), self._running():
-                with self._wall.holding(len(request)):
-                    response = await self._response(call, request, share)
-        except CallFailed as failure:
-            status = failure.status
-            if is_of_no_worker(status):
-                self._failed.note(call.method, request_id_in(call.method, request), tenant, status)
-        except TokenweirError as error:
-            request_id = request_id_in(call.method, request)
-            status = call_status(error, request_id)
-            self._failed.note(call.method, request_id, tenant, status)
-        else:
-            await call.finish(response)
-            return
-        await abort(call, status)
+        with self._outcomes.answering(call.method) as outcome:
+            try:
+                async with in_time(call, _DEADLINE_MARGIN), self._running():
+                    with self._wall.holding(len(request)):
+                        response = await self._response(call, request, share)
+            except (CallFailed, TokenweirError) as error:
+                status = self._failed(call, request, share, error)
+                outcome.code = status.code.name
+            else:
+                await call.finish(response)
+                outcome.code = grpc.StatusCode.OK.name
+                return
+            await abort(call, status)
+
+    def _failed(
+        self,
+        call: ServerCall,
+        request: bytes,
+        share: Share | None,
+        error: CallFailed | TokenweirError,
+    ) -> CallStatus:
+        """Note that a call fails; return how it ends for the client."""
+        request_id, tenant = request_id_in(call.method, request), share.tenant if share else ""
+        if isinstance(error, CallFailed):
+            self._outcomes.failed(call.method, request_id, tenant, error.status)
+            return error.status
+        status = call_status(error, request_id)
+        self._outcomes.refused(call.method, request_id, tenant, status)
+        return status
 
     async def _response(
         self, call: ServerCall, request: bytes, share: Share | None
@@ -249,8 +273,10 @@ class Gateway:
         relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         if share is None:
             return await relay(call.method, request, call)
+        arrived = time.monotonic()
         with self._requests.abortable(share.request_id):
             async with self._admission.turn(share, call.time_remaining()):
+                self._outcomes.had_its_turn(time.monotonic() - arrived)
                 return await relay(call.method, request, call)
 
     @asynccontextmanager

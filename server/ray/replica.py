@@ -20,6 +20,7 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
+from server.worker.call_counts import CallCounts
 from server.worker.engines import Engine
 from server.worker.request_log import log_request
 from server.worker.worker import Worker
@@ -48,14 +49,16 @@ class WorkerReplica:
             logger.error("it cannot start: %s", error, exc_info=not is_expected)
             await self._link.close()
             raise
-        self._link.alive(self._info)
+        self._link.alive(self._info, self._counts.snapshot if self._counts else None)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def _start(self, config: ServeConfig) -> WorkerInfo:
         host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
-        self._worker = Worker(engines, config.worker_settings(host), (log_request,))
+        self._counts = None if config.metrics.port is None else CallCounts(engines)
+        observers = [log_request, *([self._counts.observe] if self._counts else [])]
+        self._worker = Worker(engines, config.worker_settings(host), observers)
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),
@@ -98,7 +101,7 @@ class WorkerReplica:
         logger.error("%s cannot serve any more; its process ends", self._info)
         try:
             async with asyncio.timeout(UNHEALTHY_EXIT):
-                await self._link.leave()
+                await self._link.leave(fails=True)
                 await self._worker.drain(min(self._grace, UNHEALTHY_GRACE))
                 await self._link.close()
         finally:

@@ -4,8 +4,10 @@ Every worker keeps one connection to the command that serves, and writes a line 
 
     {"token": "...", "pid": 4711}       the first: only who knows the token is heard
     {"alive": {"address": ..., "pid": ..., "replica_id": ...}}      once a second while it serves
-    {"leaving": true}                   it takes no more calls; the answer is a line, true if all
-                                        is over, so that it need not wait for anybody
+    {"metrics": [...]}                  what it has counted, where that has changed; see Snapshot
+    {"leaving": true, "fails": false}   it takes no more calls, for it is told to end, or because it
+                                        fails; the answer is a line, true if all is over, so that
+                                        it need not wait for anybody
     {"level": 40, "text": "...", ...}   a record of its log: logger, fields and traceback, if any
     {"requests": [{...}, ...]}          what it says of requests that have ended, as fields
 """
@@ -22,7 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.logs import REQUESTS, with_fields
+from server.metrics import Snapshot, read_snapshot
 from server.ray.registry import Registry, WorkerInfo
+from server.ray.restarts import Restarts
 
 MAX_LINE = 1 << 20  # bytes of a message
 
@@ -44,6 +48,8 @@ class Roster:
         self._token = secrets.token_hex(16)
         self._hearing: set[asyncio.Task[None]] = set()
         self._is_over = False
+        self.snapshots: dict[str, Snapshot] = {}  # of the workers that serve, by address
+        self.restarts = Restarts()
 
     @property
     def num_workers(self) -> int:
@@ -70,7 +76,7 @@ class Roster:
         task = asyncio.current_task()
         assert task is not None
         self._hearing.add(task)
-        speaker = _Speaker(self._registry)
+        speaker = _Speaker(self._registry, self.snapshots, self.restarts)
         try:
             # Broken lines, and connections that break: nothing that the worker did not cause.
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -83,7 +89,7 @@ class Roster:
         except asyncio.CancelledError:
             pass  # by `close`; asyncio would report a task of its own that is cancelled
         finally:
-            speaker.leave()
+            speaker.leave(is_lost=True)
             writer.close()
             self._hearing.discard(task)
 
@@ -91,19 +97,22 @@ class Roster:
 class _Speaker:
     """One worker at the other end of a connection."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(
+        self, registry: Registry, snapshots: dict[str, Snapshot], restarts: Restarts
+    ) -> None:
         self.name = ""
-        self._registry = registry
+        self._registry, self._snapshots, self._restarts = registry, snapshots, restarts
         self._worker: WorkerInfo | None = None
 
     def leaves(self, message: dict[str, Any]) -> bool:
         """Take a message; return whether it says that the worker leaves."""
         if "alive" in message:
-            self._worker = WorkerInfo(**message["alive"])
-            self.name = self._worker.address
-            self._registry.put(self._worker)
+            self._live(WorkerInfo(**message["alive"]))
         elif "leaving" in message:
-            self.leave()
+            self.leave(is_lost=bool(message.get("fails")))
+        elif "metrics" in message:
+            if self._worker is not None:
+                self._snapshots[self._worker.address] = read_snapshot(message["metrics"])
         elif "requests" in message:
             for fields in message["requests"]:
                 self._log({"level": logging.INFO, "logger": REQUESTS, "text": "request"}, fields)
@@ -123,7 +132,18 @@ class _Speaker:
             record.exc_text = message.get("traceback") or None
             speaker.handle(record)
 
-    def leave(self) -> None:
-        """Take the worker out of the registry."""
-        if self._worker is not None:
-            self._registry.drop(self._worker)
+    def leave(self, *, is_lost: bool) -> None:
+        """Take the worker out of the registry, once; lost is one that was not told to go."""
+        if (worker := self._worker) is None:
+            return
+        self._worker = None
+        self._registry.drop(worker)
+        self._snapshots.pop(worker.address, None)
+        if is_lost:
+            self._restarts.lost(worker.replica_id)
+
+    def _live(self, worker: WorkerInfo) -> None:
+        if self._worker is None:
+            self._restarts.joined(worker.replica_id)
+        self._worker, self.name = worker, worker.address
+        self._registry.put(worker)

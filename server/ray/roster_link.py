@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any
 from engine.background import in_background
 from server.log_budget import LogBudget
 from server.logs import REQUESTS, fields_of, traceback_of
+from server.metrics import Snapshot
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress
 
@@ -35,6 +37,9 @@ class RosterLink:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._worker: WorkerInfo | None = None
+        self._measure: Callable[[], Snapshot] | None = None
+        self._measured = -math.inf  # when last
+        self._told: Snapshot = []  # over this connection
         self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
         self._requests: deque[Mapping[str, Any]] = deque()
@@ -53,15 +58,18 @@ class RosterLink:
         """The seconds since the roster was last connected."""
         return self._clock() - self._last_contact
 
-    def alive(self, worker: WorkerInfo) -> None:
-        """Tell from now on that the worker takes calls."""
-        self._worker = worker
+    def alive(self, worker: WorkerInfo, measure: Callable[[], Snapshot] | None = None) -> None:
+        """Tell from now on that the worker takes calls, and what `measure` returns."""
+        self._worker, self._measure = worker, measure
         self._news.set()
 
-    async def leave(self) -> bool:
-        """Tell that the worker takes no more calls; return whether all is over."""
+    async def leave(self, *, fails: bool = False) -> bool:
+        """Tell that the worker takes no more calls; return whether all is over.
+
+        A worker that fails leaves without having been told to.
+        """
         self._worker = None
-        self._put({"leaving": True})
+        self._put({"leaving": True, "fails": fails})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 return await self._answers.get()
@@ -106,11 +114,13 @@ class RosterLink:
         reader, writer = await asyncio.open_connection(self._roster.host, self._roster.port)
         listening = asyncio.create_task(self._listen(reader))
         try:
+            self._told, self._measured = [], -math.inf
             _write(writer, {"token": self._roster.token, "pid": os.getpid()})
             while not listening.done():
                 self._last_contact = self._clock()
                 if self._worker is not None:
                     _write(writer, {"alive": asdict(self._worker)})
+                    self._write_metrics(writer)
                 while self._waiting:
                     _write(writer, self._waiting.popleft())
                 while self._requests:
@@ -124,6 +134,15 @@ class RosterLink:
         finally:
             listening.cancel()
             writer.close()
+
+    def _write_metrics(self, writer: asyncio.StreamWriter) -> None:
+        """Tell what was counted, if that is news, and not more often than it is alive."""
+        if self._measure is None or self._clock() < self._measured + HEARTBEAT / 2:
+            return
+        self._measured = self._clock()
+        if (snapshot := self._measure()) != self._told:
+            _write(writer, {"metrics": snapshot})
+            self._told = snapshot
 
     def _next_requests(self) -> list[Mapping[str, Any]]:
         if self._num_left_out:

@@ -24,10 +24,12 @@ from engine.device.distributions import check_cuda_distribution, check_distribut
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.package import load_package
-from server.config import ServeConfig
+from server.config import MetricsConfig, ServeConfig
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.listening import address_of
+from server.metrics import Snapshot
+from server.metrics_page import MetricsPage
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
@@ -91,6 +93,8 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     check_files(config.gateway.doors)
     check_port_is_free(config.host, config.port)
     check_port_is_free(config.host, config.gateway.doors.admin_port or 0)
+    if config.metrics.port is not None:
+        check_port_is_free(config.metrics.host, config.metrics.port, "--metrics-port")
     async with contextlib.AsyncExitStack() as stack:
         ray = await stack.enter_async_context(running_ray(config))
         registry = Registry()
@@ -101,6 +105,9 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         gateway = Gateway(config.gateway_settings, partial(kill_hung, ray, workers))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)  # after the workers have had their last words
+        if config.metrics.port is not None:
+            page = _metrics_page(config.metrics, config.metrics.port, gateway, roster)
+            stack.push_async_callback(asyncio.to_thread, page.close)
         stack.push_async_callback(ray.finish, undeploy, config)
         stack.callback(roster.end)
         await ray.run(deploy, config, roster_address)
@@ -112,7 +119,18 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         yield service
 
 
-def check_port_is_free(host: str, port: int) -> None:
+def _metrics_page(
+    config: MetricsConfig, port: int, gateway: Gateway, roster: Roster
+) -> MetricsPage:
+    def counted_here() -> Snapshot:
+        return [*gateway.snapshot(), ("worker_restarts", (), roster.restarts.count)]
+
+    page = MetricsPage(config.host, port, counted_here, lambda: list(roster.snapshots.items()))
+    logger.info("metrics on http://%s/metrics", address_of(config.host, page.port))
+    return page
+
+
+def check_port_is_free(host: str, port: int, option: str = "--port") -> None:
     """Raise ConfigError if nobody can listen there; a server that is found out later costs time."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -122,7 +140,7 @@ def check_port_is_free(host: str, port: int) -> None:
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
-                "uses the port, or choose another with --port (0: any that is free)"
+                f"uses the port, or choose another with {option} (0: any that is free)"
             ) from error
 
 

@@ -10,6 +10,7 @@ from engine.package.package import Package
 from engine.requests.events import GenerationEvent, Score
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import GenerationRequest, ScoreRequest
+from engine.step_measures import StepMeasures
 
 
 class Engine(Protocol):
@@ -34,6 +35,10 @@ class Engine(Protocol):
     @property
     def healthy(self) -> bool:
         """False once the engine cannot serve any more."""
+
+    @property
+    def measures(self) -> StepMeasures:
+        """What the steps so far took."""
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""

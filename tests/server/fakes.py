@@ -46,6 +46,7 @@ from engine.requests.events import (
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Chat, GenerationRequest, ScoreRequest
+from engine.step_measures import StepMeasures
 from server.config import WorkerConfig
 from server.worker.recording import Observer
 from server.worker.request_log import log_request
@@ -144,6 +145,7 @@ class _Lifecycle:
         self.package = package
         self.device = "cpu"
         self.is_warming = False
+        self.measures = StepMeasures()
         self.healthy = True
         self.started = False
         self.stopped = False

@@ -13,13 +13,16 @@ import pytest
 
 from server.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.logs import REQUESTS, TextFormatter, fields_of, with_fields
+from server.metrics import Snapshot
 from server.ray import roster_link
 from server.ray.registry import Registry, WorkerInfo
+from server.ray.restarts import Restarts
 from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from tests.conftest import FakeClock
 
 WORKER = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
+WORKER_2 = WorkerInfo("127.0.0.1:2", pid=2, replica_id="b")
 
 
 @contextlib.asynccontextmanager
@@ -227,6 +230,63 @@ def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> No
         "(5,000 lines like the next are left out)",
         "refused again",
     ]
+
+
+async def test_metrics_are_told_when_they_change_and_go_with_the_worker() -> None:
+    async with _listening(Registry()) as (roster, address):
+        clock, told = FakeClock(), []
+        numbers = iter([1, 1, 2])
+        last = 0
+
+        def measure() -> Snapshot:
+            nonlocal last
+            last = next(numbers, last)
+            told.append(last)
+            return [("prompt_tokens", ("m",), last)]
+
+        link = RosterLink(address, clock)
+        link.alive(WORKER, measure)
+        for count in range(1, 4):
+            await _until(lambda count=count: len(told) == count)
+            clock.now += 1
+            link._news.set()
+        await _until(lambda: roster.snapshots.get(WORKER.address) == [("prompt_tokens", ("m",), 2)])
+        await link.leave()
+        gone = dict(roster.snapshots)
+        await link.close()
+
+    assert gone == {}
+
+
+async def test_a_worker_in_the_place_of_one_that_was_lost_is_a_restart() -> None:
+    async with _listening(Registry()) as (roster, address):
+        first, second = RosterLink(address), RosterLink(address)
+        first.alive(WORKER)
+        await _until(lambda: roster._registry.workers)
+        await first.close()  # without a word
+        await _until(lambda: not roster._registry.workers)
+        second.alive(WORKER_2)
+        await _until(lambda: roster._registry.workers)
+        restarted = roster.restarts.count
+        await second.leave()
+        third = RosterLink(address)
+        third.alive(WORKER)
+        await _until(lambda: roster._registry.workers)
+        counts = restarted, roster.restarts.count
+        await second.close()
+        await third.close()
+
+    assert counts == (1, 1)
+
+
+def test_a_worker_whose_connection_broke_and_came_back_was_not_restarted() -> None:
+    restarts = Restarts()
+    restarts.joined("a")
+    restarts.lost("a")
+    restarts.joined("a")
+    restarts.joined("b")
+
+    assert restarts.count == 0
 
 
 class _FakeLink:

@@ -1,0 +1,80 @@
+"""What becomes of calls at the gateway: counted, and logged where no worker has a line of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from engine.errors import ReplicaLost, ReplicasLost, Starting
+from server.api import METHODS
+from server.log_budget import LogBudget
+from server.logs import REQUESTS, with_fields
+from server.metrics import Counts
+from server.status import CallStatus
+
+_OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
+_MAX_CHARS = 200
+_NAMES = {method: method.rpartition("/")[2] for method in METHODS}  # others may be anything
+logger = logging.getLogger(REQUESTS)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a call has ended."""
+
+    code: str = grpc.StatusCode.CANCELLED.name
+
+
+class CallOutcomes:
+    """Takes them in, from any thread; of what failed here so many lines a second at most."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._lock = threading.Lock()
+        self._budget = LogBudget()
+
+    @contextmanager
+    def answering(self, method: str) -> Iterator[Outcome]:
+        """Count a call that is answered meanwhile; whoever answers sets the code."""
+        started, outcome, name = time.monotonic(), Outcome(), _NAMES.get(method, "unknown")
+        try:
+            yield outcome
+        finally:
+            self.counts.observe("gateway_request_seconds", time.monotonic() - started, name)
+            self.counts.count("gateway_requests", name, outcome.code)
+
+    def had_its_turn(self, seconds: float) -> None:
+        """Count how long a call has waited for its turn."""
+        self.counts.observe("gateway_queue_seconds", seconds)
+
+    def failed(self, method: str, request_id: str, tenant: str, status: CallStatus) -> None:
+        """Note a call that failed at a worker, or for want of one; a worker logs its own."""
+        if status.reason in _OF_NO_WORKER:
+            self.refused(method, request_id, tenant, status)
+
+    def refused(self, method: str, request_id: str, tenant: str, status: CallStatus) -> None:
+        """Note a call that the gateway has ended itself."""
+        self.counts.count("gateway_refusals", status.reason)
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        with self._lock:
+            left_out, is_taken = self._budget.left_out, self._budget.take()
+        if not is_taken:
+            return
+        if left_out:
+            logger.info("(%s lines like the next are left out)", f"{left_out:,}")
+        fields = with_fields(
+            request_id=request_id,
+            method=method.rpartition("/")[2][:_MAX_CHARS],
+            tenant=tenant[:_MAX_CHARS],
+            status=status.code.name,
+            reason=status.reason,
+            error=status.message[:_MAX_CHARS],
+        )
+        logger.info("request", extra=fields)

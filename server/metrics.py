@@ -1,0 +1,146 @@
+"""The metrics of a server: what each is called and means.
+
+Gateway and workers count in plain numbers; a snapshot of them is a list of samples, as JSON has
+them, and the metrics page of the command shows those of all processes together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from engine.histogram import LATENCY_BOUNDS, SIZE_BOUNDS, STEP_BOUNDS, Histogram
+
+PREFIX = "tokenweir_"
+Kind = Literal["counter", "gauge", "histogram"]
+# A number, or of a histogram the count of each bucket and last the sum.
+Value = float | list[float]
+Sample = tuple[str, tuple[str, ...], Value]  # name without prefix, values of its labels
+Snapshot = list[Sample]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is; the name has no prefix, and a counter's no `_total`."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    bounds: tuple[float, ...] = ()  # of a histogram's buckets
+
+    @property
+    def exported(self) -> str:
+        """Its name on the page."""
+        return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
+
+
+_MODEL = ("model_name",)
+
+
+def _latency(name: str, what: str) -> Metric:
+    return Metric(name, "histogram", _MODEL, what, LATENCY_BOUNDS)
+
+
+# Of workers: the page adds the label `worker`.
+WORKER_METRICS = (
+    Metric("num_sequences_running", "gauge", _MODEL, "Sequences in the batch."),
+    Metric("num_requests_waiting", "gauge", _MODEL, "Requests that wait in the engine."),
+    Metric("num_tokens_waiting", "gauge", _MODEL, "Tokens that waiting requests may come to."),
+    Metric("kv_cache_usage_perc", "gauge", _MODEL, "Share of the cache in use; 1 is all."),
+    _latency("time_to_first_token_seconds", "From arrival at the worker to the first token."),
+    Metric(
+        "inter_token_latency_seconds",
+        "histogram",
+        _MODEL,
+        "Between two tokens of a sequence.",
+        STEP_BOUNDS,
+    ),
+    _latency("request_time_per_output_token_seconds", "Mean between two tokens, by request."),
+    _latency("e2e_request_latency_seconds", "From arrival at the worker to the end."),
+    _latency("request_queue_time_seconds", "Waiting in the engine."),
+    _latency("request_prefill_time_seconds", "From admission to the first token."),
+    _latency("request_decode_time_seconds", "From the first token to the last."),
+    Metric("step_seconds", "histogram", _MODEL, "A step of the engine.", STEP_BOUNDS),
+    Metric("step_batch_size", "histogram", _MODEL, "Sequences or items of a step.", SIZE_BOUNDS),
+    Metric("prompt_tokens", "counter", _MODEL, "Tokens of answered inputs."),
+    Metric("generation_tokens", "counter", _MODEL, "Tokens of answers."),
+    Metric("prefix_cache_queries", "counter", _MODEL, "Tokens of answered inputs, looked up."),
+    Metric("prefix_cache_hits", "counter", _MODEL, "Of them, found computed already."),
+    Metric("request_success", "counter", (*_MODEL, "finished_reason"), "Sequences, by their end."),
+    Metric(
+        "request_failures", "counter", (*_MODEL, "reason"), "Calls that failed or were refused."
+    ),
+    Metric("wasted_tokens", "counter", (*_MODEL, "kind"), "Tokens computed for no answer."),
+)
+# Of the gateway.
+GATEWAY_METRICS = (
+    Metric("gateway_requests", "counter", ("method", "code"), "Calls that have ended."),
+    Metric("gateway_refusals", "counter", ("reason",), "Calls that the gateway has ended itself."),
+    Metric("gateway_requests_waiting", "gauge", (), "Calls that wait for their turn."),
+    Metric("gateway_requests_running", "gauge", (), "Calls that are being answered or wait."),
+    Metric("gateway_queue_seconds", "histogram", (), "Waiting for a call's turn.", LATENCY_BOUNDS),
+    Metric(
+        "gateway_request_seconds",
+        "histogram",
+        ("method",),
+        "From a call's request to its end.",
+        LATENCY_BOUNDS,
+    ),
+    Metric("workers_serving", "gauge", (), "Workers that calls go to."),
+    Metric("worker_restarts", "counter", (), "Workers that died or hung, and are replaced."),
+)
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {metric.name: metric for metric in (*WORKER_METRICS, *GATEWAY_METRICS)}
+)
+
+
+class Counts:
+    """Counters and histograms by the values of their labels; any thread may add and read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._histograms: dict[tuple[str, tuple[str, ...]], Histogram] = {}
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Count something."""
+        key = name, labels
+        with self._lock:
+            self._counters[key] = self._counters.get(key, 0) + by
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Count a value by its size."""
+        key = name, labels
+        with self._lock:
+            if (histogram := self._histograms.get(key)) is None:
+                histogram = self._histograms[key] = Histogram(METRICS[name].bounds)
+            histogram.add(value)
+
+    def snapshot(self) -> Snapshot:
+        """Return what was counted so far."""
+        with self._lock:
+            return [
+                *((name, labels, value) for (name, labels), value in self._counters.items()),
+                *((name, labels, h.counts()) for (name, labels), h in self._histograms.items()),
+            ]
+
+
+def read_snapshot(given: Iterable[Sequence[Any]]) -> Snapshot:
+    """Return a snapshot that JSON has made lists of; ValueError for what is none."""
+    return [_read_sample(*sample) for sample in given]
+
+
+def _read_sample(name: Any = "", labels: Any = (), value: Any = None) -> Sample:
+    metric = METRICS.get(name)
+    if metric is None or len(labels) != len(metric.labels):
+        raise ValueError(f"{name!r} is no metric with labels {labels!r}")
+    numbers = value if metric.kind == "histogram" else [value]
+    count = len(metric.bounds) + 2 if metric.kind == "histogram" else 1
+    is_good = isinstance(numbers, list) and len(numbers) == count
+    if not is_good or not all(isinstance(number, int | float) for number in numbers):
+        raise ValueError(f"{name} cannot have the value {value!r}")
+    return metric.name, tuple(map(str, labels)), value

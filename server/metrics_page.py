@@ -1,0 +1,103 @@
+"""The page that Prometheus reads: what gateway and workers have counted, in one answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from engine.errors import ConfigError
+from server.metrics import (
+    GATEWAY_METRICS,
+    METRICS,
+    PREFIX,
+    WORKER_METRICS,
+    Metric,
+    Snapshot,
+    Value,
+)
+
+Source = Callable[[], Snapshot]
+Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
+
+
+class MetricsPage:
+    """Answers on a port of its own, in a thread of its own."""
+
+    def __init__(self, host: str, port: int, gateway: Source, workers: Sources) -> None:
+        """Listen; `gateway` and `workers` are asked in another thread, whenever somebody reads.
+
+        Raises ConfigError if nobody can listen there.
+        """
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Page(gateway, workers))
+        ProcessCollector(registry=registry)
+        try:
+            self._server, self._thread = _started(host, port, registry)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics cannot be had on {host}:{port}: {error.strerror or error}; stop what "
+                "uses the port, or choose another with --metrics-port (0: any that is free)"
+            ) from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _started(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
+    return start_http_server(port, host, registry)
+
+
+class _Page(Collector):
+    """Makes Prometheus' families of samples."""
+
+    def __init__(self, gateway: Source, workers: Sources) -> None:
+        self._gateway, self._workers = gateway, workers
+
+    def collect(self) -> Iterator[Family]:
+        families = {metric.name: _family(metric, ()) for metric in GATEWAY_METRICS}
+        _add(families, self._gateway(), ())
+        families |= {metric.name: _family(metric, ("worker",)) for metric in WORKER_METRICS}
+        for worker, samples in self._workers():
+            _add(families, samples, (worker,))
+        yield from families.values()
+
+
+def _family(metric: Metric, more_labels: tuple[str, ...]) -> Family:
+    name, labels = PREFIX + metric.name, (*metric.labels, *more_labels)
+    match metric.kind:
+        case "counter":
+            return CounterMetricFamily(name, metric.help, labels=labels)
+        case "gauge":
+            return GaugeMetricFamily(name, metric.help, labels=labels)
+        case "histogram":
+            return HistogramMetricFamily(name, metric.help, labels=labels)
+
+
+def _add(families: dict[str, Family], samples: Snapshot, more_labels: tuple[str, ...]) -> None:
+    for name, labels, value in samples:
+        family, all_labels = families[name], (*labels, *more_labels)
+        if isinstance(family, HistogramMetricFamily):
+            buckets, total = _buckets(name, value)
+            family.add_metric(all_labels, buckets, total)
+        elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
+            assert not isinstance(value, list), f"{name} is a number"
+            family.add_metric(all_labels, value)
+
+
+def _buckets(name: str, value: Value) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets with all that is below their bounds, as the page has them, and the sum."""
+    assert isinstance(value, list), f"{name} is a histogram"
+    *counts, total = value
+    bounds = [*(f"{bound:g}" for bound in METRICS[name].bounds), "+Inf"]
+    return list(zip(bounds, itertools.accumulate(counts), strict=True)), total

@@ -1,0 +1,247 @@
+"""What is counted, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tokenweir.v1 import generation_service_pb2 as pb
+from tokenweir.v1 import prediction_service_pb2
+
+from engine.errors import ConfigError, EngineFailure
+from server.config import GatewayConfig
+from server.gateway.gateway import Gateway
+from server.metrics import METRICS, Counts, Snapshot, read_snapshot
+from server.metrics_page import MetricsPage
+from server.worker.call_counts import CallCounts
+from server.worker.call_record import CallRecord
+from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
+
+SERVER = Path(__file__).parents[2] / "server"
+DASHBOARD = SERVER / "deploy" / "grafana-dashboard.json"
+
+
+@dataclass
+class Cell:
+    """A gateway before a worker, and the page of both."""
+
+    stubs: Stubs
+    engine: FakeGenerator
+    page: MetricsPage
+
+    async def read(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Return all samples by name and labels."""
+        text = await asyncio.to_thread(_get, self.page.port)
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    async def value(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples with these labels, whatever others they have."""
+        wanted = labels.items()
+        found = (await self.read()).items()
+        return sum(value for (n, had), value in found if n == name and had >= set(wanted))
+
+
+def _get(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+@asynccontextmanager
+async def served(config: GatewayConfig) -> AsyncIterator[Cell]:
+    engine, predictor = FakeGenerator(), FakePredictor()
+    counts = CallCounts({"dates": engine, "tags": predictor})
+    async with running_worker(engine, predictor, observers=(counts.observe,)) as (_, address):
+        gateway = Gateway(config)
+        port = await gateway.start()
+        await gateway.sync([address])
+        await until(lambda: gateway.num_serving == 1)
+
+        def workers() -> list[tuple[str, Snapshot]]:
+            return [(address, read_snapshot(json.loads(json.dumps(counts.snapshot()))))]
+
+        def here() -> Snapshot:
+            return [*gateway.snapshot(), ("worker_restarts", (), 2)]
+
+        page = MetricsPage("127.0.0.1", 0, here, workers)
+        try:
+            async with stubs_for(f"127.0.0.1:{port}") as stubs:
+                yield Cell(stubs, engine, page)
+        finally:
+            await asyncio.to_thread(page.close)
+            await gateway.close()
+
+
+@pytest.fixture
+async def cell() -> AsyncIterator[Cell]:
+    async with served(GatewayConfig(max_concurrent_calls=2)) as cell:
+        yield cell
+
+
+async def test_an_answered_request_is_counted_by_its_model_and_worker(cell: Cell) -> None:
+    decoding = pb.Decoding(sampling=pb.Sampling(), num_outputs=2)
+    await cell.stubs.generation.Generate(generate("a b c", decoding=decoding))
+    call = cell.stubs.generation.GenerateStream(stream("a STOP"))
+    _ = [message async for message in call]
+
+    async def of_dates(name: str) -> float:
+        return await cell.value(f"tokenweir_{name}", model_name="dates")
+
+    await until_true(lambda: of_dates("e2e_request_latency_seconds_count"), 2)
+    assert await of_dates("prompt_tokens_total") == 5
+    assert await of_dates("generation_tokens_total") == 5
+    assert await of_dates("prefix_cache_queries_total") == 5
+    assert await of_dates("time_to_first_token_seconds_count") == 2
+    assert await of_dates("time_to_first_token_seconds_sum") == pytest.approx(0.06)
+    assert await of_dates("request_queue_time_seconds_sum") == pytest.approx(0.02)
+    stopped = await cell.value("tokenweir_request_success_total", finished_reason="stop")
+    assert (stopped, await of_dates("request_success_total")) == (1, 3)
+    assert await cell.value("tokenweir_time_to_first_token_seconds_bucket", le="0.025") == 0
+    assert await cell.value("tokenweir_time_to_first_token_seconds_bucket", le="0.05") == 2
+
+
+async def test_predictions_are_counted_without_times_of_tokens(cell: Cell) -> None:
+    items = [prediction_service_pb2.Item(text="a b")]
+    await cell.stubs.prediction.Label(
+        prediction_service_pb2.LabelRequest(model="tags", items=items)
+    )
+
+    tags = {"model_name": "tags"}
+    await until_true(lambda: cell.value("tokenweir_prompt_tokens_total", **tags), 5)
+    assert await cell.value("tokenweir_request_prefill_time_seconds_count", **tags) == 1
+    assert await cell.value("tokenweir_time_to_first_token_seconds_count", **tags) == 0
+
+
+async def test_load_and_wasted_work_are_those_of_the_engine_now(cell: Cell) -> None:
+    assert await cell.value("tokenweir_num_sequences_running", model_name="dates") == 3
+    assert await cell.value("tokenweir_num_requests_waiting", model_name="dates") == 1
+    assert await cell.value("tokenweir_kv_cache_usage_perc", model_name="dates") == 0.25
+    assert await cell.value("tokenweir_wasted_tokens_total", kind="cancelled") == 2
+    assert await cell.value("tokenweir_workers_serving") == 1
+    assert await cell.value("tokenweir_worker_restarts_total") == 2
+
+
+async def test_failures_and_refusals_are_counted_by_reason(cell: Cell) -> None:
+    cell.engine.error = EngineFailure("a step failed")
+    await failure_of(cell.stubs.generation.Generate(generate("FAIL")))
+    held = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(2)]
+    await until(lambda: len(cell.engine.requests) == 3)
+    await failure_of(cell.stubs.generation.Generate(generate("a")))
+    for call in held:
+        call.cancel()
+
+    failures = "tokenweir_request_failures_total"
+    await until_true(lambda: cell.value(failures, reason="CANCELLED"), 2)
+    assert await cell.value(failures, reason="INTERNAL", model_name="dates") == 1
+    assert await cell.value("tokenweir_gateway_refusals_total", reason="QUEUE_FULL") == 1
+    requests = "tokenweir_gateway_requests_total"
+    assert await cell.value(requests, method="Generate", code="INTERNAL") == 1
+    await until_true(lambda: cell.value(requests, method="GenerateStream", code="CANCELLED"), 2)
+    assert await cell.value("tokenweir_gateway_queue_seconds_count") == 3
+
+
+async def test_a_name_that_a_client_makes_up_is_no_label(cell: Cell) -> None:
+    await failure_of(cell.stubs.generation.Generate(generate("a", model="made up")))
+    call = cell.stubs.channel.unary_unary("/tokenweir.v1.GenerationService/MadeUp")
+    with pytest.raises(Exception, match="UNIMPLEMENTED"):
+        await call(b"")
+
+    text = await asyncio.to_thread(_get, cell.page.port)
+
+    assert "made" not in text and "MadeUp" not in text
+
+
+async def until_true(read: object, wanted: float) -> None:
+    """Wait until a sample has a value: a call is counted after its client has the answer."""
+    async with asyncio.timeout(5):
+        while (found := await read()) != wanted:  # type: ignore[operator]
+            assert found < wanted
+            await asyncio.sleep(0.01)
+
+
+async def test_names_and_units_are_those_of_prometheus(cell: Cell) -> None:
+    text = await asyncio.to_thread(_get, cell.page.port)
+
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for metric in METRICS.values():
+        family = families[metric.exported.removesuffix("_total")]
+        assert (family.type, bool(family.documentation)) == (metric.kind, True)
+        assert re.fullmatch("tokenweir_[a-z0-9_]+", metric.exported)
+        assert "milli" not in metric.name and not metric.name.endswith("_total")
+        if metric.kind == "histogram":
+            assert metric.name.endswith(("_seconds", "_size"))
+    assert "process_cpu_seconds" in families
+
+
+def test_a_port_in_use_is_refused_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="Address already in use.*--metrics-port"):
+            MetricsPage("127.0.0.1", taken.getsockname()[1], list, list)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        ["no_metric", [], 1],
+        ["prompt_tokens", [], 1],
+        ["prompt_tokens", ["m"], [1, 2]],
+        ["step_seconds", ["m"], 1],
+        ["prompt_tokens", ["m"]],
+        ["step_seconds", ["m"], [1, 2]],
+        ["prompt_tokens", ["m"], "1"],
+    ],
+)
+def test_what_a_worker_tells_that_is_no_sample_is_refused(sample: list[object]) -> None:
+    with pytest.raises(ValueError):
+        read_snapshot([sample])
+
+
+def test_a_call_that_was_never_understood_is_counted_too() -> None:
+    counts = CallCounts({})
+
+    counts.observe(CallRecord("Generate", 0.0, status="INVALID_ARGUMENT", reason="INVALID_FIELD"))
+
+    assert counts.snapshot() == [("request_failures", ("", "INVALID_FIELD"), 1)]
+
+
+def test_counts_are_kept_by_their_labels() -> None:
+    counts = Counts()
+    counts.count("gateway_refusals", "QUEUE_FULL")
+    counts.count("gateway_refusals", "QUEUE_FULL", by=2)
+    counts.count("gateway_refusals", "DRAINING")
+
+    assert counts.snapshot() == [
+        ("gateway_refusals", ("QUEUE_FULL",), 3),
+        ("gateway_refusals", ("DRAINING",), 1),
+    ]
+
+
+def test_every_metric_of_the_dashboard_is_exported() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    used = set(re.findall(r"\btokenweir_\w+", DASHBOARD.read_text()))
+    exported = set()
+    for metric in METRICS.values():
+        suffixes = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
+        exported |= {metric.exported + suffix for suffix in suffixes}
+
+    assert used - exported == set()
+    assert len(used) > 15 and len(dashboard["panels"]) > 8
+
+
+def test_every_metric_is_explained() -> None:
+    text = (SERVER / "README.md").read_text()
+
+    assert [metric.exported for metric in METRICS.values() if f"`{metric.name}`" not in text] == []
