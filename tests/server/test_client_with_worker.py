@@ -166,6 +166,24 @@ async def test_one_pass_models():
     assert vector.values == pytest.approx((0.6, 0.8))
 
 
+async def test_many_items_in_one_call_get_what_each_gets_alone():
+    digits = FakePredictor(prediction_package("digits", task="classify"))
+    async with (
+        running_worker(FakePredictor(), digits) as (_, address),
+        AsyncClient(address, timeout=10) as client,
+    ):
+        labels = await client.label_many("tags", ["où été", "a"])
+        classes = await client.classify_many("digits", [PNG, PNG], top=0)
+        vectors = await client.embed_many("tags", ["a", "b"])
+        alone = [await client.label("tags", text) for text in ("où été", "a")]
+        one = await client.classify("digits", PNG, top=0)
+        vector = await client.embed("tags", "a")
+
+    assert labels.results == tuple(found.spans for found in alone)
+    assert classes.results == (one.labels,) * 2
+    assert vectors.results[0] == vector.values
+
+
 async def test_models_say_what_requests_get_that_leave_options_away():
     defaults = {"beam": 4, "length_power": 0.5, "banned_tokens": [3], "banned_sequences": [[5, 6]]}
     engine = FakeGenerator(generation_package(**defaults))

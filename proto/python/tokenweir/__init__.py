@@ -84,6 +84,7 @@ from tokenweir._streams import (
     TextStream,
 )
 from tokenweir._types import (
+    Answers,
     Classification,
     Embedding,
     GeneratedSequence,
@@ -102,6 +103,7 @@ from tokenweir._types import (
     Score,
     ScoredLabel,
     ServerInfo,
+    TargetScore,
     TextQuality,
     Timing,
     TokenLogprob,
@@ -116,6 +118,7 @@ from tokenweir.client import (
 __all__ = [
     "Aborted",
     "Aggregation",
+    "Answers",
     "AsyncClient",
     "AsyncTextStream",
     "BrokenStream",
@@ -156,6 +159,7 @@ __all__ = [
     "ScoreOptions",
     "ScoredLabel",
     "ServerInfo",
+    "TargetScore",
     "StreamOptions",
     "TextQuality",
     "TextStream",

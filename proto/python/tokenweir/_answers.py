@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
 from tokenweir._types import (
+    Answers,
     Classification,
     Embedding,
     GeneratedSequence,
@@ -30,6 +31,7 @@ from tokenweir._types import (
     Score,
     ScoredLabel,
     ServerInfo,
+    TargetScore,
     TextQuality,
     Timing,
     TokenLogprob,
@@ -88,7 +90,7 @@ def score(response: generation_service_pb2.ScoreResponse) -> Score:
 def classification(response: prediction_service_pb2.ClassifyResponse) -> Classification:
     """Return the classes of the one item of a request."""
     return Classification(
-        labels=tuple(_scored_label(label) for label in _only(response.results).labels),
+        labels=_classes(_only(response.results)),
         usage=_usage(response.usage),
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
@@ -98,17 +100,8 @@ def classification(response: prediction_service_pb2.ClassifyResponse) -> Classif
 
 def labelling(response: prediction_service_pb2.LabelResponse, text: str) -> Labelling:
     """Return the spans of the one item of a request, each with its stretch of `text`."""
-    encoded = text.encode()
     return Labelling(
-        spans=tuple(
-            LabelledSpan(
-                text=encoded[span.start_byte : span.end_byte].decode(errors="replace"),
-                start_byte=span.start_byte,
-                end_byte=span.end_byte,
-                label=_scored_label(span.label),
-            )
-            for span in _only(response.results).spans
-        ),
+        spans=_spans(_only(response.results), text),
         usage=_usage(response.usage),
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
@@ -125,6 +118,34 @@ def embedding(response: prediction_service_pb2.EmbedResponse) -> Embedding:
         provenance=_provenance(response.provenance),
         request_id=response.request_id,
     )
+
+
+def scores(response: generation_service_pb2.ScoreResponse, count: int) -> Answers[TargetScore]:
+    """Return the scores of the `count` targets of a request, in their order."""
+    found = [TargetScore(one.sum_logprob, _positions(one.positions)) for one in response.scores]
+    return _answers(response, found, count)
+
+
+def classifications(
+    response: prediction_service_pb2.ClassifyResponse, count: int
+) -> Answers[tuple[ScoredLabel, ...]]:
+    """Return the classes of the `count` items of a request, in their order."""
+    return _answers(response, [_classes(one) for one in response.results], count)
+
+
+def labellings(
+    response: prediction_service_pb2.LabelResponse, texts: Sequence[str]
+) -> Answers[tuple[LabelledSpan, ...]]:
+    """Return the spans of each text of a request, in their order."""
+    found = [_spans(*pair) for pair in zip(response.results, texts, strict=False)]
+    return _answers(response, found, len(texts))
+
+
+def embeddings(
+    response: prediction_service_pb2.EmbedResponse, count: int
+) -> Answers[tuple[float, ...]]:
+    """Return the vectors of the `count` items of a request, in their order."""
+    return _answers(response, [tuple(one.values) for one in response.vectors], count)
 
 
 def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
@@ -302,6 +323,44 @@ def _only(results: Sequence[T]) -> T:
     if len(results) != 1:
         raise BrokenStream(f"{len(results)} results came back for one item")
     return results[0]
+
+
+def _answers(
+    response: generation_service_pb2.ScoreResponse
+    | prediction_service_pb2.ClassifyResponse
+    | prediction_service_pb2.LabelResponse
+    | prediction_service_pb2.EmbedResponse,
+    results: Sequence[T],
+    count: int,
+) -> Answers[T]:
+    if len(results) != count:
+        raise BrokenStream(f"{len(results)} results came back for {count} items")
+    return Answers(
+        results=tuple(results),
+        usage=_usage(response.usage),
+        timing=_timing(response.timing),
+        provenance=_provenance(response.provenance),
+        request_id=response.request_id,
+    )
+
+
+def _classes(result: prediction_service_pb2.ClassifyResponse.Classes) -> tuple[ScoredLabel, ...]:
+    return tuple(map(_scored_label, result.labels))
+
+
+def _spans(
+    result: prediction_service_pb2.LabelResponse.Spans, text: str
+) -> tuple[LabelledSpan, ...]:
+    encoded = text.encode()
+    return tuple(
+        LabelledSpan(
+            text=encoded[span.start_byte : span.end_byte].decode(errors="replace"),
+            start_byte=span.start_byte,
+            end_byte=span.end_byte,
+            label=_scored_label(span.label),
+        )
+        for span in result.spans
+    )
 
 
 def _sequence(sequence: generation_service_pb2.Sequence) -> GeneratedSequence:

@@ -39,6 +39,12 @@ def check_names(options: Mapping[str, object], known: type, *more: str) -> None:
         )
 
 
+def check_list(given: object, argument: str) -> None:
+    """Raise TypeError for a text where several items are asked for."""
+    if isinstance(given, str | bytes):
+        raise TypeError(f"{argument}={given[:100]!r} is one text; give a list of them")
+
+
 def generate_request(
     model: str, prompt: Prompt | Chat, options: GenerateOptions
 ) -> generation_service_pb2.GenerateRequest:
@@ -52,8 +58,7 @@ def generate_many_request(
 ) -> generation_service_pb2.GenerateRequest:
     """Return the request for several prompts, which have all options in common."""
     check_names(options, GenerateOptions)
-    if isinstance(prompts, str):
-        raise TypeError(f"prompts={prompts!r} is one text; give a list of them")
+    check_list(prompts, "prompts")
     inputs = [_input(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
     return _generate_request(model, inputs, options)
 
@@ -84,9 +89,32 @@ def score_request(
     model: str, source: Prompt, target: Prompt, options: ScoreOptions
 ) -> generation_service_pb2.ScoreRequest:
     """Return the request to score one target behind its source."""
+    return _score_request(model, [_scored(source, target)], options)
+
+
+def score_many_request(
+    model: str, pairs: Sequence[tuple[Prompt, Prompt]], options: ScoreOptions
+) -> generation_service_pb2.ScoreRequest:
+    """Return the request to score several targets, each behind its source."""
+    check_list(pairs, "pairs")
+    for place, pair in enumerate(pairs):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise TypeError(f"pairs[{place}] is not a source and its target; give both")
+    inputs = [_scored(*pair, f"pairs[{place}] ") for place, pair in enumerate(pairs)]
+    return _score_request(model, inputs, options)
+
+
+def _scored(source: Prompt, target: Prompt, where: str = "") -> generation_service_pb2.Input:
+    message = _input(source, f"{where}source")
+    _set_prefix(message, target, f"{where}target")
+    return message
+
+
+def _score_request(
+    model: str, inputs: Sequence[generation_service_pb2.Input], options: ScoreOptions
+) -> generation_service_pb2.ScoreRequest:
     check_names(options, ScoreOptions)
-    request = generation_service_pb2.ScoreRequest(inputs=[_input(source, "source")])
-    _set_prefix(request.inputs[0], target, "target")
+    request = generation_service_pb2.ScoreRequest(inputs=inputs)
     set_fields(request, options, "top_logprobs")
     if (asked := scheduling(options)).ListFields():
         request.scheduling.CopyFrom(asked)
@@ -95,20 +123,20 @@ def score_request(
 
 
 def classify_request(
-    model: str, item: Item, top: int | None, options: PredictOptions
+    model: str, items: Sequence[Item], top: int | None, options: PredictOptions
 ) -> prediction_service_pb2.ClassifyRequest:
-    """Return the request to classify one item."""
+    """Return the request to classify items."""
     check_names(options, PredictOptions, "top")
     request = prediction_service_pb2.ClassifyRequest()
-    _fill_prediction(request, model, item, options)
+    _fill_prediction(request, model, items, options)
     set_field(request, "top", top)
     return request
 
 
 def label_request(
-    model: str, item: Item, aggregation: Aggregation | None, options: PredictOptions
+    model: str, items: Sequence[Item], aggregation: Aggregation | None, options: PredictOptions
 ) -> prediction_service_pb2.LabelRequest:
-    """Return the request to label one text; ValueError for an aggregation that is not known."""
+    """Return the request to label texts; ValueError for an aggregation that is not known."""
     check_names(options, PredictOptions, "aggregation")
     known = prediction_service_pb2.Aggregation
     name = f"AGGREGATION_{(aggregation or 'unspecified').upper()}"
@@ -117,17 +145,17 @@ def label_request(
             f"aggregation is {aggregation!r}; it may be {', '.join(get_args(Aggregation))}, or None"
         )
     request = prediction_service_pb2.LabelRequest(aggregation=known.Value(name))
-    _fill_prediction(request, model, item, options)
+    _fill_prediction(request, model, items, options)
     return request
 
 
 def embed_request(
-    model: str, item: Item, normalize: bool, options: PredictOptions
+    model: str, items: Sequence[Item], normalize: bool, options: PredictOptions
 ) -> prediction_service_pb2.EmbedRequest:
-    """Return the request for the vector of one item."""
+    """Return the request for the vectors of items."""
     check_names(options, PredictOptions, "normalize")
     request = prediction_service_pb2.EmbedRequest(normalize=normalize)
-    _fill_prediction(request, model, item, options)
+    _fill_prediction(request, model, items, options)
     return request
 
 
@@ -193,11 +221,12 @@ def _set_prefix(message: generation_service_pb2.Input, prefix: object, argument:
 
 
 def _fill_prediction(
-    request: PredictionRequest, model: str, item: Item, options: PredictOptions
+    request: PredictionRequest, model: str, items: Sequence[Item], options: PredictOptions
 ) -> None:
     _fill_identity(request, model, options)
-    request.items.append(_item(item))
-    set_field(request.items[0], "text_pair", options.get("text_pair"))
+    request.items.extend(map(_item, items))
+    for message in request.items:
+        set_field(message, "text_pair", options.get("text_pair"))
 
 
 def _item(item: Item) -> prediction_service_pb2.Item:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,29 @@ class Embedding:
     """The vector of one item."""
 
     values: tuple[float, ...]
+    usage: Usage
+    timing: Timing
+    provenance: Provenance
+    request_id: str = field(compare=False)  # "" of an older server
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """What a model thinks of one target of several."""
+
+    sum_logprob: float
+    positions: tuple[PositionLogprobs, ...]  # of the target's tokens
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """What each item of a call got, in their order, and what all of them took together.
+
+    Of a score that is a TargetScore; of a classification its labels, best first; of a labelling its
+    spans; of an embedding its values.
+    """
+
+    results: tuple[T, ...]
     usage: Usage
     timing: Timing
     provenance: Provenance

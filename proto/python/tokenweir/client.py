@@ -26,15 +26,19 @@ from tokenweir._options import (
 )
 from tokenweir._streams import AsyncTextStream, TextStream
 from tokenweir._types import (
+    Answers,
     Classification,
     Embedding,
     Generation,
     Generations,
+    LabelledSpan,
     Labelling,
     ModelInfo,
     ReplicaLoad,
     Score,
+    ScoredLabel,
     ServerInfo,
+    TargetScore,
 )
 from tokenweir.v1 import (
     admin_service_pb2,
@@ -117,6 +121,14 @@ class Client:
         request = requests.score_request(model, source, target, options)
         return answers.score(self._call(self._generation.Score, request, options))
 
+    def score_many(
+        self, model: str, pairs: Sequence[tuple[Prompt, Prompt]], **options: Unpack[ScoreOptions]
+    ) -> Answers[TargetScore]:
+        """Score several targets, each behind its source, in one call, as `generate_many`."""
+        request = requests.score_many_request(model, pairs, options)
+        response = self._call(self._generation.Score, request, options)
+        return answers.scores(response, len(request.inputs))
+
     def classify(
         self,
         model: str,
@@ -126,8 +138,22 @@ class Client:
         **options: Unpack[PredictOptions],
     ) -> Classification:
         """Classify a text, token ids or an image (bytes or Path): the `top` best labels, 0: all."""
-        request = requests.classify_request(model, item, top, options)
+        request = requests.classify_request(model, [item], top, options)
         return answers.classification(self._call(self._prediction.Classify, request, options))
+
+    def classify_many(
+        self,
+        model: str,
+        items: Sequence[Item],
+        *,
+        top: int | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> Answers[tuple[ScoredLabel, ...]]:
+        """Classify several items in one call, as `generate_many`; all have one `text_pair`."""
+        requests.check_list(items, "items")
+        request = requests.classify_request(model, items, top, options)
+        response = self._call(self._prediction.Classify, request, options)
+        return answers.classifications(response, len(request.items))
 
     def label(
         self,
@@ -138,9 +164,23 @@ class Client:
         **options: Unpack[PredictOptions],
     ) -> Labelling:
         """Label the tokens of a text; with an aggregation, its entities."""
-        request = requests.label_request(model, text, aggregation, options)
+        request = requests.label_request(model, [text], aggregation, options)
         response = self._call(self._prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
+
+    def label_many(
+        self,
+        model: str,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        aggregation: Aggregation | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> Answers[tuple[LabelledSpan, ...]]:
+        """Label the tokens of several texts in one call, as `generate_many`."""
+        requests.check_list(texts, "texts")
+        request = requests.label_request(model, texts, aggregation, options)
+        response = self._call(self._prediction.Label, request, options)
+        return answers.labellings(response, [item.text for item in request.items])
 
     def embed(
         self,
@@ -151,8 +191,22 @@ class Client:
         **options: Unpack[PredictOptions],
     ) -> Embedding:
         """Return the vector of a text, token ids or an image, scaled to length 1 if asked."""
-        request = requests.embed_request(model, item, normalize, options)
+        request = requests.embed_request(model, [item], normalize, options)
         return answers.embedding(self._call(self._prediction.Embed, request, options))
+
+    def embed_many(
+        self,
+        model: str,
+        items: Sequence[Item],
+        *,
+        normalize: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Answers[tuple[float, ...]]:
+        """Return the vectors of several items in one call, as `generate_many`."""
+        requests.check_list(items, "items")
+        request = requests.embed_request(model, items, normalize, options)
+        response = self._call(self._prediction.Embed, request, options)
+        return answers.embeddings(response, len(request.items))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Return what the server serves."""
@@ -278,6 +332,14 @@ class AsyncClient:
         request = requests.score_request(model, source, target, options)
         return answers.score(await self._call(self._open().generation.Score, request, options))
 
+    async def score_many(
+        self, model: str, pairs: Sequence[tuple[Prompt, Prompt]], **options: Unpack[ScoreOptions]
+    ) -> Answers[TargetScore]:
+        """Score several targets, each behind its source, in one call, as `generate_many`."""
+        request = requests.score_many_request(model, pairs, options)
+        response = await self._call(self._open().generation.Score, request, options)
+        return answers.scores(response, len(request.inputs))
+
     async def stream_events(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
     ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
@@ -308,9 +370,23 @@ class AsyncClient:
         **options: Unpack[PredictOptions],
     ) -> Classification:
         """Classify a text, token ids or an image (bytes or Path): the `top` best labels, 0: all."""
-        request = requests.classify_request(model, item, top, options)
+        request = requests.classify_request(model, [item], top, options)
         method = self._open().prediction.Classify
         return answers.classification(await self._call(method, request, options))
+
+    async def classify_many(
+        self,
+        model: str,
+        items: Sequence[Item],
+        *,
+        top: int | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> Answers[tuple[ScoredLabel, ...]]:
+        """Classify several items in one call, as `generate_many`; all have one `text_pair`."""
+        requests.check_list(items, "items")
+        request = requests.classify_request(model, items, top, options)
+        response = await self._call(self._open().prediction.Classify, request, options)
+        return answers.classifications(response, len(request.items))
 
     async def label(
         self,
@@ -321,9 +397,23 @@ class AsyncClient:
         **options: Unpack[PredictOptions],
     ) -> Labelling:
         """Label the tokens of a text; with an aggregation, its entities."""
-        request = requests.label_request(model, text, aggregation, options)
+        request = requests.label_request(model, [text], aggregation, options)
         response = await self._call(self._open().prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
+
+    async def label_many(
+        self,
+        model: str,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        aggregation: Aggregation | None = None,
+        **options: Unpack[PredictOptions],
+    ) -> Answers[tuple[LabelledSpan, ...]]:
+        """Label the tokens of several texts in one call, as `generate_many`."""
+        requests.check_list(texts, "texts")
+        request = requests.label_request(model, texts, aggregation, options)
+        response = await self._call(self._open().prediction.Label, request, options)
+        return answers.labellings(response, [item.text for item in request.items])
 
     async def embed(
         self,
@@ -334,9 +424,23 @@ class AsyncClient:
         **options: Unpack[PredictOptions],
     ) -> Embedding:
         """Return the vector of a text, token ids or an image, scaled to length 1 if asked."""
-        request = requests.embed_request(model, item, normalize, options)
+        request = requests.embed_request(model, [item], normalize, options)
         method = self._open().prediction.Embed
         return answers.embedding(await self._call(method, request, options))
+
+    async def embed_many(
+        self,
+        model: str,
+        items: Sequence[Item],
+        *,
+        normalize: bool = False,
+        **options: Unpack[PredictOptions],
+    ) -> Answers[tuple[float, ...]]:
+        """Return the vectors of several items in one call, as `generate_many`."""
+        requests.check_list(items, "items")
+        request = requests.embed_request(model, items, normalize, options)
+        response = await self._call(self._open().prediction.Embed, request, options)
+        return answers.embeddings(response, len(request.items))
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Return what the server serves."""
