@@ -30,6 +30,7 @@ from exporter.huggingface.writing import (
 from exporter.models import TransformerConfig
 
 GENERATION_NAME = "generation_config.json"
+ADAPTER_NAME = "adapter_config.json"  # of a LoRA, which counts with its model only
 _MAX_JSON_BYTES = 2**24
 
 
@@ -117,6 +118,11 @@ def _family_of(raw: dict[str, Any], directory: Path) -> Family[Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
+        if (path.parent / ADAPTER_NAME).is_file():
+            raise CheckpointError(
+                f"{path.parent} is an adapter and no model; give its model with the adapter in it: "
+                "`AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER)`"
+            )
         raise CheckpointError(
             f"{path.parent} has no {path.name}; give a directory written by "
             "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)` of transformers, or "

@@ -30,6 +30,8 @@ from exporter.toolkits.tokenizers import Cut, find_cutters, make_tokenizers
 from exporter.toolkits.torch_file import read_torch_file
 
 _NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # of fairseq; the first counts
+# Of files that are given in place of their directory, or are of formats that are not read.
+_OTHERS = (".safetensors", ".gguf", ".onnx", ".json", ".model", ".h5", ".msgpack", ".spm")
 
 
 def is_toolkit_checkpoint(path: Path) -> bool:
@@ -76,6 +78,11 @@ def import_toolkit_checkpoint(
 def _file_of(path: Path) -> Path:
     """Return the file that is given, or the one of a directory."""
     if path.is_file():
+        if path.suffix in _OTHERS:
+            raise CheckpointError(
+                f"{path} is no file of OpenNMT-py or fairseq; of a model of Hugging Face give the "
+                "directory that holds its config.json, tokenizer and weights"
+            )
         return path
     there = sorted(file.name for file in path.glob("*.pt"))
     known = [name for name in _NAMES if name in there] or there
