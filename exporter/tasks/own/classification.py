@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
-from exporter.tasks.own.labels import better_than, known_labels
+from exporter.tasks.own.labels import better_than, known_labels, telling
 from exporter.tasks.own.parts import Parts
 from exporter.tasks.own.rows import read_columns
 from exporter.tasks.own.subwords import PAD, frame, train_subwords
@@ -82,10 +82,10 @@ def _start(
     data: OwnData, rows: Sequence[LabelledText], labels: tuple[str, ...]
 ) -> tuple[Tokenizer, TransformerConfig]:
     """Return tokenizer and configuration of the model that learns."""
-    start = data.started("bert")
+    start = data.started("bert", "labeller")
     if start is not None:
         assert start.tokenizer is not None, "a classifier of texts has a tokenizer"
-        return start.tokenizer, start.config.model.model_copy(update={"labels": labels})
+        return start.tokenizer, telling(start.config.model, "bert", labels)
     tokenizer = train_subwords((row.text for row in rows), data.shape.vocab_size, (CLS, SEP))
     frame(tokenizer, f"{CLS} $A {SEP}", (CLS, SEP))
     return tokenizer, TransformerConfig(

@@ -18,6 +18,7 @@ from engine.package.files import hash_file
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, TextFiles, unique_weights
 from exporter.models.config import Family, TransformerConfig
+from exporter.tasks.own.labels import HEADS
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.size import SIZES, Size, SizeName
 from exporter.training.data import ChunkSource, Example
@@ -63,7 +64,7 @@ class OwnData:
         start, weights = self.start, {}
         generation, text = GenerationDefaults(), TextFiles()
         if start is not None:
-            weights = unique_weights(start.model)
+            weights = _kept_weights(start, config)
             generation, text = start.config.generation, start.text
         return Task(
             name=name,
@@ -99,13 +100,13 @@ class OwnData:
         given = None if self.validation is None else read(self.validation)
         return divide(read(self.path), key, given)
 
-    def started(self, family: Family) -> Checkpoint | None:
-        """Return the checkpoint to go on from; ConfigError if it is of another family."""
+    def started(self, *families: Family) -> Checkpoint | None:
+        """Return the checkpoint to go on from; ConfigError if it is of none of the families."""
         start = self.start
-        if start is not None and start.config.model.family != family:
+        if start is not None and start.config.model.family not in families:
             raise ConfigError(
-                f"{start.path} holds a model of the family {start.config.model.family}, "
-                f"this task trains {family}; start from a checkpoint of that family"
+                f"{start.path} holds a model of the family {start.config.model.family}, this task "
+                f"starts from {' or '.join(families)}; give a checkpoint of such a family"
             )
         return start
 
@@ -125,6 +126,14 @@ class OwnData:
             average_decay=0.998,
             validate_every=max(1, shape.steps // 10),
         )
+
+
+def _kept_weights(start: Checkpoint, config: TransformerConfig) -> dict[str, Tensor]:
+    """Return the weights to start from: a head that tells other labels is none of them."""
+    weights, before = unique_weights(start.model), start.config.model
+    if (config.family, config.labels) == (before.family, before.labels):
+        return weights
+    return {name: one for name, one in weights.items() if not name.startswith(HEADS)}
 
 
 def _chunk_size(config: TransformerConfig) -> int:

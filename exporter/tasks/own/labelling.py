@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import CommonestTag
 from exporter.tasks.own.data import OwnData
-from exporter.tasks.own.labels import better_than, known_labels
+from exporter.tasks.own.labels import better_than, known_labels, telling
 from exporter.tasks.own.parts import Parts
 from exporter.tasks.own.rows import BadLines, read_lines
 from exporter.tasks.own.subwords import PAD, train_subwords
@@ -121,10 +121,10 @@ def _start(
     data: OwnData, rows: Sequence[TaggedSentence], labels: tuple[str, ...]
 ) -> tuple[Tokenizer, TransformerConfig]:
     """Return tokenizer and configuration of the model that learns."""
-    start = data.started("labeller")
+    start = data.started("labeller", "bert")
     if start is not None:
         assert start.tokenizer is not None, "a labeller has a tokenizer"
-        return start.tokenizer, start.config.model.model_copy(update={"labels": labels})
+        return start.tokenizer, telling(start.config.model, "labeller", labels)
     tokenizer = train_subwords(map(_words, rows), data.shape.vocab_size, (), words_only=True)
     return tokenizer, TransformerConfig(
         family="labeller",

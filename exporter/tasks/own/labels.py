@@ -6,10 +6,20 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from engine.errors import ConfigError
+from exporter.models.config import TransformerConfig
 from exporter.training.evaluation import Evaluation
 from exporter.training.task import Outcome
 
 MAX_LABELS = 10_000
+HEADS = ("classifier.", "distillation_classifier.")  # how the names of weights begin that tell them
+# What a model of texts has where it told something else before: a bare body under its head.
+_BARE = {
+    "pooler": "none",
+    "pooler_bias": True,
+    "pooler_norm": False,
+    "embedding_dim": None,
+    "normalize": False,
+}
 
 
 def known_labels(training: Iterable[str], *judged: Iterable[str]) -> tuple[str, ...]:
@@ -30,6 +40,17 @@ def known_labels(training: Iterable[str], *judged: Iterable[str]) -> tuple[str, 
             "is the label in the last column?"
         )
     return tuple(found)
+
+
+def telling(
+    config: TransformerConfig, family: Literal["bert", "labeller"], labels: tuple[str, ...]
+) -> TransformerConfig:
+    """Return a model of texts that tells other labels, of texts or, a labeller, of tokens."""
+    changed = {**config.model_dump(), "labels": labels, "label_scores": "softmax"}
+    if config.family != family:
+        pooling = "mean" if family == "bert" else "first"
+        changed |= {**_BARE, "family": family, "pooling": pooling}
+    return TransformerConfig.model_validate(changed)
 
 
 def better_than(

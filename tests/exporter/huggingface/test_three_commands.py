@@ -44,7 +44,8 @@ class Downloaded(NamedTuple):
 def llama(path: Path) -> Downloaded:
     """Save a Llama in several files, with a SentencePiece model and a chat template."""
     path.mkdir()
-    pieces = train_spm(path / "tokenizer.model", LINES, vocab_size=300, model_type="bpe")
+    options = {"vocab_size": 560, "model_type": "bpe", "byte_fallback": True}
+    pieces = train_spm(path / "tokenizer.model", LINES, **options)
     twin = save_llama(
         path, vocab_size=len(pieces), bos_token_id=1, eos_token_id=2, max_position_embeddings=128
     )

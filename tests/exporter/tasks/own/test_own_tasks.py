@@ -112,7 +112,7 @@ def test_a_head_for_other_labels_is_drawn_afresh(texts: Path, tmp_path: Path) ->
     task = build_own_task("classification", OwnData(renamed, start=start))
 
     assert len(task.config.labels) == 8
-    assert task.initial_weights["classifier.weight"].shape[0] == 2
+    assert "classifier.weight" not in task.initial_weights
     build(OwnData(renamed, start=start), tmp_path / "second")
     second = load_checkpoint(tmp_path / "second").model
     assert second.get_parameter("classifier.weight").shape[0] == 8
@@ -121,16 +121,53 @@ def test_a_head_for_other_labels_is_drawn_afresh(texts: Path, tmp_path: Path) ->
     assert near
 
 
-def test_a_start_of_another_family_is_refused(texts: Path, sentences: Path, tmp_path: Path) -> None:
-    train_built(
-        lambda seed: build_own_task("classification", OwnData(texts), seed=seed),
-        tmp_path / "bert",
-        steps=1,
-        progress=False,
-    )
+def test_a_start_of_another_family_is_refused(texts: Path, pairs: Path, tmp_path: Path) -> None:
+    fresh = build_own_task("translation", OwnData(pairs))
+    save_checkpoint(tmp_path / "first", "mine", build_model(fresh.config), fresh.tokenizer)
+    start = load_checkpoint(tmp_path / "first")
 
-    with pytest.raises(ConfigError, match="holds a model of the family bert, this task trains lab"):
-        build_own_task("labelling", OwnData(sentences, start=load_checkpoint(tmp_path / "bert")))
+    with pytest.raises(ConfigError, match="of the family encoder-decoder, this task starts from b"):
+        build_own_task("classification", OwnData(texts, start=start))
+
+
+# What most people start from: a body that was trained on texts without labels, and embeds.
+EMBEDS = {"labels": (), "pooler": "linear", "embedding_dim": 8, "normalize": True}
+
+
+@pytest.mark.parametrize(
+    ("task", "fixture", "before"),
+    [
+        ("labelling", "sentences", {"family": "bert"}),
+        ("labelling", "sentences", {"family": "bert", **EMBEDS, "num_token_types": 2}),
+        ("labelling", "sentences", {"family": "labeller", "labels": ("x", "y", "z")}),
+        ("classification", "texts", {"family": "labeller", "labels": ("x", "y")}),
+        ("classification", "texts", {"family": "bert", **EMBEDS}),
+        ("classification", "texts", {"labels": ("x", "y"), "label_scores": "sigmoid"}),
+    ],
+)
+def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
+    task: str,
+    fixture: str,
+    before: dict[str, object],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    data = OwnData(request.getfixturevalue(fixture))
+    fresh = build_own_task("classification", OwnData(request.getfixturevalue("texts")))
+    told = TransformerConfig.model_validate({**fresh.config.model_dump(), **before})
+    save_checkpoint(tmp_path / "first", "mine", build_model(told), fresh.tokenizer)
+    start = load_checkpoint(tmp_path / "first")
+
+    started = build_own_task(task, replace(data, start=start))
+    train_built(lambda seed: started, tmp_path / "second", steps=1, progress=False)
+
+    second = load_checkpoint(tmp_path / "second").model
+    assert second.config.labels == build_own_task(task, data).config.labels
+    assert second.config.label_scores == "softmax"
+    assert not any(name.startswith("classifier") for name in started.initial_weights)
+    for name in ("embeddings.token.weight", "encoder.layers.0.self_attention.q_proj.weight"):
+        kept = start.model.get_parameter(name)
+        assert torch.allclose(second.get_parameter(name), kept, atol=0.01)
 
 
 @pytest.mark.parametrize("is_forced", [True, False])
