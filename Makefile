@@ -2,7 +2,7 @@
 # make serve  serve the date model until Ctrl-C
 # make test   every check: format, lint, types, import rules, protocol, tests
 # make test-long   the tests that need more time or larger models
-# make test-emulated   what the CUDA provider of onnxruntime makes of our graphs, without a GPU
+# make test-emulated   all of what the CUDA provider of onnxruntime makes of our graphs, without a GPU
 # make demo GPU=1, make test GPU=1, ...   on a machine with a GPU: an environment of its own
 
 PYTHON ?= python3
@@ -25,7 +25,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo serve test test-long test-emulated lint format proto proto-released clean
+.PHONY: install demo serve test test-long emulated-device test-emulated lint format proto proto-released clean
 
 install: $(INSTALLED)
 
@@ -41,20 +41,29 @@ demo: install
 serve: install
 	$(BIN)/tokenweir $(DEMO) --keep-serving
 
-test: lint
+test: lint emulated-device
 	$(BIN)/pytest $(TESTS)
 	$(BIN)/pytest -m "ray and not long"
 
-# onnxruntime's host code for CUDA on an emulated device: needs gcc and the headers of CUDA 13.
+# Without it the tests marked emulated are skipped, each with what is missing.
+emulated-device: install
+ifneq ($(GPU),1)
+	-$(MAKE) .emulated/.installed
+endif
+
+# onnxruntime's host code for CUDA on an emulated device, which gcc builds.
 test-emulated: install .emulated/.installed
+	gcc --version
 	$(BIN)/pytest -m emulated
 
+# The headers have a folder of their own: the library beside them is none of the emulated device.
 .emulated/.installed: constraints.txt
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .emulated onnxruntime-gpu
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .emulated/headers nvidia-cuda-runtime nvidia-cuda-crt
 	touch $@
 
 test-long: install
-	$(BIN)/pytest -m "long and not gpu"
+	$(BIN)/pytest -m "long and not gpu and not emulated"
 
 lint: install
 	$(BIN)/ruff check .

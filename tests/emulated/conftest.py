@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,25 +13,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from engine.package.manifest import Precision
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import CUDA
+from exporter.graphs.torch_export import build_graphs
+from exporter.models import TransformerConfig, build_model
+from tests.emulated.models import MODELS
 
 ROOT = Path(__file__).parents[2]
-WHEEL = ROOT / ".emulated"  # where `make test-emulated` puts onnxruntime-gpu
+WHEEL = ROOT / ".emulated"  # where make puts onnxruntime-gpu, and the headers of CUDA beside it
+HEADERS = WHEEL / "headers" / "nvidia" / "cu13" / "include"
 SOURCES = Path(__file__).parent / "device"
 # Libraries that the provider is linked to; what it calls of them is in the preloaded one.
 EMPTY = ("libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libcudart.so.13")
 
 RunScript = Callable[..., Any]
+Export = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the emulated device; return the directory of its libraries."""
-    if not (WHEEL / "onnxruntime").is_dir():
-        pytest.fail(f"{WHEEL} does not hold onnxruntime-gpu; run `make test-emulated`")
+    for path in (WHEEL / "onnxruntime", HEADERS / "cuda_runtime_api.h"):
+        if not path.exists():
+            pytest.skip(f"no {path}: pip has not brought it; `make test-emulated` says why")
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc, which builds the emulated device: install it")
     out = tmp_path_factory.mktemp("device")
-    headers = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
     sources = [str(SOURCES / f"emulated_{name}.c") for name in ("cuda", "rest")]
-    _compile("-O1", f"-I{headers}", "-o", str(out / "emulated_cuda.so"), *sources)
+    _compile("-O1", f"-I{HEADERS}", "-o", str(out / "emulated_cuda.so"), *sources)
     _compile(
         *("-Wl,-soname,libcuda.so.1", "-o", str(out / "libcuda.so.1")),
         str(SOURCES / "emulated_driver.c"),
@@ -68,6 +82,22 @@ def on_device(device: Path) -> RunScript:
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def export(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """Export one of the models for CUDA, once in a run; return the paths of its graphs."""
+
+    @functools.cache
+    def write(name: str, precision: Precision, **options: Any) -> list[str]:
+        torch.manual_seed(0)
+        model = build_model(TransformerConfig.model_validate({**MODELS[name], **options})).eval()
+        directory = tmp_path_factory.mktemp(name)
+        graphs = build_graphs(model, target=CUDA, precision=precision)
+        write_graphs(graphs, directory)
+        return [str(directory / file) for file in graphs]
+
+    return write
 
 
 def _compile(*arguments: str) -> None:

@@ -11,7 +11,7 @@ from tests.emulated.conftest import RunScript
 from tests.parity.conftest import CONFIGS
 from tests.parity.uncertified import write_uncertified
 
-pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 
 PACKAGES: list[tuple[str, Precision]] = [
     ("gpt", "fp16"),

@@ -30,6 +30,7 @@ def run(on_device: RunScript, *names: str) -> tuple[dict[str, Any], dict[str, di
     return seen, {part["name"]: part for part in seen["results"]["parts"]}
 
 
+@pytest.mark.long
 def test_certificates_fail_by_what_is_compared_and_by_nothing_before(on_device: RunScript) -> None:
     seen, parts = run(on_device, "machine", "pieces.row-copies", *_WRONG)
 
@@ -56,6 +57,7 @@ def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(
     assert "a kernel computes something else here" in parts[name]["summary"]
 
 
+@pytest.mark.long
 def test_every_kind_of_measurement_runs_through(on_device: RunScript) -> None:
     seen, parts = run(on_device, *_MEASURED)
 

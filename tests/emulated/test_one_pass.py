@@ -15,7 +15,7 @@ from tests.parity.test_one_pass_for_cuda import MODELS
 from tests.parity.uncertified import write_uncertified
 from tests.stand_in_certificate import HALF
 
-pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 
 PRECISIONS: dict[str, Precision] = {"bert": "fp16", "labeller": "fp32", "vit": "bf16"}
 

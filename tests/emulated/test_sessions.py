@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
-from tests.emulated.conftest import RunScript
-from tests.emulated.test_placement import MODELS, PRECISIONS, export
+from tests.emulated.conftest import Export, RunScript
+from tests.emulated.models import MODELS
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
@@ -48,10 +48,10 @@ def export_for_cpu(name: str, directory: Path) -> str:
 
 
 def test_a_node_without_a_kernel_on_the_device_fails_the_load_with_its_name(
-    on_device: RunScript, tmp_path: Path
+    export: Export, on_device: RunScript, tmp_path: Path
 ) -> None:
     named, of_cpu = foreign(tmp_path / "named.onnx"), export_for_cpu("gpt2", tmp_path / "gpt2")
-    (whole,) = export("gpt2", "fp16", tmp_path / "half")
+    (whole,) = export("gpt2", "fp16")
 
     looks = on_device("look_at_graph.py", named, of_cpu, whole)
 
@@ -78,9 +78,9 @@ def test_what_is_no_graph_is_refused_as_it_is_on_the_cpu(
 
 
 def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
-    on_device: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Export, on_device: RunScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path,) = export("gpt2", "fp16", tmp_path / "gpt2")
+    (path,) = export("gpt2", "fp16")
     monkeypatch.setenv("EMU_MEMORY", str(200_000))
 
     found = on_device("look_at_graph.py", path)[path]["refused"]
@@ -91,13 +91,19 @@ def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*(("gpt2", precision) for precision in PRECISIONS), ("llama", "fp32"), ("llama", "fp16")],
+    [
+        ("gpt2", "fp16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("gpt2", "fp32"), ("gpt2", "bf16"), ("llama", "fp32"), ("llama", "fp16"))
+        ),
+    ],
 )
 def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
-    name: str, precision: str, on_device: RunScript, tmp_path: Path
+    name: str, precision: str, export: Export, on_device: RunScript
 ) -> None:
     """That of Llama reads no positions: rotary ones are those of the lengths."""
-    (path,) = export(name, precision, tmp_path / name)
+    (path,) = export(name, precision)
 
     found = on_device("bind_memory.py", path)
 
@@ -112,9 +118,9 @@ def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
 
 
 def test_a_call_that_finds_no_memory_is_told_from_one_that_is_wrong(
-    on_device: RunScript, tmp_path: Path
+    export: Export, on_device: RunScript
 ) -> None:
-    (path,) = export("gpt2", "fp16", tmp_path / "gpt2")
+    (path,) = export("gpt2", "fp16")
 
     found = on_device("fill_memory.py", path)
 

@@ -9,32 +9,28 @@ import pytest
 from engine.package.manifest import PackageFormat
 from exporter.graphs.contracts import generation_contract
 from exporter.models import TransformerConfig
-from tests.emulated.conftest import RunScript
-from tests.emulated.test_placement import MODELS, export
+from tests.emulated.conftest import Export, RunScript
+from tests.emulated.models import MODELS
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
 CASES = [
-    ("gpt2", "fp16"),
-    ("llama", "bf16"),
-    ("llama", "fp32"),
-    ("gemma2", "fp32"),
-    ("dates", "fp32"),
-    ("t5", "fp32"),
-    ("t5", "fp16"),
-    ("t5", "bf16"),
+    "gpt2-fp16",
+    "dates-fp32",
+    *(
+        pytest.param(case, marks=pytest.mark.long)
+        for case in ("llama-bf16", "llama-fp32", "gemma2-fp32", "t5-fp32", "t5-fp16", "t5-bf16")
+    ),
 ]
 COUNTED = ("launches", "graphs", "syncs", "memcpys", "bound", "uploads", "downloads")
 # Everything goes there in one copy and comes back in one, and the host waits once.
 CAPTURED = dict(zip(COUNTED, (0, 1, 1, 2, 0, 1, 1), strict=True))
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
-def steps(
-    request: pytest.FixtureRequest, on_device: RunScript, tmp_path_factory: pytest.TempPathFactory
-) -> Any:
-    name, precision = request.param
-    paths = export(name, precision, tmp_path_factory.mktemp("steps") / name)
+@pytest.fixture(scope="module", params=CASES)
+def steps(request: pytest.FixtureRequest, export: Export, on_device: RunScript) -> Any:
+    name, _, precision = request.param.partition("-")
+    paths = export(name, precision)
     form = PackageFormat.of("cuda", precision)
     contract = generation_contract(TransformerConfig.model_validate(MODELS[name]), form)
     assert contract is not None

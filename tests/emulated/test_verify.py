@@ -10,10 +10,10 @@ import pytest
 from engine.package.manifest import PackageFormat, Precision
 from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
-from tests.emulated.test_placement import MODELS
+from tests.emulated.models import MODELS
 from tests.parity.uncertified import write_uncertified
 
-pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 
 SHORT = {"vocab_size": 258, "max_source_len": 6, "max_target_len": 6}
 CASES: dict[str, tuple[TransformerConfig, Precision]] = {

@@ -1,0 +1,98 @@
+"""Small models of every kind, to be looked at on the emulated device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exporter.models import ImageConfig
+
+_VOCABULARY = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+_SMALL = {"d_model": 64, "num_heads": 2, "d_ff": 128}
+_TRANSLATION = {
+    **_VOCABULARY,
+    **_SMALL,
+    "family": "encoder-decoder",
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "max_source_len": 48,
+    "max_target_len": 48,
+}
+_GPT2 = {
+    **_VOCABULARY,
+    "family": "gpt",
+    "d_model": 128,
+    "num_heads": 2,
+    "d_ff": 256,
+    "num_decoder_layers": 2,
+    "max_target_len": 64,
+    "positions": "learned",
+    "activation": "gelu_tanh",
+    "norm_position": "first",
+    "scale_embeddings": False,
+}
+_LLAMA = {
+    **_GPT2,
+    "d_model": 256,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "key_dim": 64,
+    "value_dim": 64,
+    "positions": "rotary",
+    "activation": "silu",
+    "gated_feed_forward": True,
+    "norm": "rms",
+    "attention_bias": False,
+    "feed_forward_bias": False,
+    "tie_output": False,
+}
+_NO_BIASES = {"norm": "rms", "attention_bias": False, "feed_forward_bias": False}
+_T5 = {
+    **_TRANSLATION,
+    **_NO_BIASES,
+    "norm_position": "first",
+    "positions": "relative",
+    "attention_scale": 1.0,
+    "activation": "gelu_tanh",
+    "gated_feed_forward": True,
+    "scale_embeddings": False,
+}
+_READER = {**_VOCABULARY, **_SMALL, "num_encoder_layers": 2, "max_source_len": 48}
+_SENTENCES = {**_READER, "family": "bert", "pooler": "none"}  # for each of them a vector
+MODELS: dict[str, dict[str, Any]] = {
+    "dates": _TRANSLATION,
+    "marian": {
+        **_TRANSLATION,
+        "positions": "sinusoidal_halves",
+        "activation": "silu",
+        "output_bias": True,
+    },
+    "t5": _T5,
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "gemma2": {**_LLAMA, "window": 16, "windowed_layers": (0,), "attention_softcap": 50.0},
+    "sentiment": {
+        **_READER,
+        "family": "bert",
+        "positions": "learned",
+        "activation": "gelu",
+        "embedding_norm": True,
+        "num_token_types": 2,
+        "scale_embeddings": False,
+        "labels": ("a", "b"),
+    },
+    "sentences": {**_SENTENCES, "pooling": "mean", "normalize": True},
+    "sentences-max": {**_SENTENCES, "pooling": "max"},
+    "tagging": {**_READER, "family": "labeller", "labels": ("a", "b")},
+    "digits": {
+        **_SMALL,
+        "family": "vit",
+        "num_encoder_layers": 2,
+        "norm_position": "first",
+        "positions": "learned",
+        "image": ImageConfig(size=16, patch_size=4, channels=1, mean=(0.5,), std=(0.5,)),
+        "labels": ("a", "b"),
+    },
+}
+
+# Those of the demo and of well-known shapes; the others are tried by `make test-emulated`.
+FIRST = ("dates", "tagging", "digits", "sentiment", "gpt2", "llama", "marian")
