@@ -16,6 +16,7 @@ from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from engine.background import in_background
 from server.gateway.worker_calls import WorkerCall, WorkerCalls
+from server.identity.peers import CHANNEL_OPTIONS, Peers
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,29 @@ class Backend:
     """One worker; one that does not answer a ping or a question for `silence` seconds is lost."""
 
     def __init__(
-        self, address: str, changed: Callable[[], Awaitable[None]], *, silence: float
+        self,
+        address: str,
+        changed: Callable[[], Awaitable[None]],
+        *,
+        silence: float,
+        peers: Peers | None = None,
     ) -> None:
+        """Call `changed` when it serves other models; with `peers` all is encrypted."""
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.serving = False  # as the worker itself reports
         self.models: frozenset[str] = frozenset()  # that are ready there
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
-        self.calls = WorkerCalls(address, options)
-        self.channel = aio.insecure_channel(address, options=options)  # of health and admin
+        # The channel is that of health and admin.
+        if peers is None:
+            self.calls = WorkerCalls(address, options)
+            self.channel = aio.insecure_channel(address, options=options)
+        else:
+            credentials = peers.of_channel()
+            self.calls = WorkerCalls(address, (*options, *CHANNEL_OPTIONS), credentials)
+            self.channel = aio.secure_channel(
+                address, credentials, options=(*options, *CHANNEL_OPTIONS)
+            )
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
         self._silence = silence
         self._is_lost = False

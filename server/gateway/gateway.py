@@ -33,6 +33,7 @@ from server.gateway.relay import Relay
 from server.gateway.request_reader import RequestReader
 from server.gateway.share import Share, share_of
 from server.health import Health
+from server.identity.peers import Peers
 from server.identity.quotas import Visit
 from server.identity.tls import server_credentials
 from server.identity.tokens import Identity
@@ -59,12 +60,21 @@ class Gateway:
     """One port before many workers."""
 
     def __init__(
-        self, config: GatewayConfig, lost: Callable[[str], Awaitable[None]] | None = None
+        self,
+        config: GatewayConfig,
+        lost: Callable[[str], Awaitable[None]] | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """Call `lost` with the address of a worker that `sync` left out and that hangs."""
+        """Call `lost` with the address of a worker that `sync` left out and that hangs.
+
+        `peers` are those that the workers take calls of, None for workers that take all.
+        """
         self._config = config
         self._pool = Pool(
-            self._publish_health, lost or _nothing_to_do, silence=config.worker_silence
+            self._publish_health,
+            lost or _nothing_to_do,
+            silence=config.worker_silence,
+            peers=peers,
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)

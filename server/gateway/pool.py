@@ -16,6 +16,7 @@ from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.gateway.backend import Backend
 from server.gateway.losses import Losses
+from server.identity.peers import Peers
 from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
 
@@ -80,15 +81,21 @@ class Pool:
     """Workers by address."""
 
     def __init__(
-        self, changed: Callable[[], None], lost: Callable[[str], Awaitable[None]], *, silence: float
+        self,
+        changed: Callable[[], None],
+        lost: Callable[[str], Awaitable[None]],
+        *,
+        silence: float,
+        peers: Peers | None = None,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
-        `silence` is that of Backend.
+        `silence` and `peers` are those of Backend.
         """
         self._changed = changed
         self._lost = lost
         self._silence = silence
+        self._peers = peers
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._refusal: TokenweirError | None = None  # of every call, once the gateway closes
@@ -113,7 +120,9 @@ class Pool:
             task.add_done_callback(self._retiring.discard)
         for address in dict.fromkeys(addresses):
             if address not in self._backends:
-                self._backends[address] = Backend(address, self._tell, silence=self._silence)
+                self._backends[address] = Backend(
+                    address, self._tell, silence=self._silence, peers=self._peers
+                )
         await self._tell()
 
     async def refuse_waiting(self, error: TokenweirError) -> None:

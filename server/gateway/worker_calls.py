@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc import aio
@@ -41,8 +41,15 @@ class WorkerFailed(Exception):
 class WorkerCalls:
     """A connection to one worker, there from the first call on."""
 
-    def __init__(self, address: str, options: Iterable[tuple[str, int]]) -> None:
-        self._channel = cygrpc.Channel(address.encode(), tuple(options), None)
+    def __init__(
+        self,
+        address: str,
+        options: Iterable[tuple[str, int | str]],
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """Encrypt what is sent if there are credentials."""
+        inner = None if credentials is None else cast(Any, credentials)._credentials
+        self._channel = cygrpc.Channel(address.encode(), tuple(options), inner)
         self._open: set[WorkerCall] = set()
         self._is_closing = False
         threading.Thread(target=self._follow, name=f"calls to {address}", daemon=True).start()

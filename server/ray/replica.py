@@ -14,6 +14,7 @@ from engine.errors import EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package.package import load_package
 from server.config import LogConfig, ServeConfig
+from server.identity.peers import Peers
 from server.logs import set_level
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.registry import HEARTBEAT, WorkerInfo
@@ -43,7 +44,7 @@ class WorkerReplica:
         look = partial(self._end_without_command, config.name)
         self._looking = in_background("looking for the command", look)
         try:
-            self._info = await self._start(config)
+            self._info = await self._start(config, roster.peers)
         except Exception as error:
             is_expected = isinstance(error, TokenweirError)
             logger.error("it cannot start: %s", error, exc_info=not is_expected)
@@ -52,13 +53,13 @@ class WorkerReplica:
         self._link.alive(self._info, self._counts.snapshot if self._counts else None)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
-    async def _start(self, config: ServeConfig) -> WorkerInfo:
+    async def _start(self, config: ServeConfig, peers: Peers | None) -> WorkerInfo:
         host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
         self._counts = None if config.metrics.port is None else CallCounts(engines)
         observers = [log_request, *([self._counts.observe] if self._counts else [])]
-        self._worker = Worker(engines, config.worker_settings(host), observers)
+        self._worker = Worker(engines, config.worker_settings(host), observers, peers)
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),

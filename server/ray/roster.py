@@ -20,9 +20,11 @@ import hmac
 import json
 import logging
 import secrets
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from typing import Any
 
+from server.identity.peers import Peers
 from server.logs import REQUESTS, with_fields
 from server.metrics import Snapshot, read_snapshot
 from server.ray.registry import Registry, WorkerInfo
@@ -33,11 +35,12 @@ MAX_LINE = 1 << 20  # bytes of a message
 
 @dataclass(frozen=True)
 class RosterAddress:
-    """Where a roster listens, and the word that it asks for."""
+    """Where a roster listens, and what it asks for."""
 
     host: str
     port: int
-    token: str
+    token: str = field(repr=False)
+    peers: Peers | None = None  # where others reach the host: only they connect
 
 
 class Roster:
@@ -60,10 +63,12 @@ class Roster:
         """Tell workers that leave that all is over: every call has had the time to end."""
         self._is_over = True
 
-    async def start(self, host: str) -> RosterAddress:
-        """Listen on any free port of the interface."""
-        self._server = await asyncio.start_server(self._hear, host, 0, limit=MAX_LINE)
-        return RosterAddress(host, self._server.sockets[0].getsockname()[1], self._token)
+    async def start(self, host: str, peers: Peers | None = None) -> RosterAddress:
+        """Listen on any free port of the interface; with `peers` for them only."""
+        context = None if peers is None else peers.context(ssl.Purpose.CLIENT_AUTH)
+        self._server = await asyncio.start_server(self._hear, host, 0, limit=MAX_LINE, ssl=context)
+        port = self._server.sockets[0].getsockname()[1]
+        return RosterAddress(host, port, self._token, peers)
 
     async def close(self) -> None:
         """Hear nobody any more."""

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.background import in_background
+from server.identity.peers import NAME
 from server.log_budget import LogBudget
 from server.logs import REQUESTS, fields_of, traceback_of
 from server.metrics import Snapshot
@@ -111,7 +113,7 @@ class RosterLink:
             await asyncio.sleep(HEARTBEAT)
 
     async def _tell(self) -> None:
-        reader, writer = await asyncio.open_connection(self._roster.host, self._roster.port)
+        reader, writer = await self._connect()
         listening = asyncio.create_task(self._listen(reader))
         try:
             self._told, self._measured = [], -math.inf
@@ -151,6 +153,13 @@ class RosterLink:
             self._num_left_out = 0
         count = min(len(self._requests), _REQUESTS_AT_ONCE)
         return [self._requests.popleft() for _ in range(count)]
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port, peers = self._roster.host, self._roster.port, self._roster.peers
+        if peers is None:
+            return await asyncio.open_connection(host, port)
+        context = peers.context(ssl.Purpose.SERVER_AUTH)
+        return await asyncio.open_connection(host, port, ssl=context, server_hostname=NAME)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from engine.package.package import load_package
 from server.config import MetricsConfig, ServeConfig
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
+from server.identity.peers import peers_of
 from server.listening import address_of
 from server.metrics import Snapshot
 from server.metrics_page import MetricsPage
@@ -99,10 +100,12 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         ray = await stack.enter_async_context(running_ray(config))
         registry = Registry()
         roster = Roster(registry)
-        roster_address = await roster.start(await ray.run(node_address))
+        host = await ray.run(node_address)
+        peers = peers_of(host)
+        roster_address = await roster.start(host, peers)
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
-        gateway = Gateway(config.gateway_settings, partial(kill_hung, ray, workers))
+        gateway = Gateway(config.gateway_settings, partial(kill_hung, ray, workers), peers)
         port = await gateway.start()
         stack.push_async_callback(gateway.close)  # after the workers have had their last words
         if config.metrics.port is not None:

@@ -25,6 +25,7 @@ from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import WorkerConfig
 from server.health import Health
+from server.identity.peers import Peers
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, server_options
@@ -45,14 +46,22 @@ class Worker:
     """Serves models by name; owns their engines from `start` to the end of `drain`."""
 
     def __init__(
-        self, models: Mapping[str, Engine], config: WorkerConfig, observers: Sequence[Observer] = ()
+        self,
+        models: Mapping[str, Engine],
+        config: WorkerConfig,
+        observers: Sequence[Observer] = (),
+        peers: Peers | None = None,
     ) -> None:
-        """Call `observers` with the record of every call that ran a model, at its end."""
+        """Call `observers` with the record of every call that ran a model, at its end.
+
+        With `peers` it takes calls of them only.
+        """
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
         self.replica_id = uuid.uuid4().hex
         self._config = config
+        self._peers = peers
         self._catalog = Catalog(models, self.replica_id)
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         running = frozenset({GENERATION, PREDICTION})
@@ -82,7 +91,8 @@ class Worker:
         self._services = self._make_services()
         options = server_options(config.max_request_bytes, config.client_silence)
         self._server = CallServer(self._arrived, options)
-        port = listen(self._server, config.host, config.port)
+        credentials = None if self._peers is None else self._peers.of_server()
+        port = listen(self._server, config.host, config.port, credentials)
         self._publish_health()
         self._server.start()
         await self._start_engines()
