@@ -134,8 +134,8 @@ def save_checkpoint(
     model: nn.Module,
     tokenizer: Tokenizer | None,
     samples: Sequence[str] = (),
-    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
-    text: TextFiles = TextFiles(),  # noqa: B008
+    generation: GenerationDefaults = GenerationDefaults(),  # frozen
+    text: TextFiles = TextFiles(),
 ) -> None:
     """Write a checkpoint of `model`, whose `config` attribute is its TransformerConfig.
 
@@ -157,7 +157,7 @@ def stream_checkpoint(
     config: CheckpointConfig,
     tokenizer: Tokenizer | None,
     weights: Iterable[torch.Tensor],
-    text: TextFiles = TextFiles(),  # noqa: B008
+    text: TextFiles = TextFiles(),
 ) -> None:
     """Do as `save_checkpoint` for a model that is nowhere whole.
 
@@ -174,7 +174,7 @@ def _write(
     tokenizer: Tokenizer | None,
     samples: Sequence[str],
     weights: Content,
-    text: TextFiles = TextFiles(),  # noqa: B008
+    text: TextFiles = TextFiles(),
 ) -> None:
     files: dict[str, Content] = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
     if samples:

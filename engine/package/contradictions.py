@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from engine.package.manifest import (
@@ -249,7 +250,7 @@ def _wrong_buckets(manifest: Manifest, found: DeviceCertificate) -> Iterator[str
             f"certificate.device.buckets: must {'not ' if buckets else ''}be there for "
             f"{manifest.architecture}"
         )
-    if any(one >= other for one, other in zip(buckets, buckets[1:], strict=False)):
+    if any(one >= other for one, other in itertools.pairwise(buckets)):
         yield f"certificate.device.buckets: {listed([*map(str, buckets)])} do not rise"
     if found.batch_invariant and len(buckets) > 1:
         yield (

@@ -64,8 +64,8 @@ class PlainDraws(NamedTuple):
 class PlainChoices(NamedTuple):
     """What was chosen, an entry a draw."""
 
-    token_ids: list[int] = []
-    logprobs: list[float] = []  # in the model's own distribution
+    token_ids: list[int] = []  # noqa: RUF012  # filled where it was made of lists
+    logprobs: list[float] = []  # noqa: RUF012  # in the model's own distribution
     failed: Sequence[int] = ()  # draws behind a row that is not finite; what they have is nothing
 
 

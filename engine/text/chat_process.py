@@ -27,7 +27,7 @@ MAX_CHARS = 2**20  # of a text
 class Generation(Extension):
     """`{% generation %}`, which marks what the model writes, and changes no text."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> Node:
         """Keep what is in the block."""

@@ -39,7 +39,7 @@ def import_checkpoint(
     out: str | os.PathLike[str],
     progress: Progress = lambda done, total: None,
     *,
-    languages: Languages = Languages(),  # noqa: B008
+    languages: Languages = Languages(),
     max_len: int | None = None,
 ) -> Imported:
     """Write the model in `directory` to `out` as a checkpoint.

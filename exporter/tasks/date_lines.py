@@ -29,10 +29,7 @@ class Language:
 def write_date(rng: random.Random, date: datetime.date) -> str:
     """Return one of the many ways to write `date`."""
     language = rng.choices((_ENGLISH, _FRENCH, _GERMAN), weights=(5, 3, 3))[0]
-    if rng.random() < 0.25:
-        text = _numeric(rng, date)
-    else:
-        text = language.spoken(rng, date, language)
+    text = _numeric(rng, date) if rng.random() < 0.25 else language.spoken(rng, date, language)
     return _with_noise(rng, text)
 
 

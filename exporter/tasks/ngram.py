@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ class AddOneTrigram:
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
         self._trigrams = Counter(zip(ids, ids[1:], ids[2:], strict=False))
-        self._bigrams = Counter(zip(ids, ids[1:-1], strict=False))
+        self._bigrams = Counter(itertools.pairwise(ids[:-1]))
         self._vocab_size = vocab_size
 
     def probability(self, first: int, second: int, third: int) -> float:

@@ -59,7 +59,7 @@ def evaluate(
     config: TransformerConfig,
     examples: Sequence[Example],
     tokenizer: Tokenizer | None = None,
-    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
+    generation: GenerationDefaults = GenerationDefaults(),  # frozen
 ) -> Evaluation:
     """Run the model over `examples` in eval mode; it is left in the mode that it came in.
 

@@ -22,7 +22,7 @@ def write_greedily(
     model: EncoderDecoder,
     config: TransformerConfig,
     sources: Sequence[NDArray[np.int64]],
-    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008  # frozen
+    generation: GenerationDefaults = GenerationDefaults(),  # frozen
 ) -> list[list[int]]:
     """Return the ids that the model writes for each source [S], without the token that ends it.
 

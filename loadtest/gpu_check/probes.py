@@ -7,6 +7,7 @@ the engine does not offer. Judged is only how the engine uses it; the rest is th
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -172,7 +173,7 @@ def _cpu_logits(
     caches = [zeros_of(inputs[name], {"batch": 1}) for name in past_names]
     ids, found = [*prompt, *tokens], []
     cuts = [*range(0, len(prompt), _CHUNK), *range(len(prompt), len(ids) + 1)]
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         given = {
             INPUT_IDS: [ids[start:stop]],
             POSITION_IDS: [range(start, stop)],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import math
 import shlex
 import sys
@@ -51,7 +52,7 @@ def throughput_within(points: Sequence[Point], policy: Policy, p99: float) -> fl
     """Return the largest rate at which this p99 is kept, between two measured rates by the line."""
     own = sorted((p for p in points if p.policy == policy), key=lambda p: p.rate)
     best = 0.0
-    for one, other in zip(own, own[1:], strict=False):
+    for one, other in itertools.pairwise(own):
         if one.p99 <= p99 < other.p99:
             share = (math.log(p99) - math.log(one.p99)) / (math.log(other.p99) - math.log(one.p99))
             best = max(best, one.throughput + share * (other.throughput - one.throughput))

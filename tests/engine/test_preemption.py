@@ -96,7 +96,7 @@ def answers(outputs: Sequence[EngineOutput]) -> dict[tuple[int, object], list]:
 
 
 def test_the_youngest_of_the_lowest_priority_waits_again(make_blocks) -> None:
-    core, cache = make_blocks(6)
+    core, _cache = make_blocks(6)
     for key, priority in ((1, 1), (2, 0), (3, 1)):
         core.scheduler.add(replace(request(key), priority=priority))
 
@@ -230,7 +230,7 @@ def test_a_sequence_that_waits_again_can_be_ended_from_outside(make_blocks) -> N
 
 
 def test_a_request_that_waits_again_can_be_aborted_or_drained(make_blocks) -> None:
-    core, cache, _ = preempted(make_blocks, allow_partial=True)
+    core, _cache, _ = preempted(make_blocks, allow_partial=True)
     other, _, _ = preempted(make_blocks)
 
     drained = core.scheduler.drain(EngineFailure)

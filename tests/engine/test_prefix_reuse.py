@@ -137,7 +137,7 @@ def test_the_least_recently_used_beginning_gives_its_row_away(make_engine) -> No
 
 
 def test_kept_rows_give_way_to_requests(make_engine) -> None:
-    core, runner = engine = make_engine()
+    core, _runner = engine = make_engine()
     for key in (10, 20, 30):
         ask(engine, request(key, [*range(key, key + 4), 1]))
 
@@ -187,7 +187,7 @@ def test_a_prompt_whose_tokens_are_scored_is_computed_as_a_whole(make_engine) ->
 
 
 def test_reuse_can_be_turned_off(make_engine) -> None:
-    core, runner = engine = make_engine(reuse_prefixes=False)
+    _core, runner = engine = make_engine(reuse_prefixes=False)
     ask(engine, request(1, SHARED))
 
     assert ask(engine, request(2, SHARED))[1] == 0
@@ -195,7 +195,7 @@ def test_reuse_can_be_turned_off(make_engine) -> None:
 
 
 def test_an_equal_source_is_copied_not_encoded(make_engine) -> None:
-    core, runner = engine = make_engine(max_source_len=20)
+    _core, runner = engine = make_engine(max_source_len=20)
     ask(engine, request(1, SHARED))
     first = len(runner.batches)
 

@@ -354,7 +354,7 @@ async def test_calls_that_take_long_do_not_keep_a_short_one_out() -> None:
 
 
 async def test_without_a_queue_no_deadline_is_judged() -> None:
-    admission, calls = await _measured(Clock())
+    _admission, calls = await _measured(Clock())
     await calls.end("a100")
 
     await calls.ask("short", time_left=0.001)

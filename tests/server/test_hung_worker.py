@@ -49,7 +49,7 @@ class Cell:
         prompts = {await self.doomed.next_prompt() for _ in range(3)}
         assert prompts == {"HOLD", "WAIT stream", "HOLD unary"}
         if block:  # the event loop; gRPC itself goes on to answer pings
-            asyncio.ensure_future(self.stubs.generation.Generate(generate("BLOCK")))
+            self.blocked = asyncio.ensure_future(self.stubs.generation.Generate(generate("BLOCK")))
             assert await self.doomed.next_prompt() == "BLOCK"
         await self.gateway.sync([self.doomed.address, self.survivor_address])
         await until(lambda: len(self.gateway._pool.serving) == 2)

@@ -277,7 +277,7 @@ async def test_embed_gives_vectors_of_every_one_pass_model(stubs: Stubs) -> None
 async def test_list_models_tells_state_capabilities_limits_and_certificate(stubs: Stubs) -> None:
     response = await stubs.admin.ListModels(admin_service_pb2.ListModelsRequest())
 
-    dates, digits, tags = response.models
+    dates, _digits, tags = response.models
     assert [m.model for m in response.models] == ["dates", "digits", "tags"]
     assert dates.state == admin_service_pb2.MODEL_STATE_READY
     assert dates.architecture == "encoder-decoder"

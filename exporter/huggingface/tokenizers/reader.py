@@ -96,7 +96,7 @@ def read_tokenizer(
     directory: Path,
     config: TransformerConfig,
     model_type: str = "",
-    languages: Languages = Languages(),  # noqa: B008
+    languages: Languages = Languages(),
 ) -> ImportedTokenizer:
     """Return the tokenizer of a directory with a model of this type.
 

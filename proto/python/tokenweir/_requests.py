@@ -140,7 +140,7 @@ def label_request(
     check_names(options, PredictOptions, "aggregation")
     known = prediction_service_pb2.Aggregation
     name = f"AGGREGATION_{(aggregation or 'unspecified').upper()}"
-    if name not in known.keys():
+    if name not in known.keys():  # noqa: SIM118  # no dict: an enum of protobuf
         raise ValueError(
             f"aggregation is {aggregation!r}; it may be {', '.join(get_args(Aggregation))}, or None"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def apply_codes(word: str, codes: list[str]) -> list[str]:
     """Cut a word as `subword_nmt.apply_bpe.encode` does (version 0.2)."""
     pieces = [*word[:-1], f"{word[-1]}</w>"]
     ranks = {tuple(line.split()): i for i, line in reversed(list(enumerate(codes)))}
-    while known := [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in ranks]:
+    while known := [pair for pair in itertools.pairwise(pieces) if pair in ranks]:
         best, merged, i = min(known, key=lambda pair: ranks[pair]), [], 0
         while i < len(pieces):
             is_pair = tuple(pieces[i : i + 2]) == best
