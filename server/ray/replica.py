@@ -14,6 +14,7 @@ from engine.errors import EngineFailure, TokenweirError
 from engine.factory import load_engine
 from engine.package.package import load_package
 from server.config import LogConfig, ServeConfig
+from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
 from server.logs import set_level
 from server.ray.claim import undeploy_if_abandoned
@@ -50,6 +51,7 @@ class WorkerReplica:
             logger.error("it cannot start: %s", error, exc_info=not is_expected)
             await self._link.close()
             raise
+        keep_what_is_there()
         self._link.alive(self._info, self._counts.snapshot if self._counts else None)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 

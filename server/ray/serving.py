@@ -25,6 +25,7 @@ from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.package import load_package
 from server.config import MetricsConfig, ServeConfig
+from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.identity.peers import peers_of
@@ -151,6 +152,7 @@ async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service],
     with cancelled_by_signals() as seen:
         try:
             async with serving(config) as service:
+                keep_what_is_there()
                 announce(service)
                 await service.wait_until_lost()
         except asyncio.CancelledError:
