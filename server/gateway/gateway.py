@@ -43,7 +43,7 @@ from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.metrics import Snapshot
 from server.reflection import enable_reflection
-from server.request_ids import is_request_id, made_request_id, request_id_in
+from server.request_ids import is_request_id, made_request_id
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
 
@@ -221,7 +221,7 @@ class Gateway:
                     visit = self._door.enter(identity)
         except TokenweirError as error:
             self._wall.leave()
-            self._refuse(call, error, _request_id(call.method, request, share), share)
+            self._refuse(call, error, _request_id(share), share)
         else:
             self._loop.call_soon_threadsafe(self._begin, call, request, share, visit)
 
@@ -253,7 +253,7 @@ class Gateway:
                     with self._wall.holding(len(request)):
                         response = await self._response(call, request, share)
             except (CallFailed, TokenweirError) as error:
-                status = self._failed(call, request, share, error)
+                status = self._failed(call, share, error)
                 outcome.code = status.code.name
             else:
                 await call.finish(response)
@@ -262,14 +262,10 @@ class Gateway:
             await abort(call, status)
 
     def _failed(
-        self,
-        call: ServerCall,
-        request: bytes,
-        share: Share | None,
-        error: CallFailed | TokenweirError,
+        self, call: ServerCall, share: Share | None, error: CallFailed | TokenweirError
     ) -> CallStatus:
         """Note that a call fails; return how it ends for the client."""
-        request_id, tenant = request_id_in(call.method, request), share.tenant if share else ""
+        request_id, tenant = _request_id(share), share.tenant if share else ""
         if isinstance(error, CallFailed):
             self._outcomes.failed(call.method, request_id, tenant, error.status)
             return error.status
@@ -314,12 +310,10 @@ def _check_is_public(method: str) -> None:
         )
 
 
-def _request_id(method: str, request: bytes | TokenweirError, share: Share | None) -> str:
-    if not isinstance(request, bytes):
-        return made_request_id()
+def _request_id(share: Share | None) -> str:
     if share is not None and share.request_id and is_request_id(share.request_id):
         return share.request_id
-    return request_id_in(method, request)
+    return made_request_id()
 
 
 async def _nothing_to_do(address: str) -> None:
