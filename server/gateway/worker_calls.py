@@ -19,7 +19,8 @@ import grpc
 from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.call_server import Event, ServerCall
+from server.call_server import ServerCall
+from server.event_thread import Event, start_event_thread
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class WorkerCalls:
         self._channel = cygrpc.Channel(address.encode(), tuple(options), inner)
         self._open: set[WorkerCall] = set()
         self._is_closing = False
-        threading.Thread(target=self._follow, name=f"calls to {address}", daemon=True).start()
+        start_event_thread(f"calls to {address}", self._channel.next_call_event, self._passed_on)
 
     def make(self) -> WorkerCall:
         """Return a call that is to be started."""
@@ -69,16 +70,17 @@ class WorkerCalls:
         last.start("/", b"", (), 0.0, None)
         last.cancel()
 
-    def _follow(self) -> None:
-        """Pass on what happens; the body of the thread."""
-        while self._open or not self._is_closing:
-            event = self._channel.next_call_event()
-            try:
-                if event.tag is not None:
-                    event.tag(event)
-            except Exception:
-                logger.exception("what a worker has sent was not passed on")
+    def _passed_on(self, event: Event) -> bool:
+        """Pass on what happened to a call, in the thread; return whether more may come."""
+        try:
+            if event.tag is not None:
+                event.tag(event)
+        except Exception:
+            logger.exception("what a worker has sent was not passed on")
+        if self._open or not self._is_closing:
+            return True
         self._channel.close(_CANCELLED, "the connection is closed")
+        return False
 
 
 class WorkerCall:
