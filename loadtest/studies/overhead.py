@@ -12,6 +12,9 @@ messages have gone before the next one has others: if not, they would be fewer.
 
 At last the model waits as long as a GPU computes: 0.45 ms for a step of 32 sequences, 1.8 ms for
 256. The study tells how many tokens a second that gives, and how long the model had nothing to do.
+
+Behind a gateway it also tells how much later than from the engine a client has the first token:
+with one stream, and with 16 streams of a `--package` that takes dates.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ import uvloop
 from engine.machine import machine_name
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.result_file import write_document
+from loadtest.studies.first_token import FirstToken, measure_first_token
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 
 _SHORT = 16  # tokens of an output
 _LEAST_REQUESTS = 32  # of a measurement
 _GPU_TOKENS = 1200  # of an output
+_FIRST_OF_ONE, _FIRST_OF_MANY, _MANY = 200, 960, 16  # requests, requests, streams
 
 
 class Deltas(NamedTuple):
@@ -140,8 +145,13 @@ def _overhead(
 @click.option("--streams", default="1,32,256", show_default=True, metavar="COUNT,...")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--stages", default=",".join(STAGES), show_default=True, metavar="STAGE,...")
+@click.option(
+    "--package",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="One that takes dates: its first tokens are measured too.",
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(streams: str, rounds: int, stages: str, out: Path) -> None:
+def main(streams: str, rounds: int, stages: str, package: Path | None, out: Path) -> None:
     """Measure what tokens and requests cost outside of the model, and write OUT.json."""
     counts, names = [int(count) for count in streams.split(",")], stages.split(",")
     overheads: list[Overhead] = []
@@ -152,11 +162,22 @@ def main(streams: str, rounds: int, stages: str, out: Path) -> None:
             _tell(found)
     paced = [uvloop.run(measure_paced(name, n)) for name in names for n in counts if n > 1]
     _tell_paced(paced)
+    first = _first_tokens(package) if "gateway" in names else []
+    _tell_first_tokens(first)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(_document(overheads, paced), out.with_suffix(".json"))
+    write_document(_document(overheads, paced, first), out.with_suffix(".json"))
 
 
-def _document(overheads: Sequence[Overhead], paced: Sequence[Paced]) -> dict[str, object]:
+def _first_tokens(package: Path | None) -> list[FirstToken]:
+    found = [measure_first_token(None, 1, _FIRST_OF_ONE)]
+    if package is not None:
+        found.append(measure_first_token(package, _MANY, _FIRST_OF_MANY))
+    return found
+
+
+def _document(
+    overheads: Sequence[Overhead], paced: Sequence[Paced], first: Sequence[FirstToken]
+) -> dict[str, object]:
     return {
         "command": shlex.join(["python", "-m", "loadtest.studies.overhead", *sys.argv[1:]]),
         "commit": code_commit(),
@@ -169,6 +190,7 @@ def _document(overheads: Sequence[Overhead], paced: Sequence[Paced]) -> dict[str
             for one in overheads
         ],
         "paced": [asdict(one) for one in paced],
+        "first_token_milliseconds": [asdict(one) for one in first],
     }
 
 
@@ -191,6 +213,14 @@ def _tell_paced(paced: Sequence[Paced]) -> None:
         if one.idle is not None:
             found = f"{one.tokens_per_second:,.0f} tokens/s, idle {one.idle:.0%} of the time"
         click.echo(f"{one.stage}, {one.num_streams} streams, a model as fast as a GPU: {found}")
+
+
+def _tell_first_tokens(first: Sequence[FirstToken]) -> None:
+    for one in first:
+        click.echo(
+            f"{one.model}, {one.num_streams} streams: first token {one.added:.1f} ms later than "
+            f"from the engine ({one.added_p90:.1f} at p90): {one.client:.1f} and {one.engine:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """One process of a server on a stand-in: its worker, or the gateway before that.
 
-`python -m loadtest.studies.served_stand_in worker 256 gpu`, or `... gateway 256 ADDRESS`. It prints
-its address, then a line of JSON for each that it reads: the model's full steps. It ends when there
-is no more to read.
+`python -m loadtest.studies.served_stand_in worker 256 gpu`, or `... gateway 256 ADDRESS`; `worker
+16 PACKAGE` serves a package under the same name. It prints its address, then a line of JSON for
+each that it reads: the stand-in's full steps. It ends when there is no more to read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 
 import uvloop
 
+from engine.config import EngineConfig
+from engine.factory import load_engine
+from engine.package.package import load_package
 from loadtest.studies.stand_in import (
     NAME,
     FullSteps,
@@ -24,20 +27,22 @@ from loadtest.studies.stand_in import (
     step_time,
 )
 from server.config import GatewayConfig, WorkerConfig
+from server.garbage import keep_what_is_there
+from server.worker.engines import Engine
 
 # The gateway tells gRPC how to listen when it is imported: a worker has a process without that.
 
 
-async def serve_worker(num_slots: int, step: str) -> None:
-    """Run a worker whose model takes the time of `step_time`."""
-    from server.worker.worker import Worker
-
-    model = StandInModel(num_slots, step_time(step))
+async def serve_worker(num_slots: int, model: str) -> None:
+    """Run a worker on a package, or on a model that takes the time of `step_time`."""
+    if (package := Path(model)).is_dir():
+        config = EngineConfig(max_num_seqs=num_slots)
+        await _serve(load_engine(load_package(package), config), None)
+        return
+    stand_in = StandInModel(num_slots, step_time(model))
     with tempfile.TemporaryDirectory() as directory:
-        engine = stand_in_engine(stand_in_config(num_slots), model, Path(directory))
-        worker = Worker({NAME: engine}, WorkerConfig())
-        await _tell(await worker.start(), model)
-        await worker.drain(0)
+        engine = stand_in_engine(stand_in_config(num_slots), stand_in, Path(directory))
+        await _serve(engine, stand_in)
 
 
 async def serve_gateway(num_slots: int, worker: str) -> None:
@@ -53,7 +58,16 @@ async def serve_gateway(num_slots: int, worker: str) -> None:
     await gateway.close()
 
 
+async def _serve(engine: Engine, stand_in: StandInModel | None) -> None:
+    from server.worker.worker import Worker
+
+    worker = Worker({NAME: engine}, WorkerConfig())
+    await _tell(await worker.start(), stand_in)
+    await worker.drain(0)
+
+
 async def _tell(address: str, model: StandInModel | None) -> None:
+    keep_what_is_there()
     print(address, flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(model.take_full_steps() if model else FullSteps()), flush=True)

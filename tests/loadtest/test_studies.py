@@ -21,7 +21,7 @@ from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.metrics import distribution
+from loadtest.metrics import RequestRecord, distribution
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import (
     AtEqualP99,
@@ -30,6 +30,7 @@ from loadtest.studies.batching import (
     at_equal_p99,
     throughput_within,
 )
+from loadtest.studies.first_token import first_token_of, measure_first_token
 from loadtest.studies.growth import Model, measure_steps
 from loadtest.studies.idle import ProcessUse, compare, read_tree, total
 from loadtest.studies.loading import (
@@ -399,6 +400,19 @@ def test_a_model_that_waits_is_idle_between_its_steps() -> None:
     steps = FullSteps(num_tokens=20, busy=0.3, first=1.0, last=2.0)
 
     assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))
+
+
+def test_a_first_token_is_later_at_the_client_than_from_the_engine() -> None:
+    first = measure_first_token(None, 2, 8)
+
+    assert (first.model, first.num_streams, first.num_requests) == ("stand-in", 2, 8)
+    assert 0 < first.engine < first.client
+    assert 0 < first.added <= first.added_p90
+
+
+def test_a_request_without_a_token_has_no_time_to_it() -> None:
+    with pytest.raises(LoadTestError, match="1 of 1 requests had no token"):
+        first_token_of("dates", 1, [RequestRecord(0, 0, 0.0, 0.0, 1.0, "UNAVAILABLE")])
 
 
 async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
