@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from exporter.checkpoint import Checkpoint
     from exporter.tasks.own.data import OwnData
     from exporter.training.task import Task
 
@@ -29,10 +30,13 @@ OWN_TASKS = {
 }
 
 
-def build_task(name: str, *, seed: int = 0, files: Sequence[Path] = ()) -> Task:
-    """Return the task of that name; `seed` decides its training examples, `files` are for `text`.
+def build_task(
+    name: str, *, seed: int = 0, files: Sequence[Path] = (), start: Checkpoint | None = None
+) -> Task:
+    """Return the task of that name; `seed` decides its training examples.
 
-    Raises ConfigError for an unknown name, and for files that are missing, unwanted or unusable.
+    `files` are for `text`, and so is what starts to learn from them. Raises ConfigError for an
+    unknown name, and for files that are missing, unwanted or unusable.
     """
     if name not in TASKS:
         raise ConfigError(f"there is no task {name!r}; the tasks are: {', '.join(TASKS)}")
@@ -58,7 +62,7 @@ def build_task(name: str, *, seed: int = 0, files: Sequence[Path] = ()) -> Task:
         case _:
             from exporter.tasks.text import text_task
 
-            return text_task(seed, files)
+            return text_task(seed, files, start)
 
 
 def build_own_task(name: str, data: OwnData, *, seed: int = 0) -> Task:

@@ -1,4 +1,4 @@
-"""Text like the files given: a GPT on a byte-level BPE that is trained on them."""
+"""Text like the files given: a GPT on a byte-level BPE that is trained on them, or on its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ from tokenizers.trainers import BpeTrainer
 
 from engine.errors import ConfigError
 from engine.json_file import read_bounded
+from engine.requests.generation_defaults import GenerationDefaults
+from exporter.checkpoint import Checkpoint, TextFiles
 from exporter.models.config import TransformerConfig
 from exporter.tasks.ngram import AddOneTrigram
+from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_family
 from exporter.training.data import Example
 from exporter.training.evaluation import Evaluation
 from exporter.training.task import Outcome, Recipe, Task
@@ -37,38 +41,50 @@ RECIPE = Recipe(
 )
 
 
-def text_task(seed: int, files: Sequence[Path]) -> Task:
+def text_task(seed: int, files: Sequence[Path], start: Checkpoint | None = None) -> Task:
     """Return the task for some UTF-8 files; `seed` decides the order of the training windows.
 
-    Raises ConfigError for files that are missing, not UTF-8, or too small together.
+    `start` is what learns from them, with its tokenizer; None: a fresh model. Raises ConfigError
+    for files that are missing, not UTF-8, or too small together, and for a start that is no GPT.
     """
     text = read_files(files)
     parts = split(passages(text))
-    tokenizer = make_tokenizer(parts["training"])
-    ids = {part: encode_passages(tokenizer, found) for part, found in parts.items()}
-    trigram = AddOneTrigram(ids["training"], tokenizer.get_vocab_size())
+    tokenizer, config = _learner(of_family(start, "gpt"), parts["training"])
+    kept = {} if start is None else kept_weights(start, config)
+    rate = RECIPE.peak_learning_rate * (1 if start is None else FINE_TUNING)
+    ids = {part: encode_passages(tokenizer, config, found) for part, found in parts.items()}
+    trigram = AddOneTrigram(ids["training"], config.vocab_size)
+    size = min(WINDOW, config.max_target_len)
 
     def chunk(number: int) -> list[Example]:
         rng = random.Random(f"text/{seed}/{number}")
-        return windows(ids["training"], start=rng.randrange(WINDOW))
+        return windows(ids["training"], rng.randrange(size), size)
 
     return Task(
         name="text",
-        config=_config(tokenizer),
+        config=config,
         tokenizer=tokenizer,
-        recipe=RECIPE,
+        recipe=replace(RECIPE, peak_learning_rate=rate),
         chunks=chunk,
-        validation=windows(ids["validation"]),
-        held_out=windows(ids["held out"]),
+        validation=windows(ids["validation"], size=size),
+        held_out=windows(ids["held out"], size=size),
         selection="loss",
         judge=_judge(trigram, ids["held out"], parts["held out"]),
-        data_fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+        data_fingerprint=hashlib.sha256((text + digest_of(kept)).encode()).hexdigest(),
+        initial_weights=kept,
+        generation=GenerationDefaults() if start is None else start.config.generation,
+        text=TextFiles() if start is None else start.text,
     )
 
 
-def _config(tokenizer: Tokenizer) -> TransformerConfig:
+def _learner(start: Checkpoint | None, texts: Sequence[str]) -> tuple[Tokenizer, TransformerConfig]:
+    """Return tokenizer and configuration of the model that learns."""
+    if start is not None:
+        assert start.tokenizer is not None, "a GPT has a tokenizer"
+        return start.tokenizer, start.config.model
+    tokenizer = make_tokenizer(texts)
     end = tokenizer.get_vocab()[END_OF_TEXT]
-    return TransformerConfig(
+    return tokenizer, TransformerConfig(
         family="gpt",
         d_model=128,
         num_heads=4,
@@ -146,21 +162,23 @@ def make_tokenizer(texts: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-def encode_passages(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """Return the ids of all passages, each with END_OF_TEXT before it, and one at the end."""
-    end = tokenizer.get_vocab()[END_OF_TEXT]
-    ids: list[int] = []
+def encode_passages(
+    tokenizer: Tokenizer, config: TransformerConfig, texts: Sequence[str]
+) -> list[int]:
+    """Return the ids of all passages; where the model knows an end, one stands around each."""
+    end = [] if config.eos_token_id is None else [config.eos_token_id]
+    ids = list(end)
     for encoding in tokenizer.encode_batch_fast(list(texts)):
-        ids += [end, *encoding.ids]
-    return [*ids, end]
+        ids += [*encoding.ids, *end]
+    return ids
 
 
-def windows(ids: Sequence[int], start: int = 0) -> list[Example]:
+def windows(ids: Sequence[int], start: int = 0, size: int = WINDOW) -> list[Example]:
     """Return windows side by side; every token after the first `start` + 1 is a target once."""
     array = np.array(ids)
-    starts = range(start, len(array) - 1, WINDOW)
+    starts = range(start, len(array) - 1, size)
     return [
-        Example(array[i : i + WINDOW][: len(array) - 1 - i], array[i + 1 : i + 1 + WINDOW])
+        Example(array[i : i + size][: len(array) - 1 - i], array[i + 1 : i + 1 + size])
         for i in starts
     ]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         "tokenweir train dates --out checkpoints/dates",
         "tokenweir train dates --out checkpoints/dates --resume",
         "tokenweir train text --file a.txt --file b.txt --out checkpoints/text",
+        "tokenweir train text --file a.txt --init checkpoints/gpt2 --out checkpoints/mine",
         "tokenweir train translation --pairs lines.tsv --out checkpoints/lines",
         "tokenweir train classification --file rows.tsv --check",
         "tokenweir train images --dir photos --init checkpoints/vit --out photos-vit",
@@ -130,19 +131,21 @@ def _check_data(task: str, given: dict[str, Any]) -> None:
             raise click.UsageError("--size is for a fresh model; the one of --init has its size")
         return
     for name in ("valid", "size", "init"):
-        if given[name]:
-            raise click.UsageError(f"--{name} is for {', '.join(OWN_TASKS)}; got `{task}`")
+        known = [*OWN_TASKS, *(["text"] if name == "init" else [])]
+        if given[name] and task not in known:
+            raise click.UsageError(f"--{name} is for {', '.join(known)}; got `{task}`")
 
 
 def _builder(task: str, given: dict[str, Any]) -> Callable[[int], Task]:
     """Return what makes the task, for a seed."""
-    if task in TASKS:
-        return lambda seed: build_task(task, seed=seed, files=given["files"])
     from exporter.checkpoint import load_checkpoint
+
+    start = None if given["init"] is None else load_checkpoint(given["init"])
+    if task in TASKS:
+        return lambda seed: build_task(task, seed=seed, files=given["files"], start=start)
     from exporter.tasks.own.data import OwnData
 
     (path,) = given["files"] or (given["pairs"] or given["folder"],)
-    start = None if given["init"] is None else load_checkpoint(given["init"])
     data = OwnData(path, given["valid"], given["size"] or "tiny", start)
     return lambda seed: build_own_task(task, data, seed=seed)
 

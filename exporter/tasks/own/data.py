@@ -13,14 +13,13 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine.errors import ConfigError
 from engine.package.files import hash_file
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.checkpoint import Checkpoint, TextFiles, unique_weights
+from exporter.checkpoint import Checkpoint, TextFiles
 from exporter.models.config import Family, TransformerConfig
-from exporter.tasks.own.labels import HEADS
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.size import SIZES, Size, SizeName
+from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_family
 from exporter.training.data import ChunkSource, Example
 from exporter.training.task import Recipe, Task
 
@@ -29,7 +28,6 @@ Vary = Callable[[np.random.Generator, Example], Example]
 # Examples that are drawn at a time, in another order each time. Of many, more are alike in length,
 # and less of a batch is padding; of pictures each is a copy in memory.
 _CHUNK_EXAMPLES, _CHUNK_IMAGES = 16_384, 1024
-_FINE_TUNING = 0.1  # of the learning rate from fresh weights
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class OwnData:
         start, weights = self.start, {}
         generation, text = GenerationDefaults(), TextFiles()
         if start is not None:
-            weights = _kept_weights(start, config)
+            weights = kept_weights(start, config)
             generation, text = start.config.generation, start.text
         return Task(
             name=name,
@@ -87,8 +85,7 @@ class OwnData:
         for path in _files(self.path), _files(self.validation):
             for file in path:
                 digest.update(file.name.encode() + b"\0" + bytes.fromhex(hash_file(file).sha256))
-        for name, weight in weights.items():
-            digest.update(name.encode() + b"\0" + weight.numpy().tobytes())
+        digest.update(digest_of(weights).encode())
         for name, content in text.content().items():
             digest.update(name.encode() + b"\0" + content)
         return digest.hexdigest()
@@ -102,13 +99,7 @@ class OwnData:
 
     def started(self, *families: Family) -> Checkpoint | None:
         """Return the checkpoint to go on from; ConfigError if it is of none of the families."""
-        start = self.start
-        if start is not None and start.config.model.family not in families:
-            raise ConfigError(
-                f"{start.path} holds a model of the family {start.config.model.family}, this task "
-                f"starts from {' or '.join(families)}; give a checkpoint of such a family"
-            )
-        return start
+        return of_family(self.start, *families)
 
     def recipe(self, config: TransformerConfig) -> Recipe:
         """Return how a model learns from the data."""
@@ -119,21 +110,13 @@ class OwnData:
         return Recipe(
             steps=shape.steps,
             batch_tokens=64 if config.family == "vit" else shape.batch_tokens,
-            peak_learning_rate=rate * (1 if self.start is None else _FINE_TUNING),
+            peak_learning_rate=rate * (1 if self.start is None else FINE_TUNING),
             warmup_steps=warmup_steps,
             label_smoothing=0.1,
             weight_decay=0.01,
             average_decay=0.998,
             validate_every=max(1, shape.steps // 10),
         )
-
-
-def _kept_weights(start: Checkpoint, config: TransformerConfig) -> dict[str, Tensor]:
-    """Return the weights to start from: a head that tells other labels is none of them."""
-    weights, before = unique_weights(start.model), start.config.model
-    if (config.family, config.labels) == (before.family, before.labels):
-        return weights
-    return {name: one for name, one in weights.items() if not name.startswith(HEADS)}
 
 
 def _chunk_size(config: TransformerConfig) -> int:

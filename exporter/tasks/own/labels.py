@@ -11,7 +11,6 @@ from exporter.training.evaluation import Evaluation
 from exporter.training.task import Outcome
 
 MAX_LABELS = 10_000
-HEADS = ("classifier.", "distillation_classifier.")  # how the names of weights begin that tell them
 # What a model of texts has where it told something else before: a bare body under its head.
 _BARE = {
     "pooler": "none",

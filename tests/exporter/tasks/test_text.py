@@ -8,11 +8,16 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.errors import ConfigError
+from exporter.checkpoint import load_checkpoint
+from exporter.huggingface import import_checkpoint
 from exporter.tasks.ngram import AddOneTrigram
 from exporter.tasks.text import make_tokenizer, passages, read_files, split, text_task, windows
 from exporter.tasks.train import train
+from exporter.training.trainer import train_task
+from tests.exporter.huggingface.sources import save_gpt2, save_marian
 
 
 @pytest.fixture
@@ -91,6 +96,38 @@ def test_a_resumed_run_must_have_the_same_files(tmp_path: Path, story: Path) -> 
 
     with pytest.raises(Exception, match="other data"):
         train("text", tmp_path / "run", files=[story], resume=True, progress=False)
+
+
+def test_an_imported_model_goes_on_to_learn_with_its_own_tokenizer(
+    tmp_path: Path, story: Path
+) -> None:
+    train("text", tmp_path / "byte", files=[story], steps=1, progress=False)
+    words = load_checkpoint(tmp_path / "byte").tokenizer
+    assert words is not None
+    source = tmp_path / "source"
+    save_gpt2(source, vocab_size=words.get_vocab_size(), bos_token_id=0, eos_token_id=0)
+    words.save(str(source / "tokenizer.json"))
+    import_checkpoint(source, tmp_path / "first")
+    start = load_checkpoint(tmp_path / "first")
+
+    task = text_task(0, [story], start)
+    report = train_task(task, tmp_path / "second", steps=2, progress=False)
+
+    assert max(len(example.source) for example in task.held_out) == 20  # all of its positions
+    assert task.recipe.peak_learning_rate == pytest.approx(2e-4)
+    second = load_checkpoint(tmp_path / "second")
+    assert second.tokenizer is not None and second.tokenizer.to_str() == words.to_str()
+    for name, weight in second.model.named_parameters():
+        assert torch.allclose(weight, start.model.get_parameter(name), atol=2e-3)
+    assert "perplexity per byte" in report.summary
+
+
+def test_a_start_that_does_not_go_on_with_texts_is_refused(tmp_path: Path, story: Path) -> None:
+    save_marian(tmp_path / "source")
+    import_checkpoint(tmp_path / "source", tmp_path / "first")
+
+    with pytest.raises(ConfigError, match="encoder-decoder, this task starts from gpt; give a ch"):
+        text_task(0, [story], load_checkpoint(tmp_path / "first"))
 
 
 def test_files_that_cannot_be_used_are_refused_with_advice(tmp_path: Path) -> None:
