@@ -15,6 +15,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.errors import ConfigError
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
+from server.identity.config import DoorsConfig
 from server.logs import TextFormatter
 from server.worker import deadline
 from server.worker.worker import Worker
@@ -35,7 +36,7 @@ async def stubs(request: pytest.FixtureRequest, engine: FakeGenerator) -> AsyncI
     """Ask a worker, directly and through a gateway; in the end it must still serve."""
     tagger, digits = FakePredictor(), FakePredictor(prediction_package("digits", task="classify"))
     async with running_worker(engine, tagger, digits) as (_, address):
-        gateway = Gateway(GatewayConfig())
+        gateway = Gateway(GatewayConfig(doors=DoorsConfig(reflection=True)))
         port = await gateway.start()
         await gateway.sync([address])
         try:
