@@ -167,6 +167,11 @@ class ServerCall:
         """Return what the client sent besides its message."""
         return cast(Pairs, self._metadata)
 
+    def replace_metadata(self, key: str, value: str) -> None:
+        """Have another value there in what the client sent."""
+        others = ((name, one) for name, one in self._metadata if name != key)
+        self._metadata = (*others, (key, value))
+
     def receive(self, received: Callable[[bytes | None], object]) -> None:
         """Read the next message, None at the end of them; call `received` in the thread."""
         self._call.start_server_batch(

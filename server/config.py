@@ -97,6 +97,22 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True)
+class TracingConfig:
+    """Where spans of calls are sent; credentials for it are in OTEL_EXPORTER_OTLP_HEADERS."""
+
+    endpoint: str | None = None  # of OTLP over HTTP, such as http://127.0.0.1:4318
+    sample_ratio: float = 1.0  # of the calls whose client does not decide it
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"endpoint ({self.endpoint}) must be a URL, such as http://127.0.0.1:4318"
+            )
+        if not 0 <= self.sample_ratio <= 1:
+            raise ConfigError(f"sample_ratio ({self.sample_ratio}) must be 0, none, to 1, all")
+
+
+@dataclass(frozen=True)
 class ServeConfig:
     """What `tokenweir serve` runs: packages, replicas, and the gateway before them."""
 
@@ -116,6 +132,7 @@ class ServeConfig:
     gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above
     log: LogConfig = field(default_factory=LogConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         _check_port(self.port)

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ def packages(
 @pytest.fixture(scope="module")
 def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The one server of this file; the last test stops it."""
-    with _serve(packages, tmp_path_factory.mktemp("server")) as server:
+    with _serve(packages, tmp_path_factory.mktemp("server"), "--metrics-port", "0") as server:
         yield server
 
 
@@ -215,6 +216,33 @@ async def test_every_request_has_a_line_in_the_log_of_the_command(server: Server
         while len(found := re.findall(pattern, server.log.read_text(), re.MULTILINE)) < 3:
             await asyncio.sleep(0.05)
     assert set(found) == {"line-0", "line-1", "line-2"}
+
+
+async def test_metrics_of_gateway_and_workers_are_one_answer(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        await asyncio.gather(
+            *(client.generate(CONTINUE, "w3", max_new_tokens=20) for _ in range(16))
+        )
+    (page,) = re.findall(r"metrics on (http://127\.0\.0\.1:\d+/metrics)", server.log.read_text())
+
+    async with asyncio.timeout(20):
+        while True:
+            text = await asyncio.to_thread(_read, page)
+            tokens = re.findall(r"tokenweir_generation_tokens_total\{.*\} (\S+)", text)
+            if len(tokens) >= 2:  # workers tell once a second
+                break
+            await asyncio.sleep(0.1)
+
+    workers = set(re.findall(r'tokenweir_step_seconds_count\{.*worker="(\S+?)"\}', text))
+    assert len(workers) == 2
+    assert "tokenweir_workers_serving 2.0" in text
+    assert "tokenweir_worker_restarts_total 0.0" in text
+
+
+def _read(page: str) -> str:
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
 
 
 async def test_server_listens_on_the_loopback_interface_only(server: Server) -> None:

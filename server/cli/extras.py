@@ -16,6 +16,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "serve": ("ray", "uvloop"),
         "cpu": ("onnxruntime",),
         "export": ("torch", "onnx", "onnxscript", "safetensors", "sklearn"),
+        "otel": ("opentelemetry",),
         "loadtest": ("numpy", "pydantic", "matplotlib", "jinja2"),
     }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from server.cli.options import (
 
 if TYPE_CHECKING:
     from server.cli.settings import Settings
-    from server.config import ServeConfig
+    from server.config import LogConfig, ServeConfig
     from server.ray.serving import Service
 
 
@@ -133,6 +134,11 @@ if TYPE_CHECKING:
     help="Answer Prometheus at 127.0.0.1:PORT/metrics; 0: any free port.  [default: none]",
 )
 @click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -183,9 +189,19 @@ def serve(
     if checkpoint is not None:
         _verify(config.packages, checkpoint, config)
     low = config.min_replicas
-    click.echo(f"starting {low} worker{'s' if low > 1 else ''} ...", err=True)
+    _say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)
     serve_until_ended(config)
-    click.echo("stopped", err=True)
+    _say("stopped", config.log)
+
+
+def _say(text: str, config: LogConfig) -> None:
+    """Tell who waits for the command, in the form that the log has."""
+    from server.logs import log_to_stderr
+
+    if config.format == "text":
+        return click.echo(text, err=True)
+    log_to_stderr(config)
+    logging.getLogger(__name__).info(text)
 
 
 # The settings that have an option, by its name as a parameter.
@@ -218,6 +234,7 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
         "threads": "engine.num_threads",
         "crowded_calls": "gateway.crowded_calls_per_worker",
         "metrics_port": "metrics.port",
+        "otlp_endpoint": "tracing.endpoint",
         "log_level": "log.level",
         "log_format": "log.format",
     }

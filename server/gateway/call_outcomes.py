@@ -13,10 +13,12 @@ import grpc
 
 from engine.errors import ReplicaLost, ReplicasLost, Starting
 from server.api import METHODS
+from server.call_server import ServerCall
 from server.log_budget import LogBudget
 from server.logs import REQUESTS, with_fields
 from server.metrics import Counts
 from server.status import CallStatus
+from server.tracing import Tracing, set_status
 
 _OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
 _MAX_CHARS = 200
@@ -34,20 +36,34 @@ class Outcome:
 class CallOutcomes:
     """Takes them in, from any thread; of what failed here so many lines a second at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
         self.counts = Counts()
+        self._tracing = tracing
         self._lock = threading.Lock()
         self._budget = LogBudget()
 
     @contextmanager
-    def answering(self, method: str) -> Iterator[Outcome]:
+    def answering(self, call: ServerCall) -> Iterator[Outcome]:
         """Count a call that is answered meanwhile; whoever answers sets the code."""
-        started, outcome, name = time.monotonic(), Outcome(), _NAMES.get(method, "unknown")
+        started, outcome = time.monotonic(), Outcome()
+        name = _NAMES.get(call.method, "unknown")
         try:
-            yield outcome
+            with self._traced(call, outcome):
+                yield outcome
         finally:
             self.counts.observe("gateway_request_seconds", time.monotonic() - started, name)
             self.counts.count("gateway_requests", name, outcome.code)
+
+    @contextmanager
+    def _traced(self, call: ServerCall, outcome: Outcome) -> Iterator[None]:
+        if self._tracing is None:
+            yield
+            return
+        with self._tracing.relaying(call, time.time()) as span:
+            try:
+                yield
+            finally:
+                set_status(span, outcome.code)
 
     def had_its_turn(self, seconds: float) -> None:
         """Count how long a call has waited for its turn."""

@@ -46,6 +46,7 @@ from server.reflection import enable_reflection
 from server.request_ids import is_request_id, made_request_id
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
+from server.tracing import Tracing
 
 _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
@@ -64,6 +65,7 @@ class Gateway:
         config: GatewayConfig,
         lost: Callable[[str], Awaitable[None]] | None = None,
         peers: Peers | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Call `lost` with the address of a worker that `sync` left out and that hangs.
 
@@ -84,7 +86,7 @@ class Gateway:
         )
         self._door = Door(config.doors)
         self._admission = Admission()
-        self._outcomes = CallOutcomes()
+        self._outcomes = CallOutcomes(tracing)
         self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
         self._calls: set[asyncio.Task[Any]] = set()
         self._requests = RunningRequests()
@@ -247,7 +249,7 @@ class Gateway:
 
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""
-        with self._outcomes.answering(call.method) as outcome:
+        with self._outcomes.answering(call) as outcome:
             try:
                 async with in_time(call, _DEADLINE_MARGIN), self._running():
                     with self._wall.holding(len(request)):

@@ -22,8 +22,11 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
+from server.tracing import make_tracing
 from server.worker.call_counts import CallCounts
+from server.worker.call_spans import CallSpans
 from server.worker.engines import Engine
+from server.worker.recording import Observer
 from server.worker.request_log import log_request
 from server.worker.worker import Worker
 
@@ -60,14 +63,22 @@ class WorkerReplica:
         engines = await asyncio.to_thread(_load_engines, config)
         self._grace = config.grace
         self._counts = None if config.metrics.port is None else CallCounts(engines)
-        observers = [log_request, *([self._counts.observe] if self._counts else [])]
-        self._worker = Worker(engines, config.worker_settings(host), observers, peers)
+        self._tracing = make_tracing(config.tracing, config.name, "worker")
+        self._worker = Worker(engines, config.worker_settings(host), self._observers(), peers)
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),
             replica_id=self._worker.replica_id,
             actor=_actor_name(),
         )
+
+    def _observers(self) -> list[Observer]:
+        observers: list[Observer] = [log_request]
+        if self._counts is not None:
+            observers.append(self._counts.observe)
+        if self._tracing is not None:
+            observers.append(CallSpans(self._tracing).observe)
+        return observers
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
@@ -88,6 +99,8 @@ class WorkerReplica:
         grace = 0.0 if await self._link.leave() else self._grace
         await asyncio.sleep(DEREGISTERED_PAUSE)
         await self._worker.drain(grace)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         await self._link.close()
 
     async def _end_without_command(self, name: str) -> None:

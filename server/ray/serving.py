@@ -42,6 +42,7 @@ from server.ray.resources import shortage_now
 from server.ray.roster import Roster
 from server.ray.thread import RayThread
 from server.signals import cancelled_by_signals
+from server.tracing import make_tracing
 
 SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
 logger = logging.getLogger(__name__)
@@ -97,7 +98,10 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     check_port_is_free(config.host, config.gateway.doors.admin_port or 0)
     if config.metrics.port is not None:
         check_port_is_free(config.metrics.host, config.metrics.port, "--metrics-port")
+    tracing = make_tracing(config.tracing, config.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
         ray = await stack.enter_async_context(running_ray(config))
         registry = Registry()
         roster = Roster(registry)
@@ -106,7 +110,8 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         roster_address = await roster.start(host, peers)
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
-        gateway = Gateway(config.gateway_settings, partial(kill_hung, ray, workers), peers)
+        hung = partial(kill_hung, ray, workers)
+        gateway = Gateway(config.gateway_settings, hung, peers, tracing)
         port = await gateway.start()
         stack.push_async_callback(gateway.close)  # after the workers have had their last words
         if config.metrics.port is not None:

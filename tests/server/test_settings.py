@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
@@ -173,6 +176,21 @@ def test_serve_takes_a_file_and_options_win_over_it(
 
     (config,) = served
     assert (config.port, config.grace, list(config.packages)) == (0, 5.0, ["dates"])
+
+
+def test_a_json_log_is_json_from_the_first_line_on(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import server.cli.service as service; from server.cli.app import run\n"
+        "service.serve_until_ended = lambda config: None\n"
+        f"run(['serve', '--model', 'm={tmp_path}', '--log-format', 'json'])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    lines = [json.loads(line)["message"] for line in done.stderr.splitlines()]
+    assert lines == ["starting 1 worker ...", "stopped"]
 
 
 @pytest.mark.parametrize(
