@@ -25,14 +25,15 @@ except ImportError as error:
         "pages need jinja2 and matplotlib; install them with: pip install 'tokenweir[loadtest]'"
     ) from error
 
+_TITLE = "Latency in milliseconds, from when a request was due"
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 _LATENCIES = (
-    ("first token (TTFT)", "time_to_first_token"),
-    ("inter-token (ITL)", "inter_token_latency"),
-    ("per token (TPOT)", "time_per_output_token"),
+    ("TTFT", "time_to_first_token"),
+    ("ITL", "inter_token_latency"),
+    ("TPOT", "time_per_output_token"),
     ("end to end", "end_to_end"),
-    ("server queue", "server_queue"),
-    ("server TTFT", "server_first_token"),
+    ("at server: queue", "server_queue"),
+    ("at server: TTFT", "server_first_token"),
     ("client delay", "send_delay"),
 )
 
@@ -57,8 +58,9 @@ class Table:
 
 def write_html(report: LoadReport, path: Path) -> None:
     """Write figures, pictures, settings and origin of a load test, all or nothing."""
-    tables = [_totals(report), _latencies("Latency in milliseconds", report.summary)]
-    tables += [_latencies(f"Kind: {name or '(none)'}", one) for name, one in report.kinds.items()]
+    tables = [_totals(report), _latencies(_TITLE, report.summary)]
+    if report.kinds:
+        tables.append(_kinds(report))
     if report.summary.errors:
         errors = tuple((name, str(count)) for name, count in report.summary.errors.items())
         tables.append(Table("Errors", ("status", "count"), errors))
@@ -139,6 +141,21 @@ def _latencies(title: str, summary: LoadSummary) -> Table:
             values = (f"{getattr(found, one) * 1000:,.1f}" for one in _STATISTICS)
             rows.append((name, *values, f"{found.count:,}"))
     return Table(title, ("", *_STATISTICS, "count"), tuple(rows))
+
+
+def _kinds(report: LoadReport) -> Table:
+    rows = []
+    for name, summary in report.kinds.items():
+        latencies = (summary.time_to_first_token, summary.time_per_output_token, summary.end_to_end)
+        ends = [("", "") if one is None else _ends(one) for one in latencies]
+        answered = f"{summary.num_ok:,} of {summary.num_due:,}"
+        rows.append((name or "(none)", answered, *(value for pair in ends for value in pair)))
+    columns = ("kind", "answered", "TTFT p50", "p99", "TPOT p50", "p99", "end to end p50", "p99")
+    return Table("By kind, milliseconds", columns, tuple(rows))
+
+
+def _ends(latency: Distribution) -> tuple[str, str]:
+    return f"{latency.p50 * 1000:,.1f}", f"{latency.p99 * 1000:,.1f}"
 
 
 def _trials(report: SeriesReport) -> Table:

@@ -92,7 +92,12 @@ def shown(title: str, console: Console | None = None) -> Iterator[Watch]:
 
 def table(title: str, figures: Figures) -> RenderableType:
     """Return what is shown: at most 80 columns wide."""
-    made = Table(title=Text(title), title_justify="left", title_style="bold", min_width=60)
+    made = Table(
+        title=Text(f"{title}, {figures.elapsed:.0f} s"),
+        title_justify="left",
+        title_style="bold",
+        min_width=60,
+    )
     made.add_column("", style="bold", no_wrap=True)
     made.add_column(f"last {_RECENT:g} s", justify="right")
     made.add_column("so far", justify="right")
@@ -106,7 +111,7 @@ def table(title: str, figures: Figures) -> RenderableType:
     made.add_row("ended", f"{len(figures.recent):,}", f"{figures.num_ended:,}")
     made.add_row("TTFT p50, p90, p99 ms", figures.first_token(), "")
     made.add_row("ITL p50, p90, p99 ms", figures.inter_token(), "")
-    made.add_row("end to end p50, p90, p99 ms", figures.end_to_end(), f"{figures.elapsed:.0f} s")
+    made.add_row("end to end p50, p90, p99 ms", figures.end_to_end(), "")
     return made
 
 

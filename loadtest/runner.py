@@ -14,7 +14,15 @@ from loadtest.clients import Clients
 from loadtest.config import LoadConfig
 from loadtest.goals import goodput, outcomes
 from loadtest.load_report import LoadReport
-from loadtest.metrics import OwnLoad, RequestRecord, due_in, summarize, window_of
+from loadtest.metrics import (
+    MAX_DELAY,
+    Distribution,
+    OwnLoad,
+    RequestRecord,
+    due_in,
+    summarize,
+    window_of,
+)
 from loadtest.sender import Sender
 from loadtest.target.open_target import ClientArguments, connect_to, nothing_more
 from loadtest.target.target import CallFailed, Found, ServerSample, Target
@@ -132,7 +140,7 @@ class LoadTest:
         samples = [one for one in kept if one.is_sample]
         self._num_unverified = len(samples)
         for one in samples:
-            with suppress(CallFailed):
+            with suppress(CallFailed, TypeError, ValueError):
                 again = await target.send(_again(one), keep=True)
                 self._verified.append(difference(one.index, again.answer or {}, one.answer))
                 self._num_unverified -= 1
@@ -180,7 +188,7 @@ def _judged(report: LoadReport) -> LoadReport:
         for name in names
         if len(names) > 1
     }
-    invalid = _why_invalid(report.own)
+    invalid = _why_invalid(report.own, report.summary.send_delay)
     if slo is None:
         return replace(report, kinds=kinds, invalid=invalid)
     return replace(
@@ -192,17 +200,21 @@ def _judged(report: LoadReport) -> LoadReport:
     )
 
 
-def _why_invalid(own: OwnLoad | None) -> tuple[str, ...]:
-    if own is None or not own.is_limit:
+def _why_invalid(own: OwnLoad | None, delay: Distribution | None) -> tuple[str, ...]:
+    """Return why figures are the client's: it was busy, or sent later than was due."""
+    is_late = delay is not None and delay.p99 > MAX_DELAY
+    if own is None or not (own.is_limit or is_late):
         return ()
+    sent = f", requests sent {delay.p99 * 1000:.1f} ms late" if is_late and delay else ""
     return (
-        f"the load test itself was the limit ({own}): the server may be faster. Give it a machine "
-        "of its own, --processes, or a smaller load",
+        f"the load test itself was the limit ({own}{sent}): the server may be faster. Give it a "
+        "machine of its own, --processes, or a smaller load",
     )
 
 
 def _again(kept: KeptAnswer) -> Ask:
     """Return a request as it was, with the seed that the server drew for it."""
-    if not kept.seed or "seed" in kept.ask.options:
+    options = kept.ask.options
+    if not kept.seed or "seed" in options or "beam" in options:
         return kept.ask
-    return replace(kept.ask, options={**kept.ask.options, "seed": kept.seed})
+    return replace(kept.ask, options={**options, "seed": kept.seed})

@@ -440,6 +440,15 @@ def test_a_sample_is_asked_again_with_the_seed_that_the_server_drew(server):
     assert again.seed == 11  # as the summary said
 
 
+def test_a_search_by_beams_is_asked_again_as_it_was(server):
+    """Whatever seed a server names: no seed goes with beams."""
+    config = replace(closed_loop(server, num_requests=3, concurrency=1), verify=1.0)
+
+    report = run(config, texts(("p",), beam=4))
+
+    assert (report.checks.num_verified, report.checks.num_unverified) == (3, 0)
+
+
 def test_an_answer_that_is_not_the_expected_one_is_wrong(server):
     asks = (
         Ask("p", expected={"text": "ab", "token_ids": [1, 2]}),

@@ -22,6 +22,7 @@ from loadtest.benchmark.work import BenchmarkWork, generation_contract
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import RequestRecord, distribution
+from loadtest.studies import client_speed
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import (
     AtEqualP99,
@@ -45,6 +46,7 @@ from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
 from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
+from loadtest.work.ask import texts
 
 WORK = TraceWork(
     num_requests=2000,
@@ -426,3 +428,11 @@ async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.M
     monkeypatch.setitem(STAGES, "gateway", never_full)
 
     assert await measure_paced("gateway", 256) == Paced("gateway", 256, None, None)
+
+
+def test_the_speed_of_the_load_test_counts_the_messages_that_it_read() -> None:
+    with client_speed._served(num_tokens=7) as address:
+        speed = client_speed.measure(address, texts(("p",)), num_streams=2, num_requests=5)
+
+    assert speed.num_messages == 35
+    assert speed.per_second > 0 and speed.per_processor_second > 0

@@ -23,6 +23,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
         # Server and load test share a process here, and the machine with other tests.
         monkeypatch.setattr("loadtest.metrics.MAX_DELAY", 10.0)
         monkeypatch.setattr("loadtest.metrics.MAX_SHARE", 10.0)
+        monkeypatch.setattr("loadtest.runner.MAX_DELAY", 10.0)
         yield running
 
 

@@ -130,3 +130,73 @@ def test_loadtest_reports_what_it_has_when_it_is_interrupted(
     assert len(report["records"]) == report["summary"]["num_ok"] == 18  # without the warm-up
     assert "interrupted: 18 of 100000 requests had ended" in " ".join(out.split())
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        (1, ("--requests", "9")),  # the one that warms up
+        (30, ("--requests", "20", "--concurrency", "2", "--verify", "1")),  # an answer asked again
+        (40, ("--requests", "100000", "--concurrency", "4", "--processes", "2")),
+    ],
+)
+def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
+    call: int, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    json_file, html_file = tmp_path / "run.json", tmp_path / "run.html"
+    with scripted_server() as server:
+        calls: list[int] = []
+        done = threading.Event()
+
+        def answer(request, context):
+            calls.append(1)
+            if len(calls) == call:
+                process.send_signal(signal.SIGINT)
+                context.add_callback(done.set)
+                done.wait(30)
+            yield from stream_messages(["a"])
+
+        server.answers["GenerateStream"] = answer
+        process = _start(
+            MAIN,
+            *("loadtest", "--model", "m", "--server", server.address, *options),
+            *("--json", str(json_file), "--html", str(html_file)),
+        )
+        _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    report = json.loads(json_file.read_text())
+    assert report["interrupted"] is True
+    assert len(report["records"]) == report["summary"]["num_ok"]
+    assert bool(report["records"]) == (call > 1)
+    assert "interrupted: " in html_file.read_text()
+
+
+def test_a_search_that_is_interrupted_leaves_its_trials(tmp_path: Path) -> None:
+    file = tmp_path / "search.json"
+    with scripted_server() as server:
+        calls: list[int] = []
+        done = threading.Event()
+
+        def answer(request, context):
+            calls.append(1)
+            if len(calls) == 60:
+                process.send_signal(signal.SIGINT)
+                context.add_callback(done.set)
+                done.wait(30)
+            yield from stream_messages(["a"])
+
+        server.answers["GenerateStream"] = answer
+        load = ("--rate", "20", "--duration", "1", "--arrival", "constant", "--slo", "e2e=60s")
+        process = _start(
+            MAIN,
+            *("loadtest", "--model", "m", "--server", server.address, "--search", *load),
+            *("--json", str(file)),
+        )
+        _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130, err
+    report = json.loads(file.read_text())
+    assert report["interrupted"] is True and report["search"]["stopped"]
+    assert len(report["trials"]) >= 1
