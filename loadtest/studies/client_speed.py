@@ -71,7 +71,9 @@ def measure(address: str, work: Work, num_streams: int, num_requests: int) -> Sp
 def serve(num_tokens: int) -> None:
     """Answer every stream with so many tokens, a message each, until the input ends."""
     messages = [one.SerializeToString() for one in _stream(num_tokens)]
-    answer = grpc.unary_stream_rpc_method_handler(lambda request, context: iter(messages))
+    answer: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
+        lambda request, context: iter(messages)
+    )
     handler = grpc.method_handlers_generic_handler(
         "tokenweir.v1.GenerationService", {"GenerateStream": answer}
     )
@@ -119,7 +121,7 @@ def _served(num_tokens: int) -> Iterator[str]:
 def main(streams: int, tokens: int, requests: int, rounds: int, out: Path) -> None:
     """Read streams whose answers are dropped, then streams whose answers are kept, in turns."""
     os.sched_setaffinity(0, {_OURS})
-    works = {"read": texts(("p",)), "kept": Common(texts(("p",)), num_turns=2)}
+    works: dict[str, Work] = {"read": texts(("p",)), "kept": Common(texts(("p",)), num_turns=2)}
     found: dict[str, list[Speed]] = {name: [] for name in works}
     with _served(tokens) as address:
         for _ in range(rounds):

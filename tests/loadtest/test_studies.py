@@ -16,6 +16,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
+from engine.slots.batch import ScheduledBatch
 from loadtest.arrival.arrival import OpenLoop
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
@@ -42,7 +43,7 @@ from loadtest.studies.loading import (
 )
 from loadtest.studies.machine import Machine
 from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
-from loadtest.studies.overhead_stages import SERVED, STAGES, Do, Used, Work
+from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
 from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
@@ -181,8 +182,8 @@ class FakeRunner:
         self.seen: list[tuple[int, int]] = []
         self.lengths = FakeLengths()
 
-    def decode(self, token_ids: list[int]) -> None:
-        self.seen.append((len(token_ids), self.lengths.last + 1))
+    def run(self, batch: ScheduledBatch) -> None:
+        self.seen.append((len(batch.decode_ids), self.lengths.last + 1))
 
 
 class FakeLengths:
@@ -393,7 +394,7 @@ async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(sta
         used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
 
     assert used.num_tokens == 16
-    assert 0 < used.num_messages <= (4 if stage in SERVED else 16)
+    assert 0 < used.num_messages <= (16 if stage == "core" else 4)
     assert used.full_steps.num_tokens > 0
     assert all(seconds > 0 for seconds in used.processor.values())
 
