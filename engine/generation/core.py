@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -51,6 +52,9 @@ class StepTimes:
 class StepRunner(Protocol):
     """Computes steps on the memory of one kind of KVCache, and chooses behind their logits."""
 
+    feeds_ids: bool
+    """Whether a step may be submitted whose tokens the one under way chooses, see Parts.fed."""
+
     def submit(self, step: Step) -> None:
         """Begin a step, behind those that are under way; it may be done when this returns."""
 
@@ -70,14 +74,32 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
         self.scheduler = scheduler
         self._runner = runner
+        self._under_way: deque[Step] = deque()
         self.times = StepTimes()  # replaced as a whole by every step, so any thread may read it
         self.measures = StepMeasures()
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether a step would do anything for somebody, or one is under way."""
+        return self.scheduler.has_requests or bool(self._under_way)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything, or one is under way."""
+        return self.scheduler.has_work or bool(self._under_way)
+
     def step(self) -> list[EngineOutput]:
-        """Compute one token of every decoding sequence, and some of the prompts."""
+        """Compute one token of every decoding sequence, and some of the prompts.
+
+        Where the runner feeds ids, the next step is begun before this one is taken in, so that it
+        need not wait for that. A sequence that ends is then in one step more, for nothing.
+        """
         started = perf_counter()
-        step = self.scheduler.schedule()
-        self._runner.submit(step)
+        if not self._under_way:
+            self._begin(self.scheduler.schedule())
+        if self._runner.feeds_ids and (ahead := self.scheduler.schedule_ahead()):
+            self._begin(ahead)
+        step = self._under_way.popleft()
         result = self._runner.collect()
         outputs = self.scheduler.update(step, result)
         ended = perf_counter()
@@ -85,14 +107,21 @@ class EngineCore:
         self._measure(step, started, ended)
         return outputs
 
+    def _begin(self, step: Step) -> None:
+        self._under_way.append(step)
+        self._runner.submit(step)
+
     def _measure(self, step: Step, started: float, ended: float) -> None:
         encoding, chunks, decoding, *_ = step.parts
+        num_continued = len(step.plain)  # all of these go on
+        if num_continued < len(decoding):
+            num_continued = sum([sequence.num_generated != 1 for sequence in decoding])
         self.measures.took_step(
             started,
             ended,
             batch_size=len(encoding) + len(chunks) + len(decoding),
             # Behind an encoder the first token of a sequence is decoded, too.
-            num_continued=sum([sequence.num_generated != 1 for sequence in decoding]),
+            num_continued=num_continued,
         )
 
     def check_integrity(self) -> None:
@@ -109,4 +138,5 @@ class EngineCore:
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """After a step that failed: fail every request and start with an empty cache."""
         self._runner.reset()
+        self._under_way.clear()
         return self.scheduler.fail_all(describe)

@@ -90,7 +90,7 @@ class EngineThread:
     def _take_commands(self) -> bool:
         """Carry out what has been asked for, waiting if there is nothing to do; False: stop."""
         scheduler = self._core.scheduler
-        while not scheduler.has_requests or self.has_commands:
+        while not self._core.has_requests or self.has_commands:
             command = self._next_command()
             if command is None:
                 return True

@@ -72,6 +72,7 @@ class Scheduler:
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
         self._num_scheduled = 0  # steps
         self._num_taken_in = 0  # of them
+        self._last_taken_in = 0.0  # when, on the clock
         self._wasted = WastedWork()
         self._clear()
 
@@ -147,25 +148,37 @@ class Scheduler:
         Steps are to be taken in by `update` in their order; until then others may be scheduled,
         with what does not depend on their result.
         """
+        return self._schedule(is_ahead=False)
+
+    def schedule_ahead(self) -> Step | None:
+        """Return the step behind the one under way, to which the runner feeds its plain draws.
+
+        None: no sequence can compute what is being drawn, or some cannot and would have to wait.
+        """
+        return self._schedule(is_ahead=True) if self._may_run_ahead() else None
+
+    def _schedule(self, *, is_ahead: bool) -> Step:
         self._num_scheduled += 1
         started = self._clock()
         self._expire(started)
         self._admit()
-        ready = self._ready_to_decode()
+        ready = self._ready_to_decode(is_ahead)
         plan = self._prefill.plan_step(len(ready))
         if plan.starting:
             self._decoding |= dict.fromkeys(plan.starting)
             ready, self._group = [*ready, *plan.starting], None
         if plan.lacks_room and plan.is_empty and not ready:
             self._make_one_wait()  # nothing else would ever give its room back
-        return self._make_step(started, self._grouped(ready), plan)
+        group, fed = self._grouped(ready, is_ahead)
+        return self._make_step(started, group, fed, plan)
 
     def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
         """Take in what a step has brought; return that and all else there is to tell."""
         now = self._clock()
         self._num_taken_in = step.number
+        began, self._last_taken_in = max(step.started, self._last_taken_in), now
         self._estimates.took_step(
-            now - step.started,
+            now - began,
             now,
             num_decoding=len(step.parts.decoding),
             num_read=step.num_read,
@@ -259,14 +272,16 @@ class Scheduler:
             self._queue_limits.admitted(request, now)
             self._outputs.append(AdmittedOutput(request.key))
 
-    def _ready_to_decode(self) -> list[Sequence]:
+    def _ready_to_decode(self, is_ahead: bool) -> list[Sequence]:
         """Return the sequences that compute their next token now, each with room for it."""
-        if self._group is not None and self._num_scheduled == self._num_taken_in + 1:
-            return list(self._group.sequences)  # nothing is being drawn
+        if self._group is not None and self._is_all_ready(self._group, is_ahead):
+            return list(self._group.sequences)
         decoding, grow = self._decoding, self._cache.grow
         ready, num_decoding = [], len(decoding)
         for sequence in tuple(decoding):
-            is_ready = len(sequence.tokens) > sequence.num_computed  # else it is being drawn
+            is_ready = sequence.num_drawing == 0
+            if is_ahead and sequence.num_drawing == 1:
+                is_ready = sequence.num_steps_left > 0
             if is_ready and sequence in decoding:
                 if grow(sequence, 1) or self._make_room(sequence):
                     ready.append(sequence)
@@ -274,14 +289,34 @@ class Scheduler:
             ready = [sequence for sequence in ready if sequence in decoding]
         return ready
 
-    def _grouped(self, ready: list[Sequence]) -> DecodeGroup:
-        """Return these sequences in the order in which they decode."""
-        if self._group is not None and len(ready) == len(self._group.sequences):
-            return self._group
-        group = DecodeGroup(self._cache.arrange(ready), self._contract.vocab_size)
+    def _is_all_ready(self, group: DecodeGroup, is_ahead: bool) -> bool:
+        """Say whether all may decode that did so in the last step that was scheduled."""
+        if is_ahead:
+            return group.num_steps_left > 0
+        return self._num_scheduled == self._num_taken_in + 1  # nothing is being drawn
+
+    def _may_run_ahead(self) -> bool:
+        """Say whether some may decode what is being drawn, and no other has to wait for it."""
+        group = self._group
+        if group is not None and group.num_steps_left > 0:
+            return not group.others
+        return all(one.request.draws_plainly for one in self._decoding) and any(
+            one.num_steps_left > 0 for one in self._decoding
+        )
+
+    def _grouped(
+        self, ready: list[Sequence], is_ahead: bool
+    ) -> tuple[DecodeGroup, tuple[int, ...]]:
+        """Return these sequences in the order in which they decode, and what is fed to them."""
+        group = self._group
+        if group is not None and len(ready) == len(group.sequences):
+            return group, tuple(range(len(ready))) if is_ahead else ()
+        arranged = self._cache.arrange(ready)
+        fed = [one.plain_index if one.num_drawing else -1 for one in arranged] if is_ahead else ()
+        group = DecodeGroup(arranged, self._contract.vocab_size)
         is_whole = self._cache.has_room_for_all and len(ready) == len(self._decoding)
         self._group = group if is_whole else None
-        return group
+        return group, tuple(fed)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Make room for the next token of a sequence; False: it has to wait itself."""
@@ -311,7 +346,10 @@ class Scheduler:
         request.start_again(needs_encoding=self._contract.cross_cache is not None)
         self._waiting.put_back(request)
 
-    def _make_step(self, started: float, group: DecodeGroup, plan: PrefillPlan) -> Step:
+    def _make_step(
+        self, started: float, group: DecodeGroup, fed: tuple[int, ...], plan: PrefillPlan
+    ) -> Step:
+        group.num_steps_left -= 1
         for sequence in group.sequences:
             sequence.num_computed += 1
             sequence.request.num_computed += 1
@@ -324,6 +362,7 @@ class Scheduler:
             tuple([sequence.tokens[-1] for sequence in group.sequences]),
             drawn.num_top,
             tuple(drawn.aligned.values()),
+            fed,
         )
         return Step(
             number=self._num_scheduled,

@@ -59,6 +59,7 @@ class Sequence:
     num_generated: int = 0
     is_finished: bool = False
     matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
+    plain_index: int = -1  # among the plain draws of the last step that it was in
     num_told: int = 0  # of the generated tokens
     look_at: int = 0  # with so many generated tokens it is looked at: it ends, or they are told
     draws: SequenceDraws | None = None  # where plain draws of it are not greedy
@@ -70,6 +71,16 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens to compute before the next one can be chosen, or the last one is scored."""
         return len(self.tokens) - self.num_computed - self.request.is_score_only
+
+    @property
+    def num_drawing(self) -> int:
+        """How many of its next tokens are being drawn, where it decodes."""
+        return self.num_computed - len(self.tokens) + 1
+
+    @property
+    def num_steps_left(self) -> int:
+        """Tokens that it may have beside those that are there or are being drawn."""
+        return self.request.stop_rule.max_new_tokens - self.num_generated - self.num_drawing
 
     @property
     def num_untold(self) -> int:

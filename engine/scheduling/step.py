@@ -66,16 +66,18 @@ class Parts(NamedTuple):
     encoding: tuple[Request, ...]  # their sources
     chunks: tuple[Chunk, ...]
     decoding: tuple[Sequence, ...]
-    decode_ids: tuple[int, ...]  # the token that each of them computes
+    decode_ids: tuple[int, ...]  # the token that each of them computes, if it is known
     num_top: int  # of the largest logits, as many as all draws look at
     aligned: tuple[int, ...]  # which logits' attention to the source is wanted, rising
+    # By sequence, which plain draw of the step before gives its token, -1: it is known; (): all are
+    fed: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
     """All of one step, from its schedule until its result is taken in; several may be under way.
 
-    A sequence whose next token is being drawn has nothing to compute until the step was taken in:
-    so no two steps that are under way decode the same one.
+    A sequence whose next token is being drawn has nothing to compute until the step was taken in,
+    but for plain draws of a runner that feeds ids.
     """
 
     number: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from time import perf_counter
 
 from engine.sampling.logits import Floats, StepLogits
@@ -17,9 +18,12 @@ from engine.slots.runner import ModelRunner
 class SlotStepRunner:
     """A StepRunner for the places of a SlotKVCache; a step is computed when it is submitted."""
 
-    def __init__(self, model: ModelRunner, sampler: Sampler) -> None:
+    def __init__(self, model: ModelRunner, sampler: Sampler, *, feeds_ids: bool = False) -> None:
+        """`feeds_ids` is for models that compute behind the caller's back: else nothing is won."""
         self.model = model
+        self.feeds_ids = feeds_ids
         self._sampler = sampler
+        self._last_ids: list[int] = []  # that the step before has drawn plainly
         self._results: deque[StepResult] = deque()
         self._num_padding = 0  # of the model, when it was asked last
 
@@ -28,9 +32,12 @@ class SlotStepRunner:
         batch = step.places
         assert isinstance(batch, ScheduledBatch)
         started = perf_counter()
+        if batch.fed:
+            batch = replace(batch, decode_ids=self._fed_ids(batch))
         logits = self.model.run(batch)
         computed = perf_counter()
         plain = self._sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
+        self._last_ids = plain.token_ids
         choices = self._sampler.sample(logits, step.draws) if step.draws else ()
         scores = [self._sampler.score(logits, draw) for draw in step.scores]
         self._results.append(
@@ -57,6 +64,10 @@ class SlotStepRunner:
         """Forget all sequences and steps, see StepRunner."""
         self._results.clear()
         self.model.reset()
+
+    def _fed_ids(self, batch: ScheduledBatch) -> tuple[int, ...]:
+        last_ids, known = self._last_ids, batch.decode_ids
+        return tuple([known[i] if k < 0 else last_ids[k] for i, k in enumerate(batch.fed)])
 
     def _new_padding(self) -> int:
         before, self._num_padding = self._num_padding, self.model.num_padding

@@ -219,5 +219,5 @@ def _token_request(key: int, work: Work) -> TokenRequest:
 
 
 def _run(core: EngineCore) -> None:
-    while core.scheduler.has_work:
+    while core.has_work:
         core.step()

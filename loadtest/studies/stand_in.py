@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +15,18 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig
-from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.lazy_rows import LazyRows, Row
 from engine.sampling.logits import StepLogits
+from engine.sampling.sampler import Sampler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_result import StepResult
 from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
+from engine.slots.cache import SlotKVCache
+from engine.slots.step_runner import SlotStepRunner
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 
@@ -42,12 +47,10 @@ class FullSteps(NamedTuple):
     first: float = 0.0  # when the first one began, and
     last: float = 0.0  # when the last one was to end
 
-    def with_step(self, num_tokens: int, seconds: float) -> FullSteps:
-        """Return these and one more, that begins now."""
-        now = time.perf_counter()
-        return FullSteps(
-            self.num_tokens + num_tokens, self.busy + seconds, self.first or now, now + seconds
-        )
+    def with_step(self, num_tokens: int, began: float, ends: float) -> FullSteps:
+        """Return these and one more."""
+        busy = self.busy + ends - began
+        return FullSteps(self.num_tokens + num_tokens, busy, self.first or began, ends)
 
     @property
     def tokens_per_second(self) -> float:
@@ -73,7 +76,8 @@ def step_time(name: str) -> StepSeconds | None:
 class StandInModel:
     """A ModelRunner that says words in a fixed order, whatever was asked.
 
-    It waits for its time without holding the interpreter, as a device does.
+    It takes its time as a device does: a step begins when it is given and the one before has ended,
+    and whoever wants what it brings waits for its end without holding the interpreter.
     """
 
     def __init__(self, num_slots: int, seconds: StepSeconds | None = None) -> None:
@@ -88,6 +92,8 @@ class StandInModel:
 
     def reset(self) -> None:
         """Forget all sequences, see ModelRunner."""
+        self._ends: deque[float] = deque()  # of the steps that nobody has waited for
+        self._last_end = 0.0
         self._lengths = np.zeros(self._num_slots, np.int64)
 
     @property
@@ -101,7 +107,7 @@ class StandInModel:
         return steps
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
-        """Run one step, see ModelRunner."""
+        """Begin one step, see ModelRunner."""
         for op in batch.row_ops:
             self._change(op)
         last_ids = list(batch.decode_ids)
@@ -110,13 +116,20 @@ class StandInModel:
             self._lengths[chunk.row] += len(chunk.token_ids)
             last_ids += chunk.token_ids[len(chunk.token_ids) - chunk.num_logits :]
         if self._seconds is not None:
-            self._wait(len(batch.decode_ids), self._seconds(len(last_ids)))
+            self._begin(len(batch.decode_ids), self._seconds(len(last_ids)))
         return self._behind(np.array(last_ids, np.int64), batch.num_top)
 
-    def _wait(self, num_decoding: int, seconds: float) -> None:
+    def wait(self) -> None:
+        """Wait for the end of the earliest step that was not waited for."""
+        if self._ends:
+            time.sleep(max(0.0, self._ends.popleft() - time.perf_counter()))
+
+    def _begin(self, num_decoding: int, seconds: float) -> None:
+        began = max(time.perf_counter(), self._last_end)
+        self._last_end = began + seconds
+        self._ends.append(self._last_end)
         if num_decoding >= 0.9 * self._num_slots:
-            self._full_steps = self._full_steps.with_step(num_decoding, seconds)
-        time.sleep(seconds)
+            self._full_steps = self._full_steps.with_step(num_decoding, began, self._last_end)
 
     def _behind(self, last_ids: NDArray[np.int64], num_top: int) -> StepLogits:
         N, k = len(last_ids), min(num_top, _MOST_COLUMNS)
@@ -140,6 +153,19 @@ class StandInModel:
                 lengths[origin] = 0
 
 
+class StandInRunner(SlotStepRunner):
+    """Lets a stand-in choose its tokens by itself, and compute the next step with them."""
+
+    def __init__(self, model: StandInModel) -> None:
+        super().__init__(model, Sampler(), feeds_ids=True)
+        self._stand_in = model
+
+    def collect(self) -> StepResult:
+        """Return what the earliest step has brought once its time is over, see StepRunner."""
+        self._stand_in.wait()
+        return super().collect()
+
+
 def _no_rows(rows: Sequence[int]) -> list[Row]:
     raise NotImplementedError(f"row {rows[0]}: only the likeliest tokens are there")
 
@@ -156,7 +182,9 @@ def stand_in_config(num_slots: int) -> EngineConfig:
 
 def stand_in_core(config: EngineConfig, model: StandInModel) -> EngineCore:
     """Return the inner loop on a stand-in."""
-    return core_on_slots(config, _contract(), model)
+    contract = _contract()
+    scheduler = Scheduler(config, contract, SlotKVCache(config, contract))
+    return EngineCore(scheduler, StandInRunner(model))
 
 
 def stand_in_engine(config: EngineConfig, model: StandInModel, directory: Path) -> AsyncEngine:
@@ -165,7 +193,7 @@ def stand_in_engine(config: EngineConfig, model: StandInModel, directory: Path) 
     tokenizer = Tokenizer(_written_tokenizer(directory))
     return AsyncEngine(
         Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32)),
-        core_on_slots(config, contract, model),
+        stand_in_core(config, model),
         tokenizer,
         config,
         constraints=ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids),

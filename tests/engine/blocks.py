@@ -141,6 +141,8 @@ class BlockKVCache:
 class BlockStepRunner:
     """A StepRunner without a model: blocks hold token ids, and a script continues them."""
 
+    feeds_ids = False
+
     def __init__(self, script: Script, cache: BlockKVCache) -> None:
         self._script, self._size = script, cache.block_size
         self._num_blocks = cache.num_blocks

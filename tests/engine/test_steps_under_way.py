@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
+from engine.errors import EngineFailure
 from engine.generation.core import EngineCore
-from engine.requests.request import SamplingParams
-from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokensOutput
+from engine.requests.request import Deltas, LogitControls, SamplingParams
+from engine.sampling.sampler import Sampler
+from engine.scheduling.output import (
+    EngineOutput,
+    FailedOutput,
+    FinishedOutput,
+    HypothesisOutput,
+    TokensOutput,
+)
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.scheduling.step import Step
+from engine.slots.step_runner import SlotStepRunner
 from tests.engine.blocks import BlockKVCache, BlockStepRunner
 from tests.engine.test_core import continuation
 from tests.engine.test_preemption import answers, kinds
@@ -147,3 +157,136 @@ def test_answers_are_the_same_with_one_or_two_steps_under_way(make_engine) -> No
         assert found[0] == found[1]
 
     check()
+
+
+# Steps whose tokens the one before draws
+
+
+def feeding(make_core: Callable, config: EngineConfig = CONFIG) -> EngineCore:
+    """Return a core that begins each step before it takes in the one before."""
+    core, model = make_core(continuation, config=config)
+    return EngineCore(core.scheduler, SlotStepRunner(model, Sampler(), feeds_ids=True))
+
+
+def step_all(core: EngineCore) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    for _ in range(20_000):
+        if not core.has_work:
+            core.check_integrity()
+            return outputs
+        outputs += core.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def random_params(draw: random.Random) -> SamplingParams:
+    stops = tuple(draw.sample(range(256), draw.choice([0, 0, 20, 60])))  # that come early or late
+    common = {
+        "max_new_tokens": draw.randint(1, 12),
+        "stop_token_ids": stops,
+        "ignore_eos": draw.random() < 0.5,
+    }
+    kind = draw.randrange(10)
+    if kind < 3:
+        return SamplingParams(**common)
+    if kind == 3:
+        controls = LogitControls(repetition_penalty=1.5, banned_tokens=(3, 4))
+        return SamplingParams(controls=controls, **common)
+    if kind == 4:
+        return SamplingParams(logprobs=2, min_new_tokens=1, **common)
+    if kind == 5:
+        return SamplingParams("beam", beam_width=3, num_outputs=2, **common)
+    truncation = draw.choice([{"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1, "top_p": 0.95}, {}])
+    outputs = draw.choice([1, 1, 1, 3])
+    return SamplingParams("sampling", num_outputs=outputs, **truncation, **common)
+
+
+def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Callable) -> None:
+    found = []
+    for make in (lambda: make_core(continuation, config=CONFIG)[0], lambda: feeding(make_core)):
+        core, draw, outputs = make(), random.Random(1), []
+        for key in range(1000):
+            ids = tuple(draw.choices(range(256), k=draw.randint(1, 14)))
+            deltas = draw.choice([Deltas(), Deltas(4), None])
+            one = TokenRequest(key, f"r-{key}", ids, random_params(draw), key, 0.0, deltas=deltas)
+            core.scheduler.add(one)
+            is_unwanted = draw.random() < 0.05
+            for _ in range(draw.randint(0, 3)):
+                outputs += core.step() if core.has_work else []
+            if is_unwanted:
+                core.scheduler.abort(key)
+                outputs = [output for output in outputs if output.key != key]
+        outputs += step_all(core)
+        found.append(whole_answers(outputs))
+
+    lockstep, ahead = found
+    assert len(lockstep) > 1000
+    assert ahead == lockstep
+
+
+def whole_answers(outputs: list[EngineOutput]) -> dict[tuple[int, object], list]:
+    """Return what every sequence was told in all, however it was cut."""
+    found: dict[tuple[int, object], list] = {}
+    for output in outputs:
+        match output:
+            case TokensOutput():
+                told = found.setdefault((output.key, output.index), [[], [], 0.0, None, None])
+                told[0] += output.token_ids
+                told[1] += output.positions
+                told[2:] = output.sum_logprob, output.finish_reason, output.matched_stop
+            case HypothesisOutput():
+                found[output.key, ("beam", output.index)] = [output.hypothesis]
+            case FailedOutput():
+                found[output.key, "failed"] = [output.error]
+    return found
+
+
+def test_the_next_step_begins_before_the_last_one_is_taken_in(make_core: Callable) -> None:
+    core = feeding(make_core)
+    for key in range(3):
+        core.scheduler.add(request(key, 4, max_new_tokens=6))
+    core.step()
+    core.step()
+
+    (under_way,) = core._under_way
+    under_way_ids = [sequence.request.key for sequence in under_way.parts.decoding]
+
+    assert under_way_ids == [0, 1, 2]
+    assert under_way.parts.fed == (0, 1, 2)
+
+
+def test_a_sequence_at_its_limit_is_in_no_further_step(make_core: Callable) -> None:
+    core = feeding(make_core)
+    core.scheduler.add(request(1, 4, max_new_tokens=3))
+    core.scheduler.add(request(2, 4, max_new_tokens=6))
+
+    outputs = step_all(core)
+
+    finished = {o.key: o.timing.steps for o in outputs if isinstance(o, FinishedOutput)}
+    assert finished == {1: 3, 2: 6}
+
+
+def test_what_comes_for_a_sequence_that_has_ended_is_dropped(make_core: Callable) -> None:
+    core, alone = feeding(make_core), make_core(continuation, config=CONFIG)[0]
+    stops = tuple(range(0, 256, 2))
+    for one in (core, alone):
+        for key in range(6):
+            one.scheduler.add(request(key, 4, stop_token_ids=stops, max_new_tokens=20))
+
+    ahead, lockstep = step_all(core), step_all(alone)
+
+    assert answers(ahead).keys() == answers(lockstep).keys()
+    assert whole_answers(ahead) == whole_answers(lockstep)
+    assert core.scheduler.load().running == 0
+
+
+def test_a_step_that_fails_takes_the_one_behind_it_along(make_core: Callable) -> None:
+    core = feeding(make_core)
+    core.scheduler.add(request(1, 4, max_new_tokens=9))
+    core.step()
+    core.step()
+
+    failed = core.recover(lambda request_id: EngineFailure(request_id))
+    core.scheduler.add(request(2, 4, max_new_tokens=3))
+
+    assert [output.key for output in failed if isinstance(output, FailedOutput)] == [1]
+    assert [o.key for o in step_all(core) if isinstance(o, FinishedOutput)] == [2]
