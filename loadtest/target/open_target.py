@@ -28,4 +28,9 @@ def connect_to(
 
 
 def _open(address: str, model: str, timeout: float, client_arguments: ClientArguments) -> Target:
-    return TokenweirGrpc(address, model, timeout, client_arguments())
+    arguments = client_arguments()
+    if address.startswith(("http://", "https://")):
+        from loadtest.target.openai_http import OpenAiHttp  # what it needs, others do not
+
+        return OpenAiHttp(address, model, timeout, arguments.get("token"))
+    return TokenweirGrpc(address, model, timeout, arguments)

@@ -17,7 +17,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cpu": ("onnxruntime",),
         "export": ("torch", "onnx", "onnxscript", "safetensors", "sklearn"),
         "otel": ("opentelemetry",),
-        "loadtest": ("numpy", "pydantic", "matplotlib", "jinja2"),
+        "loadtest": ("numpy", "pydantic", "matplotlib", "jinja2", "aiohttp"),
     }
 )
 

@@ -1,0 +1,224 @@
+"""A model behind OpenAI's HTTP protocol, whose answers are streamed as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from loadtest.errors import LoadTestError, NoServerError
+from loadtest.target.target import CallFailed, Found, Reply, ServerSample
+from loadtest.work.ask import Answer, Ask
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise LoadTestError(
+        "a server of OpenAI's protocol needs aiohttp; install it with: "
+        "pip install 'tokenweir[loadtest]'"
+    ) from error
+
+_ASK_TIMEOUT = 10.0  # seconds for the server to say what it has; requests have their own
+_MAX_LINE = 2**20  # bytes of an event
+# Options of our client by the names of this protocol, and of the extensions that vLLM has; what is
+# not here goes as it is.
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "num_outputs": "n",
+        "stop_strings": "stop",
+    }
+)
+
+
+class OpenAiHttp:
+    """Sends requests to `/completions`, conversations to `/chat/completions`, to `/embeddings`."""
+
+    def __init__(self, url: str, model: str, timeout: float, token: str | None = None) -> None:
+        self._url, self._model = url.rstrip("/"), model
+        self._timeout = timeout
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None  # of the event loop that runs
+
+    async def find(self) -> Found:
+        """Look for the model in what the server lists; a server need not list any."""
+        versions = {"python": platform.python_version(), "aiohttp": version("aiohttp")}
+        try:
+            async with self._open().get(
+                f"{self._url}/models", timeout=aiohttp.ClientTimeout(_ASK_TIMEOUT)
+            ) as response:
+                listed = await response.json(content_type=None) if response.ok else {}
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            raise NoServerError(f"no server answers at {self._url} ({error})") from error
+        except ValueError:  # no JSON
+            listed = {}
+        served = _ids(listed)
+        if served and self._model not in served:
+            raise LoadTestError(
+                f"the server at {self._url} has no model {self._model!r}; it has: "
+                f"{', '.join(served)}"
+            )
+        return Found("generate", versions)
+
+    async def send(self, ask: Ask, *, keep: bool) -> Reply:
+        """Send one request; CallFailed for an error of the server."""
+        if isinstance(ask.prompt, Path):
+            raise ValueError("an image cannot be sent to a server of OpenAI's protocol")
+        match ask.method:
+            case None | "generate":
+                return await self._generate(ask, keep)
+            case "embed":
+                return await self._embed(ask)
+            case method:
+                raise ValueError(f"a server of OpenAI's protocol has no call to {method}")
+
+    async def sample(self, time: float) -> ServerSample | None:
+        """Return None: the protocol does not say how busy a server is."""
+        return None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _generate(self, ask: Ask, keep: bool) -> Reply:
+        is_chat = _is_chat(ask)
+        body = {
+            **_options(ask),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            ("messages" if is_chat else "prompt"): _listed(ask.prompt),
+        }
+        clock = asyncio.get_running_loop().time
+        found = _Stream()
+        async with self._post("chat/completions" if is_chat else "completions", body) as response:
+            async for line in response.content:
+                if line.startswith(b"data:"):
+                    found.add(line[5:].strip(), clock())
+        return found.reply(keep)
+
+    async def _embed(self, ask: Ask) -> Reply:
+        body = {**_options(ask), "input": _listed(ask.prompt)}
+        async with self._post("embeddings", body) as response:
+            found = await response.json(content_type=None)
+        vector = found["data"][0]["embedding"]
+        tokens = found.get("usage", {}).get("prompt_tokens", 0)
+        return Reply(input_tokens=tokens, answer={"values": vector})
+
+    @asynccontextmanager
+    async def _post(
+        self, path: str, body: Mapping[str, object]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the response of a call; CallFailed for whatever goes wrong with it."""
+        timeout = aiohttp.ClientTimeout(self._timeout)
+        body = {"model": self._model, **body}
+        try:
+            async with self._open().post(
+                f"{self._url}/{path}", json=body, timeout=timeout
+            ) as response:
+                if not response.ok:
+                    raise _failure(response.status, await response.text())
+                yield response
+        except TimeoutError as error:
+            message = "the deadline passed before the answer was complete"
+            raise CallFailed("DEADLINE_EXCEEDED", "", message) from error
+        except aiohttp.ClientPayloadError as error:
+            raise CallFailed("DATA_LOSS", "BROKEN_STREAM", str(error)) from error
+        except aiohttp.ClientError as error:
+            raise CallFailed("UNAVAILABLE", "", str(error)) from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(limit=0),  # no queue of our own
+                read_bufsize=_MAX_LINE,
+            )
+        return self._session
+
+
+@dataclass
+class _Stream:
+    """What the events of one stream have brought."""
+
+    times: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    finish_reason: str = ""
+    is_done: bool = False
+
+    def add(self, data: bytes, now: float) -> None:
+        """Take the data of one event; CallFailed for an error, or for what is not JSON."""
+        if data == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise CallFailed(
+                "DATA_LOSS", "BROKEN_STREAM", f"an event is not JSON: {error}"
+            ) from error
+        if event.get("error"):
+            raise CallFailed("INTERNAL", "", str(event["error"])[:500])
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or ():
+            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            if text:
+                self.times.append(now)
+                self.pieces.append(text)
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def reply(self, keep: bool) -> Reply:
+        """Return the whole; CallFailed for a stream without its end."""
+        if not (self.is_done or self.finish_reason):
+            raise CallFailed("DATA_LOSS", "BROKEN_STREAM", "the stream ended without its end")
+        answer: Answer = {"text": "".join(self.pieces), "finish_reason": self.finish_reason}
+        details = self.usage.get("prompt_tokens_details") or {}
+        return Reply(
+            message_times=tuple(self.times),
+            first_tokens=1,  # the protocol does not say how many an event has
+            input_tokens=self.usage.get("prompt_tokens", 0),
+            cached_input_tokens=details.get("cached_tokens") or 0,
+            output_tokens=self.usage.get("completion_tokens", len(self.times)),
+            finish_reason=self.finish_reason,
+            answer=answer if keep else None,
+        )
+
+
+def _failure(status: int, text: str) -> CallFailed:
+    """Return the error of a response, with what its JSON says."""
+    try:
+        said = json.loads(text)["error"]
+        return CallFailed(f"HTTP_{status}", str(said.get("code") or ""), str(said.get("message")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return CallFailed(f"HTTP_{status}", "", text[:500])
+
+
+def _options(ask: Ask) -> dict[str, object]:
+    return {_NAMES.get(name, name): value for name, value in ask.options.items()}
+
+
+def _listed(prompt: object) -> object:
+    return list(prompt) if isinstance(prompt, tuple) else prompt
+
+
+def _is_chat(ask: Ask) -> bool:
+    prompt = ask.prompt
+    return isinstance(prompt, tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _ids(listed: object) -> list[str]:
+    """Return the models of an answer to /models; nothing if it is none."""
+    data = listed.get("data") if isinstance(listed, Mapping) else None
+    models = data if isinstance(data, list) else []
+    return sorted(
+        str(model["id"]) for model in models if isinstance(model, Mapping) and "id" in model
+    )
