@@ -16,7 +16,7 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,11 @@ def problems(line: Line) -> list[str]:
 
 
 def _document(lines: dict[str, Line], out: Path) -> dict[str, object]:
+    bare = [name for name, line in lines.items() if not line.get("exported", True)]
+    whole = [name for name in lines if name not in bare]
     return {
-        "command": shlex.join(["python", "-m", "loadtest.peers.families", *lines, f"--out={out}"]),
+        "command": _command(whole, out),
+        "command_of_logits": _command([*bare, "--logits-only"], out) if bare else None,
         "commit": code_commit(),
         "machine": machine_name(),
         "written_at": now(),
@@ -97,6 +100,10 @@ def _document(lines: dict[str, Line], out: Path) -> dict[str, object]:
         "families": lines,
         "not_measured": _not_measured(lines),
     }
+
+
+def _command(arguments: Sequence[str], out: Path) -> str:
+    return shlex.join(["python", "-m", "loadtest.peers.families", *arguments, f"--out={out}"])
 
 
 def _not_measured(lines: Container[str]) -> dict[str, str]:

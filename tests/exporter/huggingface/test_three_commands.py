@@ -53,7 +53,8 @@ def llama(path: Path) -> Downloaded:
     (path / "model.safetensors").unlink()
     twin.save_pretrained(path, max_shard_size="20KB")
     assert len(list(path.glob("model-*.safetensors"))) > 1
-    settings = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "chat_template": CHAT}
+    named = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_bos_token": True}
+    settings = {**named, "chat_template": CHAT}
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (path / "tokenizer_config.json").write_text(json.dumps({**settings, **tokens}))
     return Downloaded(twin, LlamaTokenizer.from_pretrained(path))
