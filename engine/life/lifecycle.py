@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -18,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_CONSECUTIVE_FAILURES = 3  # of steps, before the engine says it is not healthy
 _RETRY_AFTER = 1.0  # seconds, while starting or draining
+_NICENESS = 5  # of its thread, beside the event loop's
 
 ErrorOf = Callable[[str], TokenweirError]  # what a request ends with, by its id
 FailOpen = Callable[[ErrorOf], None]  # ends every open request, on the event loop
@@ -143,6 +146,7 @@ class Lifecycle:
         return True
 
     def _run(self, serve: Callable[[], None], fail_open: FailOpen) -> None:
+        _give_way()
         self._try_out()
         if self._warm_up_error is not None:
             return
@@ -185,3 +189,13 @@ def lost() -> TokenweirError:
 def draining() -> TokenweirError:
     """Return what a request ends with when the engine takes no more, or ends what is open."""
     return Draining("the server is shutting down; try another or later", _RETRY_AFTER)
+
+
+def _give_way() -> None:
+    """Let the event loop of this process run before this thread where processors are short.
+
+    It needs little time, and what it hands over makes the next step larger: computed first, a step
+    has few sequences, and what came before it waits for the whole of it.
+    """
+    if sys.platform == "linux":  # elsewhere it is the niceness of the whole process
+        os.nice(_NICENESS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -143,3 +145,19 @@ async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
 
     assert not one.healthy and not one.is_invariant and work.errors == []
     await one.stop(0, work.idle, work.end)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+async def test_the_event_loop_runs_before_the_thread_of_the_engine() -> None:
+    nice: list[int] = []
+
+    def warm_up() -> Trial:
+        nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return Trial()
+
+    one, work = life(warm_up), Work()
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    await one.start(work.serve, work.fail_open)
+    await one.stop(0, work.idle, work.end)
+
+    assert nice[0] > before == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
