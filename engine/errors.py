@@ -2,7 +2,7 @@
 
     TokenweirError
     ├── InvalidRequest            the request itself is wrong: one FieldViolation per field
-    │   └── MalformedMessage      the bytes are no message at all
+    │   └── MalformedMessage      the bytes are not a message
     ├── NotFound
     │   ├── ModelNotFound
     │   └── ModelVersionNotFound
