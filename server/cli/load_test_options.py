@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from loadtest.work.ask import Work
 
 _DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY, _DEFAULT_TRIAL = 200, 8, 10.0
-_seconds = Number(min=0)
 
 
 class _Parsed(click.ParamType[Any]):
@@ -140,9 +139,26 @@ _ARRIVAL = (
         type=click.IntRange(1),
         help="The end of the test.  [default: 200, without --duration]",
     ),
-    click.option("--duration", type=_seconds, metavar="SECONDS", help="In which it sends."),
-    click.option("--warmup", type=_seconds, default=0.0, help="First seconds, in no figure."),
-    click.option("--cooldown", type=_seconds, default=0.0, help="Last seconds, in no figure."),
+    click.option(
+        "--duration",
+        type=Number(min=0, min_open=True),
+        metavar="SECONDS",
+        help="In which requests are due.",
+    ),
+    click.option(
+        "--warmup",
+        type=Number(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        help="At the beginning, in no figure.",
+    ),
+    click.option(
+        "--cooldown",
+        type=Number(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        help="At the end of --duration, in no figure.",
+    ),
     click.option(
         "--concurrency",
         type=click.IntRange(1),
@@ -166,12 +182,16 @@ _ARRIVAL = (
         "--burstiness",
         type=Number(min=0, min_open=True),
         default=1.0,
+        show_default=True,
+        metavar="SHAPE",
         help="Of gamma arrivals: 1 is Poisson, less comes in bursts.",
     ),
     click.option(
         "--trace-speed",
         type=Number(min=0, min_open=True),
         default=1.0,
+        show_default=True,
+        metavar="TIMES",
         help="2: a trace in half its time.",
     ),
     click.option(

@@ -12,7 +12,14 @@ import grpc
 import pytest
 
 from server.cli.app import run
-from tests.server.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+from server.cli.demo import _use as use_of_the_demo
+from tests.server.scripted_server import (
+    ScriptedServer,
+    fail,
+    list_models,
+    scripted_server,
+    stream_messages,
+)
 
 
 @pytest.fixture
@@ -152,7 +159,7 @@ def test_a_trace_is_replayed_from_its_file(server, tmp_path: Path):
 def test_a_sweep_draws_latency_against_rate(server, tmp_path: Path, capsys):
     files = ("--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"))
 
-    assert loadtest("--sweep", "20,40", "--duration", "0.5", *files) == 0
+    assert loadtest("--sweep", "20,40", "--duration", "0.2", *files) == 0
 
     assert [trial["rate"] for trial in json.loads((tmp_path / "s.json").read_text())["trials"]] == [
         20.0,
@@ -161,6 +168,7 @@ def test_a_sweep_draws_latency_against_rate(server, tmp_path: Path, capsys):
     assert "Latency against rate" in (tmp_path / "s.html").read_text()
 
 
+@pytest.mark.long  # the search itself is tested on a simulated server
 def test_the_search_finds_the_knee_of_a_server_that_serves_one_at_a_time(
     server, tmp_path: Path, capsys
 ):
@@ -224,6 +232,20 @@ def test_what_cannot_be_is_wrong_usage(options: str, message: str, capsys):
     assert loadtest(*options.split()) == 2
 
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_demo_writes_the_page(server, tmp_path: Path, capsys):
+    server.answers["ListModels"] = list_models("dates")
+
+    problems = use_of_the_demo(server.address, tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "loadtest.html",
+        "loadtest.json",
+        "loadtest.png",
+    }
+    assert not any("load test" in problem for problem in problems)
+    assert "400 of 400" in capsys.readouterr().out
 
 
 def test_without_a_model_it_is_missed(capsys):

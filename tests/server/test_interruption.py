@@ -137,7 +137,11 @@ def test_loadtest_reports_what_it_has_when_it_is_interrupted(
     [
         (1, ("--requests", "9")),  # the one that warms up
         (30, ("--requests", "20", "--concurrency", "2", "--verify", "1")),  # an answer asked again
-        (40, ("--requests", "100000", "--concurrency", "4", "--processes", "2")),
+        pytest.param(
+            40,
+            ("--requests", "100000", "--concurrency", "4", "--processes", "2"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
@@ -173,6 +177,7 @@ def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
     assert "interrupted: " in html_file.read_text()
 
 
+@pytest.mark.long
 def test_a_search_that_is_interrupted_leaves_its_trials(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     with scripted_server() as server:
