@@ -43,7 +43,7 @@ serve: install
 
 test: lint emulated-device
 	$(BIN)/pytest $(TESTS)
-	$(BIN)/pytest -m "ray and not long"
+	$(BIN)/pytest -m "ray and not long" $$(grep -rl --include='*.py' pytest.mark.ray tests)
 
 # Without it the tests marked emulated are skipped, each with what is missing.
 emulated-device: install
@@ -54,7 +54,7 @@ endif
 # onnxruntime's host code for CUDA on an emulated device, which gcc builds.
 test-emulated: install .emulated/.installed
 	gcc --version
-	$(BIN)/pytest -m emulated
+	$(BIN)/pytest -m emulated tests/emulated
 
 # The headers have a folder of their own: the library beside them is none of the emulated device.
 .emulated/.installed: constraints.txt

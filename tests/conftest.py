@@ -29,10 +29,13 @@ VOCAB_SIZE = 258
 Script = Callable[[list[int], list[int]], int | np.ndarray]
 
 
+_SLOW = {"emulated", "exporter", "parity"}  # folders of tests that export models
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let several processes begin with the slowest files, so that none ends long after others."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: "slow" not in item.keywords)
+        items.sort(key=lambda item: _SLOW.isdisjoint(item.path.parts))
 
 
 class FakeClock:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from contextlib import nullcontext
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +21,9 @@ import onnx_ir as ir
 import pytest
 from rich.console import Console
 
+from engine.errors import CertificateError
+from engine.package.manifest import Loss
+from engine.package.package import Package
 from loadtest.gpu_check import certificates
 from loadtest.gpu_check.__main__ import main
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
@@ -258,6 +264,26 @@ def test_packages_are_made_beside_each_other_and_those_that_are_not_are_named(
     }
     assert len(outcome.found["seconds"]) > 30
     assert os.sched_getaffinity(0) == cores
+
+
+@pytest.mark.parametrize(("lost", "is_taken"), [(0.3, True), (0.8, False), (math.nan, False)])
+def test_a_format_that_rounds_may_not_lose_what_makes_an_answer(
+    lost: float,
+    is_taken: bool,
+    settings: Settings,
+    make_package: Callable[..., Package],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However much of tokens and single logits random weights may lose: zeros are 0.8 away."""
+    manifest = make_package().manifest
+    loss = Loss.model_construct(mean_abs_logit_diff=2.0 * lost, logit_std=2.0)
+    certificate = manifest.certificate.model_copy(update={"loss": loss})
+    exported = manifest.model_copy(update={"certificate": certificate})
+    monkeypatch.setattr(certificates, "make_checkpoint", lambda *given, quick: None)
+    monkeypatch.setattr(certificates, "export_package", lambda *given, **options: exported)
+
+    with nullcontext() if is_taken else pytest.raises(CertificateError, match="allowed are 0.4 of"):
+        assert certificates.certify(settings, "digits", "fp16.int4").passed
 
 
 def test_works_are_measured_in_turn_and_as_often_as_a_turn_has_time_for() -> None:
