@@ -29,6 +29,7 @@ class LoadConfig:
     verify: float = 0.0  # share of the answers that is asked again, alone
     keep_answers: bool = False
     num_processes: int = 1
+    stop_when_missed: bool = False  # end as soon as the bounds cannot be kept any more
 
     def __post_init__(self) -> None:
         if self.num_requests is not None and self.num_requests < 1:

@@ -102,6 +102,12 @@ def parse_slo(text: str, percentile: float = 99.0) -> Slo:
     return Slo(bounds, percentile)
 
 
+def is_lost(records: Sequence[RequestRecord], window: Window, slo: Slo, num_due: int) -> bool:
+    """Say whether so many have missed a bound that the others of `num_due` cannot help any more."""
+    num_missed = sum(not slo.is_kept_by(record) for record in due_in(records, window))
+    return num_missed > math.ceil(num_due * (1 - slo.percentile / 100)) * len(slo.bounds)
+
+
 def goodput(records: Sequence[RequestRecord], window: Window, slo: Slo) -> Goodput:
     """Return how much of what was due in the window kept all bounds."""
     due = due_in(records, window)

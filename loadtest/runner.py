@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,18 +13,19 @@ from typing import Protocol
 from loadtest.answers import KeptAnswer, WrongAnswer, checks_of, difference
 from loadtest.clients import Clients
 from loadtest.config import LoadConfig
-from loadtest.goals import goodput, outcomes
+from loadtest.goals import goodput, is_lost, outcomes
 from loadtest.load_report import LoadReport
 from loadtest.metrics import (
     MAX_DELAY,
     Distribution,
     OwnLoad,
     RequestRecord,
+    Window,
     due_in,
     summarize,
     window_of,
 )
-from loadtest.sender import Sender
+from loadtest.sender import Sender, arrival_times
 from loadtest.target.open_target import ClientArguments, connect_to, nothing_more
 from loadtest.target.target import CallFailed, Found, ServerSample, Target
 from loadtest.work.ask import Ask, Work
@@ -86,6 +88,7 @@ class LoadTest:
         self._samples: list[ServerSample] = []
         self._verified: list[WrongAnswer | None] = []
         self._num_unverified = 0
+        self._is_stopped = False  # since the bounds could not be kept any more
 
     async def run(self) -> LoadReport:
         """Run the test; what is interrupted gives a report too."""
@@ -112,9 +115,14 @@ class LoadTest:
         await clients.warm_up()
         loop = asyncio.get_running_loop()
         self._started_at, self._start = datetime.now(UTC), loop.time()
+        sending = asyncio.create_task(clients.send_all(self._start))
         beside = [asyncio.create_task(self._sample(target)), asyncio.create_task(self._show())]
+        beside.append(asyncio.create_task(self._end_when_missed(sending)))
         try:
-            await clients.send_all(self._start)
+            await sending
+        except asyncio.CancelledError:
+            if not self._is_stopped:
+                raise
         finally:
             self._end = loop.time() - self._start
             for task in beside:
@@ -133,6 +141,18 @@ class LoadTest:
         while self._clients is not None:
             self._watch(self._clients)
             await asyncio.sleep(_WATCH_PERIOD)
+
+    async def _end_when_missed(self, sending: asyncio.Task[None]) -> None:
+        """End the test as soon as it cannot keep its bounds any more, if that is wanted."""
+        config, clients = self._config, self._clients
+        if not config.stop_when_missed or config.slo is None or clients is None:
+            return
+        window = Window(config.warmup, config.window_end or math.inf)
+        num_due = sum(map(window.has, arrival_times(config, self._work)))
+        while not is_lost(clients.records, window, config.slo, num_due):
+            await asyncio.sleep(_WATCH_PERIOD)
+        self._is_stopped = True
+        sending.cancel()
 
     async def _verify(self, target: Target) -> None:
         """Ask the samples again, one after the other, when nothing else is under way."""
@@ -155,7 +175,7 @@ class LoadTest:
         config, clients = self._config, self._clients
         records = sorted(clients.records if clients else [], key=lambda r: (r.index, r.turn))
         end = config.window_end
-        if interrupted and self._end is not None:
+        if (interrupted or self._is_stopped) and self._end is not None:
             end = min(self._end, self._end if end is None else end)
         window = window_of(records, config.warmup, end)
         report = LoadReport(

@@ -43,8 +43,16 @@ class SearchRule:
 
 
 @dataclass(frozen=True)
+class Round:
+    """The ends of the interval that a round has come to."""
+
+    low: float  # requests a second that keep the bounds
+    high: float  # that do not
+
+
+@dataclass(frozen=True)
 class Search:
-    """What was found: the median of the rounds, and their range."""
+    """What was found: the median of the rounds' lower ends, and the range of all ends."""
 
     rate: float | None  # requests a second that keep the bounds; None: none was found
     low: float | None
@@ -52,7 +60,7 @@ class Search:
     confidence: float  # that the median of many such rounds lies from low to high
     rule: str  # by which it was stopped
     stopped: str  # why it ended before its rounds were done; "" if they are
-    rounds: tuple[float, ...]  # the highest rate that kept the bounds, of each
+    rounds: tuple[Round, ...]
 
 
 class _Stopped(Exception):
@@ -70,18 +78,18 @@ class RateSearch:
 
     def find(self) -> Search:
         """Search until the rounds are done, or nothing more can be found."""
-        found: list[float] = []
+        found: list[Round] = []
         stopped = ""
         try:
             for _ in range(self._rule.num_rounds):
-                start = statistics.median(found) if found else self._rule.first_rate
+                start = _median(found) or self._rule.first_rate
                 found.append(self._round(start, _LATER_STEP if found else _FIRST_STEP))
         except _Stopped as reason:
             stopped = str(reason)
         return self._result(found, stopped)
 
-    def _round(self, start: float, step: float) -> float:
-        """Return the highest rate that kept the bounds, at most 1 + tolerance below one not."""
+    def _round(self, start: float, step: float) -> Round:
+        """Return a rate that kept the bounds, and one not above 1 + tolerance times it."""
         low, high = self._bracket(start, step)
         while high / low > 1 + self._rule.tolerance:
             middle = math.sqrt(low * high)
@@ -89,7 +97,7 @@ class RateSearch:
                 low = middle
             else:
                 high = middle
-        return low
+        return Round(low, high)
 
     def _bracket(self, rate: float, step: float) -> tuple[float, float]:
         """Return a rate that keeps the bounds and a higher one that does not."""
@@ -117,12 +125,12 @@ class RateSearch:
                 return trial.is_kept
         raise _Stopped(f"at {rate:.4g} requests/s {reasons[0]}")
 
-    def _result(self, found: list[float], stopped: str) -> Search:
+    def _result(self, found: list[Round], stopped: str) -> Search:
         rule = self._rule
         return Search(
-            rate=statistics.median(found) if found else None,
-            low=min(found, default=None),
-            high=max(found, default=None) if found else None,
+            rate=_median(found),
+            low=min((one.low for one in found), default=None),
+            high=max((one.high for one in found), default=None),
             confidence=float(1 - 2.0 ** (1 - len(found))) if found else 0.0,
             rule=(
                 f"bisection until the interval is {rule.tolerance:.1%} wide, "
@@ -131,3 +139,7 @@ class RateSearch:
             stopped=stopped,
             rounds=tuple(found),
         )
+
+
+def _median(found: list[Round]) -> float | None:
+    return statistics.median(one.low for one in found) if found else None

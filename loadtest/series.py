@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from loadtest.arrival.arrival import OpenLoop
 from loadtest.arrival.rates import Rates
@@ -72,15 +73,16 @@ class Series:
         """Find the highest rate that keeps the bounds; LoadTestError if there are none."""
         if self._config.slo is None:
             raise LoadTestError("a search needs bounds to keep; give them, as ttft=200ms,e2e=2s")
-        search = RateSearch(self._measure, rule)
+        search = RateSearch(partial(self._measure, is_search=True), rule)
         found = search.find()
         interrupted = found.stopped == "interrupted"
         return SeriesReport(self._origin(), tuple(search.trials), found, interrupted)
 
-    def _measure(self, rate: float, seed: int) -> Trial | None:
+    def _measure(self, rate: float, seed: int, is_search: bool = False) -> Trial | None:
         """Run once; None if it was interrupted."""
         arrival = replace(self._arrival, rates=Rates((rate,)))
-        self._last = self._run(replace(self._config, arrival=arrival, seed=seed))
+        config = replace(self._config, arrival=arrival, seed=seed, stop_when_missed=is_search)
+        self._last = self._run(config)
         return None if self._last.interrupted else trial_of(self._last, rate)
 
     def _origin(self) -> Origin:

@@ -356,6 +356,25 @@ def test_a_duration_ends_a_closed_loop_and_its_edges_are_in_no_figure(server):
     assert "of the warm-up and the cool-down are in no figure" in " ".join(notes(report))
 
 
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_test_is_ended_when_it_cannot_keep_its_bounds_any_more(server, num_processes: int):
+    """A minute of requests of which each is too late: the first of them decide."""
+    config = replace(
+        open_loop(server, 1, rate=50),
+        num_requests=None,
+        duration=60.0,
+        slo=parse_slo("e2e=1us"),
+        stop_when_missed=True,
+        num_processes=num_processes,
+    )
+
+    report = run(config)
+
+    assert 30 < len(report.records) < 1000  # one in a hundred of 3,000 may be late
+    assert not report.goals[0].is_kept and not report.interrupted
+    assert report.summary.duration < 30
+
+
 def test_the_next_prompt_of_a_session_is_the_last_answer(server):
     def say(request, context):
         return stream_messages([request.request.inputs[0].text, "!"])

@@ -62,7 +62,7 @@ def test_the_knee_of_a_simulated_server_is_found_within_10_percent_with_its_inte
     search = report.search
     assert search is not None and search.rate is not None
     assert search.rate == pytest.approx(NUM_SERVERS / SERVICE, rel=0.1)
-    assert search.low <= search.rate <= search.high
+    assert search.low <= NUM_SERVERS / SERVICE <= search.high <= 1.1 * search.low
     assert search.confidence == 1 - 2**-5
     assert len(search.rounds) == 6
     assert report.problems == ()
