@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -28,6 +29,10 @@ from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
 
 _log = logging.getLogger(__name__)
+
+# After so long the event loop lets another thread go on. The next step is to begin while a device
+# computes, and by Python's own setting the loop may keep it from that for several steps.
+_SWITCH_SECONDS = 0.0005
 
 _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is refused there
     "generate",
@@ -124,6 +129,8 @@ class AsyncEngine(Engine):
 
         Raises PackageError if the model fails at any kind of call.
         """
+        if self._core.runs_ahead:
+            sys.setswitchinterval(_SWITCH_SECONDS)
         await self._life.start(self._thread.run, self._fail_open)
 
     async def stop(self, grace: float = 0.0) -> None:

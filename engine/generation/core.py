@@ -79,6 +79,11 @@ class EngineCore:
         self.measures = StepMeasures()
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether a step begins before the one before it is taken in."""
+        return self._runner.feeds_ids
+
+    @property
     def has_requests(self) -> bool:
         """Whether a step would do anything for somebody, or one is under way."""
         return self.scheduler.has_requests or bool(self._under_way)
@@ -97,7 +102,7 @@ class EngineCore:
         started = perf_counter()
         if not self._under_way:
             self._begin(self.scheduler.schedule())
-        if self._runner.feeds_ids and (ahead := self.scheduler.schedule_ahead()):
+        if self.runs_ahead and (ahead := self.scheduler.schedule_ahead()):
             self._begin(ahead)
         step = self._under_way.popleft()
         result = self._runner.collect()

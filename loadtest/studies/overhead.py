@@ -80,6 +80,7 @@ class Paced:
     """How one stage keeps a model busy that takes the time of a GPU."""
 
     stage: str
+    deltas: str
     num_streams: int
     tokens_per_second: float | None  # None: some had ended before others began
     idle: float | None  # the share of the time in which the model had nothing to do
@@ -109,15 +110,16 @@ async def measure_overhead(
     return [_overhead(stage, deltas, count, found[1:]) for count, found in rounds.items()]
 
 
-async def measure_paced(stage: str, num_streams: int) -> Paced:
+async def measure_paced(stage: str, deltas: str, num_streams: int) -> Paced:
     """Measure a stage on a model that takes the time of a GPU."""
-    work = Work(num_streams, num_streams, _GPU_TOKENS)
+    each = _DELTAS[deltas].tokens_per_message
+    work = Work(num_streams, num_streams, _GPU_TOKENS, each)
     async with STAGES[stage](num_streams, "gpu") as do:
         await do(work._replace(num_tokens=_SHORT))
         steps = (await do(work)).full_steps
     if not steps.num_tokens:
-        return Paced(stage, num_streams, None, None)
-    return Paced(stage, num_streams, steps.tokens_per_second, steps.idle)
+        return Paced(stage, deltas, num_streams, None, None)
+    return Paced(stage, deltas, num_streams, steps.tokens_per_second, steps.idle)
 
 
 async def _short_and_long(do: Do, num_streams: int, how: Deltas) -> tuple[Used, Used]:
@@ -156,16 +158,27 @@ def main(streams: str, rounds: int, stages: str, package: Path | None, out: Path
     counts, names = [int(count) for count in streams.split(",")], stages.split(",")
     overheads: list[Overhead] = []
     for stage in names:
-        for deltas in _DELTAS if stage != "core" else ["joined"]:
+        for deltas in _deltas_of(stage):
             found = uvloop.run(measure_overhead(stage, deltas, counts, rounds))
             overheads += found
             _tell(found)
-    paced = [uvloop.run(measure_paced(name, n)) for name in names for n in counts if n > 1]
+    paced = [
+        uvloop.run(measure_paced(name, deltas, n))
+        for name in names
+        for deltas in _deltas_of(name)
+        for n in counts
+        if n > 1
+    ]
     _tell_paced(paced)
     first = _first_tokens(package) if "gateway" in names else []
     _tell_first_tokens(first)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_document(_document(overheads, paced, first), out.with_suffix(".json"))
+
+
+def _deltas_of(stage: str) -> list[str]:
+    """Return how tokens are joined there; without a reader it is all the same."""
+    return ["joined"] if stage == "core" else list(_DELTAS)
 
 
 def _first_tokens(package: Path | None) -> list[FirstToken]:
@@ -212,7 +225,8 @@ def _tell_paced(paced: Sequence[Paced]) -> None:
         found = "some had ended before others began"
         if one.idle is not None:
             found = f"{one.tokens_per_second:,.0f} tokens/s, idle {one.idle:.0%} of the time"
-        click.echo(f"{one.stage}, {one.num_streams} streams, a model as fast as a GPU: {found}")
+        what = f"{one.stage}, {one.num_streams} streams, {one.deltas}"
+        click.echo(f"{what}, a model as fast as a GPU: {found}")
 
 
 def _tell_first_tokens(first: Sequence[FirstToken]) -> None:

@@ -27,6 +27,7 @@ from engine.errors import (
 )
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
 from engine.life.trial import Trial
 from engine.requests.events import (
     Admitted,
@@ -193,6 +194,20 @@ async def test_a_slow_reader_gets_more_text_at_a_time(make_engine: MakeEngine, s
     # What came together with Admitted, and all the rest at once.
     assert len([event for event in events if isinstance(event, TextDelta)]) <= 2
     assert ended(events)[0].text == "twenty characters.."
+
+
+async def test_the_loop_lets_an_engine_go_on_soon_whose_device_would_wait(
+    make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intervals: list[float] = []
+    monkeypatch.setattr("sys.setswitchinterval", intervals.append)
+
+    await make_engine(spell("x"))
+    monkeypatch.setattr(EngineCore, "runs_ahead", True)
+    ahead, _ = await make_engine(spell("x"))
+
+    assert len(intervals) == 1 and intervals[0] < 0.001
+    assert ended(await collect(ahead, request()))[0].text == "x"
 
 
 async def test_tokens_come_together_as_the_request_asks(make_engine: MakeEngine, spell) -> None:

@@ -428,7 +428,9 @@ async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.M
 
     monkeypatch.setitem(STAGES, "gateway", never_full)
 
-    assert await measure_paced("gateway", 256) == Paced("gateway", 256, None, None)
+    unknown = Paced("gateway", "joined", 256, None, None)
+
+    assert await measure_paced("gateway", "joined", 256) == unknown
 
 
 def test_the_speed_of_the_load_test_counts_the_messages_that_it_read() -> None:
