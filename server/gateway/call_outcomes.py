@@ -71,12 +71,14 @@ class CallOutcomes:
 
     def failed(self, method: str, request_id: str, tenant: str, status: CallStatus) -> None:
         """Note a call that failed at a worker, or for want of one; a worker logs its own."""
-        if status.reason in _OF_NO_WORKER:
-            self.refused(method, request_id, tenant, status)
+        if (reason := status.reason) in _OF_NO_WORKER:
+            self.refused(method, request_id, tenant, status, reason)
 
-    def refused(self, method: str, request_id: str, tenant: str, status: CallStatus) -> None:
-        """Note a call that the gateway has ended itself."""
-        self.counts.count("gateway_refusals", status.reason)
+    def refused(
+        self, method: str, request_id: str, tenant: str, status: CallStatus, reason: str
+    ) -> None:
+        """Note a call that the gateway has ended itself; there may be thousands a second."""
+        self.counts.count("gateway_refusals", reason)
         if not logger.isEnabledFor(logging.INFO):
             return
         with self._lock:
@@ -90,7 +92,7 @@ class CallOutcomes:
             method=method.rpartition("/")[2][:_MAX_CHARS],
             tenant=tenant[:_MAX_CHARS],
             status=status.code.name,
-            reason=status.reason,
+            reason=reason,
             error=status.message[:_MAX_CHARS],
         )
         logger.info("request", extra=fields)

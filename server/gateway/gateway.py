@@ -233,7 +233,8 @@ class Gateway:
         """In any thread: end a call that nobody answers."""
         status = call_status(error, request_id)
         call.refuse(status)
-        self._outcomes.refused(call.method, request_id, share.tenant if share else "", status)
+        tenant = share.tenant if share else ""
+        self._outcomes.refused(call.method, request_id, tenant, status, error.reason)
         self._server.rest()
 
     def _begin(
@@ -272,7 +273,7 @@ class Gateway:
             self._outcomes.failed(call.method, request_id, tenant, error.status)
             return error.status
         status = call_status(error, request_id)
-        self._outcomes.refused(call.method, request_id, tenant, status)
+        self._outcomes.refused(call.method, request_id, tenant, status, error.reason)
         return status
 
     async def _response(

@@ -45,6 +45,8 @@ from loadtest.studies.machine import Machine
 from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.studies.sight import Turn as SightTurn
+from loadtest.studies.sight import ratios as sight_ratios
 from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
 from loadtest.work.ask import texts
@@ -439,3 +441,17 @@ def test_the_speed_of_the_load_test_counts_the_messages_that_it_read() -> None:
 
     assert speed.num_messages == 35
     assert speed.per_second > 0 and speed.per_processor_second > 0
+
+
+def test_what_sight_costs_is_the_median_of_the_ratios_of_turns() -> None:
+    watched = [SightTurn(90, 0.011), SightTurn(99, 0.010), SightTurn(50, 0.02)]
+    plain = [SightTurn(100, 0.01), SightTurn(100, 0.010), SightTurn(50, 0.01)]
+
+    found = sight_ratios(watched, plain)
+
+    assert found == {
+        "requests_per_second": 0.99,
+        "requests_per_second_least": 0.9,
+        "requests_per_second_most": 1.0,
+        "processor_seconds": pytest.approx(1.1),
+    }
