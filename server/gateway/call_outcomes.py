@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,11 +36,13 @@ class Outcome:
 class CallOutcomes:
     """Takes them in, from any thread; of what failed here so many lines a second at most."""
 
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, tracing: Tracing | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.counts = Counts()
         self._tracing = tracing
         self._lock = threading.Lock()
-        self._budget = LogBudget()
+        self._budget = LogBudget(clock)
 
     @contextmanager
     def answering(self, call: ServerCall) -> Iterator[Outcome]:

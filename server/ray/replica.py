@@ -52,6 +52,7 @@ class WorkerReplica:
         except Exception as error:
             is_expected = isinstance(error, TokenweirError)
             logger.error("it cannot start: %s", error, exc_info=not is_expected)
+            await self._link.leave()
             await self._link.close()
             raise
         keep_what_is_there()

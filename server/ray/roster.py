@@ -2,7 +2,8 @@
 
 Every worker keeps one connection to the command that serves, and writes a line of JSON a message:
 
-    {"token": "...", "pid": 4711}       the first: only who knows the token is heard
+    {"token": "...", "pid": 4711, "stderr": "/..."}     the first: only who knows the token is
+                                        heard; where it writes what it does not log
     {"alive": {"address": ..., "pid": ..., "replica_id": ...}}      once a second while it serves
     {"metrics": [...]}                  what it has counted, where that has changed; see Snapshot
     {"leaving": true, "fails": false}   it takes no more calls, for it is told to end, or because it
@@ -27,10 +28,12 @@ from typing import Any
 from server.identity.peers import Peers
 from server.logs import REQUESTS, with_fields
 from server.metrics import Snapshot, read_snapshot
+from server.ray.last_words import last_words
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.restarts import Restarts
 
 MAX_LINE = 1 << 20  # bytes of a message
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Roster:
                 first = json.loads(await reader.readline())
                 if hmac.compare_digest(str(first["token"]), self._token):
                     speaker.name = f"process {int(first['pid'])}"
+                    speaker.stderr = str(first.get("stderr", ""))
                     while line := await reader.readline():
                         if speaker.leaves(json.loads(line)):
                             writer.write(json.dumps(self._is_over).encode() + b"\n")
@@ -95,6 +99,8 @@ class Roster:
             pass  # by `close`; asyncio would report a task of its own that is cancelled
         finally:
             speaker.leave(is_lost=True)
+            if not self._is_over:
+                speaker.tell_last_words()
             writer.close()
             self._hearing.discard(task)
 
@@ -105,7 +111,8 @@ class _Speaker:
     def __init__(
         self, registry: Registry, snapshots: dict[str, Snapshot], restarts: Restarts
     ) -> None:
-        self.name = ""
+        self.name = self.stderr = ""
+        self._has_left = False
         self._registry, self._snapshots, self._restarts = registry, snapshots, restarts
         self._worker: WorkerInfo | None = None
 
@@ -114,6 +121,7 @@ class _Speaker:
         if "alive" in message:
             self._live(WorkerInfo(**message["alive"]))
         elif "leaving" in message:
+            self._has_left = True
             self.leave(is_lost=bool(message.get("fails")))
         elif "metrics" in message:
             if self._worker is not None:
@@ -146,6 +154,12 @@ class _Speaker:
         self._snapshots.pop(worker.address, None)
         if is_lost:
             self._restarts.lost(worker.replica_id)
+
+    def tell_last_words(self) -> None:
+        """Log what a worker has written that ended without a word."""
+        if not self._has_left and (text := last_words(self.stderr)):
+            fields = {"worker": self.name}
+            logger.error("it ended; the last that it wrote:\n%s", text, extra=with_fields(**fields))
 
     def _live(self, worker: WorkerInfo) -> None:
         if self._worker is None:

@@ -20,6 +20,7 @@ from server.identity.peers import NAME
 from server.log_budget import LogBudget
 from server.logs import REQUESTS, fields_of, traceback_of
 from server.metrics import Snapshot
+from server.ray.last_words import own_stderr
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress
 
@@ -117,7 +118,9 @@ class RosterLink:
         listening = asyncio.create_task(self._listen(reader))
         try:
             self._told, self._measured = [], -math.inf
-            _write(writer, {"token": self._roster.token, "pid": os.getpid()})
+            _write(
+                writer, {"token": self._roster.token, "pid": os.getpid(), "stderr": own_stderr()}
+            )
             while not listening.done():
                 self._last_contact = self._clock()
                 if self._worker is not None:

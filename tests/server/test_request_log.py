@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,10 +10,14 @@ import pytest
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
-from engine.errors import EngineFailure
+from engine.errors import EngineFailure, QueueFull
 from server.config import GatewayConfig
+from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
+from server.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.logs import REQUESTS, fields_of
+from server.status import call_status
+from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 
@@ -166,20 +169,19 @@ async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
     assert (line["status"], line["reason"]) == ("UNAVAILABLE", "STARTING")
 
 
-async def test_refusals_by_the_thousand_are_counted(
-    lines: Lines, caplog: pytest.LogCaptureFixture
+def test_refusals_by_the_thousand_are_counted(
+    caplog: pytest.LogCaptureFixture, clock: FakeClock
 ) -> None:
-    gateway = Gateway(GatewayConfig(max_concurrent_calls=1, worker_wait=20))
-    port = await gateway.start()
-    try:
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            first = stubs.generation.Generate(generate("a"))
-            await until(lambda: bool(gateway._calls))
-            asked = [stubs.generation.Generate(generate("a")) for _ in range(150)]
-            await asyncio.gather(*asked, return_exceptions=True)
-            first.cancel()
-    finally:
-        await gateway.close()
+    caplog.set_level(logging.INFO, "server")
+    outcomes = CallOutcomes(clock=clock)
+    error = QueueFull("full", 1.0)
+    status = call_status(error, "r")
 
-    assert 100 <= len(lines.all()) < 150
-    assert {line["reason"] for line in lines.all()} == {"QUEUE_FULL"}
+    for _ in range(RECORDS_AT_ONCE + 5000):
+        outcomes.refused("/x/Generate", "r", "shop", status, error.reason)
+    clock.now += 1.01 / RECORDS_PER_SECOND
+    outcomes.refused("/x/Generate", "r", "shop", status, error.reason)
+
+    told = ["request"] * RECORDS_AT_ONCE + ["(5,000 lines like the next are left out)", "request"]
+    assert caplog.messages == told
+    assert outcomes.counts.snapshot() == [("gateway_refusals", ("QUEUE_FULL",), 5101)]

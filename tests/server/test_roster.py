@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from server.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.logs import REQUESTS, TextFormatter, fields_of, with_fields
 from server.metrics import Snapshot
 from server.ray import roster_link
+from server.ray.last_words import last_words
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.restarts import Restarts
 from server.ray.roster import Roster, RosterAddress
@@ -230,6 +233,54 @@ def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> No
         "(5,000 lines like the next are left out)",
         "refused again",
     ]
+
+
+@pytest.mark.parametrize("serves", [True, False])
+async def test_what_a_worker_wrote_before_it_died_is_told(
+    serves: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "err").write_text("x" * 10_000 + "\nFatal Python error: Segmentation fault\n")
+    async with _listening(Registry()) as (roster, address):
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        hello = {"token": address.token, "pid": 1, "stderr": str(tmp_path / "err")}
+        writer.write(json.dumps(hello).encode() + b"\n" + (_alive() if serves else b""))
+        await _until(lambda: bool(roster._registry.workers) == serves)
+        writer.close()
+        await _until(lambda: caplog.records)
+
+    name = WORKER.address if serves else "process 1"
+    assert fields_of(caplog.records[0]) == {"worker": name}
+    assert caplog.messages == [
+        "it ended; the last that it wrote:\nFatal Python error: Segmentation fault"
+    ]
+
+
+async def test_a_worker_that_leaves_as_it_should_has_no_last_words(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "err").write_text("a warning")
+    monkeypatch.setattr(roster_link, "own_stderr", lambda: str(tmp_path / "err"))
+    async with _listening(Registry()) as (roster, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        await _until(lambda: roster._registry.workers)
+        await link.leave()
+        await link.close()
+        await _until(lambda: not roster.num_workers)
+
+    assert caplog.messages == []
+
+
+def test_a_process_knows_where_its_standard_error_goes(tmp_path: Path) -> None:
+    program = "from server.ray.last_words import own_stderr; print(own_stderr())"
+    with (tmp_path / "err").open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=file, text=True
+        )
+    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (done.stdout.strip(), piped.stdout.strip()) == (str(tmp_path / "err"), "")
+    assert last_words("/nowhere") == ""
 
 
 async def test_metrics_are_told_when_they_change_and_go_with_the_worker() -> None:
