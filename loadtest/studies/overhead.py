@@ -3,7 +3,8 @@
 `python -m loadtest.studies.overhead --out loadtest/results/overhead`
 
 The model computes nothing. Its engine is asked step by step, then as AsyncEngine, then behind a
-worker, then behind a worker and a gateway; worker, gateway and client have a process each. Counted
+worker, then behind a worker and a gateway, then the same by TLS with a token that has quotas;
+worker, gateway and client have a process each. Counted
 is processor time, so what else the machine does changes little. The same requests are made with
 short and with long outputs: the difference is what tokens cost, the rest what requests cost.
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from loadtest.studies.stand_in import (
     stand_in_engine,
     step_time,
 )
+from loadtest.studies.stand_in_doors import Doors
 
 _PROMPT = "What does a token cost, by itself?"
 
@@ -121,24 +123,31 @@ async def behind_gateway(num_slots: int, step: str) -> AsyncIterator[Do]:
     with part("worker", num_slots, step) as worker:
         with part("gateway", num_slots, worker.address) as gateway:
             async with _client(gateway.address) as ask:
-                processes = {
-                    "client": time.process_time,
-                    "gateway": gateway.processor_seconds,
-                    "worker": worker.processor_seconds,
-                }
-                yield _measured(ask, processes, worker.full_steps)
+                yield _measured(ask, _processes(gateway, worker), worker.full_steps)
 
 
-SERVED = {"worker": behind_worker, "gateway": behind_gateway}
+@asynccontextmanager
+async def behind_doors(num_slots: int, step: str) -> AsyncIterator[Do]:
+    """Let a client ask a gateway by TLS, with a token that has quotas."""
+    with tempfile.TemporaryDirectory() as folder, part("worker", num_slots, step) as worker:
+        doors = Doors(Path(folder))
+        doors.make()
+        with part("gateway", num_slots, worker.address, folder) as gateway:
+            async with doors.client(gateway.address) as client:
+                ask = partial(_ask, client)
+                yield _measured(ask, _processes(gateway, worker), worker.full_steps)
+
+
+SERVED = {"worker": behind_worker, "gateway": behind_gateway, "doors": behind_doors}
 STAGES = {"core": core_alone, "engine": engine_alone, **SERVED}
 
 
 @contextmanager
-def part(what: str, num_slots: int, argument: str) -> Iterator[Part]:
+def part(what: str, num_slots: int, *arguments: str) -> Iterator[Part]:
     """Run a part of the server in a process, until the end of the block."""
     command = [sys.executable, "-m", "loadtest.studies.served_stand_in", what]
     process = subprocess.Popen(
-        [*command, str(num_slots), argument],
+        [*command, str(num_slots), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -172,11 +181,19 @@ def _measured(
 @asynccontextmanager
 async def _client(address: str) -> AsyncIterator[Ask]:
     async with AsyncClient(address, timeout=600, max_attempts=1) as client:
+        yield partial(_ask, client)
 
-        async def ask(work: Work) -> int:
-            return await _in_streams(work, lambda: _read_client(client, work))
 
-        yield ask
+async def _ask(client: AsyncClient, work: Work) -> int:
+    return await _in_streams(work, lambda: _read_client(client, work))
+
+
+def _processes(gateway: Part, worker: Part) -> Mapping[str, Callable[[], float]]:
+    return {
+        "client": time.process_time,
+        "gateway": gateway.processor_seconds,
+        "worker": worker.processor_seconds,
+    }
 
 
 async def _in_streams(work: Work, read: Callable[[], Awaitable[int]]) -> int:
