@@ -15,7 +15,9 @@ from engine.background import in_background
 from engine.errors import (
     CapabilityNotSupported,
     Draining,
+    PermissionDenied,
     QueueFull,
+    TenantQuota,
     TokenweirError,
     Unauthenticated,
 )
@@ -54,6 +56,8 @@ _HEALTH = f"/{HEALTH}/"
 _LIST_MODELS = f"{_ADMIN}ListModels"
 _RETRY_AFTER = 0.5  # seconds
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
+# Refusals that say nothing of the load: for them new calls of others need not wait.
+_OF_THE_CALLER = (PermissionDenied, TenantQuota, Unauthenticated)
 _UNARY = frozenset(path for path, method in METHODS.items() if not method.server_streaming)
 
 
@@ -235,7 +239,8 @@ class Gateway:
         call.refuse(status)
         tenant = share.tenant if share else ""
         self._outcomes.refused(call.method, request_id, tenant, status, error.reason)
-        self._server.rest()
+        if not isinstance(error, _OF_THE_CALLER):
+            self._server.rest()
 
     def _begin(
         self, call: ServerCall, request: bytes, share: Share | None, visit: Visit | None
