@@ -29,6 +29,7 @@ class LoadConfig:
     verify: float = 0.0  # share of the answers that is asked again, alone
     keep_answers: bool = False
     num_processes: int = 1
+    admin_address: str | None = None  # where the server says how busy it is; None: at its address
     stop_when_missed: bool = False  # end as soon as the bounds cannot be kept any more
 
     def __post_init__(self) -> None:

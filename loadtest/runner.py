@@ -77,7 +77,9 @@ class LoadTest:
         client_arguments: ClientArguments = nothing_more,
     ) -> None:
         self._config = config
-        self._connect = connect_to(config.address, config.model, config.timeout, client_arguments)
+        self._connect = connect_to(
+            config.address, config.model, config.timeout, client_arguments, config.admin_address
+        )
         self._work = work
         self._watch = watch
         self._started_at = datetime.now(UTC)

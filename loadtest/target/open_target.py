@@ -9,8 +9,8 @@ from typing import Any
 from loadtest.target.target import Target
 from loadtest.target.tokenweir_grpc import TokenweirGrpc
 
-# More arguments of the client: credentials, a token. Called in every process that sends, since
-# credentials cannot be given from one to another; no report has them.
+# More arguments of the client: credentials, a token, and that of the admin port. Called in every
+# process that sends, since credentials cannot be given from one to another; no report has them.
 ClientArguments = Callable[[], Mapping[str, Any]]
 Connect = Callable[[], Target]
 
@@ -21,16 +21,26 @@ def nothing_more() -> Mapping[str, Any]:
 
 
 def connect_to(
-    address: str, model: str, timeout: float, client_arguments: ClientArguments
+    address: str,
+    model: str,
+    timeout: float,
+    client_arguments: ClientArguments,
+    admin_address: str | None = None,
 ) -> Connect:
     """Return what opens a model at an address; nothing is sent before the first call."""
-    return partial(_open, address, model, timeout, client_arguments)
+    return partial(_open, address, model, timeout, client_arguments, admin_address)
 
 
-def _open(address: str, model: str, timeout: float, client_arguments: ClientArguments) -> Target:
+def _open(
+    address: str,
+    model: str,
+    timeout: float,
+    client_arguments: ClientArguments,
+    admin_address: str | None,
+) -> Target:
     arguments = client_arguments()
     if address.startswith(("http://", "https://")):
         from loadtest.target.openai_http import OpenAiHttp  # what it needs, others do not
 
         return OpenAiHttp(address, model, timeout, arguments.get("token"))
-    return TokenweirGrpc(address, model, timeout, arguments)
+    return TokenweirGrpc(address, model, timeout, arguments, admin_address)

@@ -35,12 +35,23 @@ class TokenweirGrpc:
     """Sends requests as the Python client does, with one attempt each: a retry hides a refusal."""
 
     def __init__(
-        self, address: str, model: str, timeout: float, client_arguments: Mapping[str, Any]
+        self,
+        address: str,
+        model: str,
+        timeout: float,
+        client_arguments: Mapping[str, Any],
+        admin_address: str | None = None,
     ) -> None:
         self._address, self._model = address, model
-        connect = partial(AsyncClient, address, max_attempts=1, **client_arguments)
-        self._asking = connect(timeout=_ASK_TIMEOUT)
-        self._client = connect(timeout=timeout)
+        arguments = dict(client_arguments)
+        admin_token = arguments.pop("admin_token", None)
+        connect = partial(AsyncClient, max_attempts=1)
+        self._asking = connect(address, timeout=_ASK_TIMEOUT, **arguments)
+        self._client = connect(address, timeout=timeout, **arguments)
+        self._admin = self._asking
+        if admin_address is not None:
+            arguments["token"] = admin_token
+            self._admin = connect(admin_address, timeout=_ASK_TIMEOUT, **arguments)
         self._images: dict[Path, bytes] = {}
         self._found = Found("generate")
         self._is_sampled = True
@@ -71,14 +82,15 @@ class TokenweirGrpc:
         if not self._is_sampled:
             return None
         try:
-            loads = [one for one in await self._asking.load() if one.model in ("", self._model)]
+            loads = [one for one in await self._admin.load() if one.model in ("", self._model)]
         except TokenweirClientError:
             self._is_sampled = False
             return None
         return _sample(time, loads) if loads else None
 
     async def close(self) -> None:
-        """Close both clients."""
+        """Close all clients."""
+        await self._admin.close()
         await self._asking.close()
         await self._client.close()
 
@@ -182,7 +194,7 @@ class TokenweirGrpc:
         if model is not None:
             versions |= {"model": model.model_version, "manifest_sha256": model.manifest_sha256}
         try:
-            return versions | {"server": (await self._asking.server_info()).version}
+            return versions | {"server": (await self._admin.server_info()).version}
         except TokenweirClientError:  # it need not say
             return versions
 

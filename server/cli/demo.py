@@ -138,7 +138,9 @@ async def _show(package: Path, out: Path, device: Device) -> int:
                     click.echo(str(worker))
                 announce(service, [MODEL])
                 # As a client would, and not on the loop that the gateway runs on.
-                problems = await asyncio.to_thread(_use, service.address, out)
+                problems = await asyncio.to_thread(
+                    _use, service.address, out, service.admin_address
+                )
         except asyncio.CancelledError:
             if not signals:
                 raise
@@ -149,7 +151,7 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     return 1 if problems else 0
 
 
-def _use(address: str, out: Path) -> list[str]:
+def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]:
     """Ask the server the dates, load-test it; return what went wrong."""
     from loadtest.arrival.arrival import ClosedLoop
     from loadtest.config import LoadConfig
@@ -158,7 +160,13 @@ def _use(address: str, out: Path) -> list[str]:
     _headline("Ask")
     problems = _ask(address)
     _headline("Load test")
-    config = LoadConfig(address, MODEL, ClosedLoop(LOAD_CONCURRENCY), num_requests=LOAD_REQUESTS)
+    config = LoadConfig(
+        address,
+        MODEL,
+        ClosedLoop(LOAD_CONCURRENCY),
+        num_requests=LOAD_REQUESTS,
+        admin_address=admin_address,
+    )
     files = ReportFiles(
         json=out / "loadtest.json", html=out / "loadtest.html", png=out / "loadtest.png"
     )
@@ -182,11 +190,14 @@ def _ask(address: str) -> list[str]:
 
 def _config(package: Path, device: Device, port: int) -> ServeConfig:
     from engine.config import EngineConfig
-    from server.config import ServeConfig
+    from server.config import GatewayConfig, ServeConfig
+    from server.identity.config import DoorsConfig
 
+    doors = DoorsConfig(admin_port=None if port else 0)  # the load test asks how busy it is
     return ServeConfig(
         packages={MODEL: package.resolve()},
         port=port,
+        gateway=GatewayConfig(doors=doors),
         min_replicas=NUM_REPLICAS,
         max_replicas=NUM_REPLICAS,
         num_gpus_per_replica=1 / NUM_REPLICAS if device == "cuda" else None,

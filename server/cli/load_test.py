@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loadtest.config import LoadConfig
     from loadtest.load_report import LoadReport
     from loadtest.series import SeriesReport
+    from loadtest.target.open_target import ClientArguments
     from loadtest.work.ask import Work
 
 
@@ -102,15 +103,16 @@ def _measure(
     config = config_of(typed, keep_answers=answers is not None, is_series=is_series)
     files = ReportFiles(json_file, csv_file, html_file, png_file, answers)
     work = work_of(typed)
+    arguments = partial(_client_arguments, typed["server"], typed["admin_token"])
     with cleaned_up() as interruption:
         if is_series:
             rule = partial(_report_series, rounds=rounds, tolerance=tolerance, sweep=sweep)
-            return _end(rule(config, work, files, typed["server"]), interruption)
-        return _end(report_load_test(config, work, files, typed["server"]), interruption)
+            return _end(rule(config, work, files, arguments), interruption)
+        return _end(report_load_test(config, work, files, arguments), interruption)
 
 
-def _client_arguments(server: Server | None) -> Mapping[str, Any]:
-    return server.client_arguments if server else {}
+def _client_arguments(server: Server, admin_token: str | None) -> Mapping[str, Any]:
+    return {**server.client_arguments, "admin_token": admin_token}
 
 
 def _end(report: LoadReport | SeriesReport, interruption: Interruption) -> int:
@@ -126,9 +128,12 @@ def _end(report: LoadReport | SeriesReport, interruption: Interruption) -> int:
 
 
 def report_load_test(
-    config: LoadConfig, work: Work, files: ReportFiles, server: Server | None = None
+    config: LoadConfig,
+    work: Work,
+    files: ReportFiles,
+    client_arguments: ClientArguments = dict,
 ) -> LoadReport:
-    """Run a load test, write its files, print its table; `server` says how it is called."""
+    """Run a load test, write its files, print its table."""
     import asyncio
 
     from engine.machine import machine_name
@@ -139,7 +144,7 @@ def report_load_test(
 
     files.check()
     with shown(f"{config.model}: {config.arrival}") as watch:
-        test = LoadTest(config, work, watch, partial(_client_arguments, server))
+        test = LoadTest(config, work, watch, client_arguments)
         report = asyncio.run(test.run())
     report = replace(report, command=typed_command(), commit=code_commit(), machine=machine_name())
     files.write(report, test.kept)
@@ -151,7 +156,7 @@ def _report_series(
     config: LoadConfig,
     work: Work,
     files: ReportFiles,
-    server: Server,
+    client_arguments: ClientArguments,
     *,
     rounds: int,
     tolerance: float,
@@ -170,7 +175,7 @@ def _report_series(
 
     def run_shown(one: LoadConfig) -> LoadReport:
         with shown(f"{one.model}: {one.arrival}") as watch:
-            return run(one, work, watch, partial(_client_arguments, server))
+            return run(one, work, watch, client_arguments)
 
     series = Series(config, run_shown)
     if sweep:

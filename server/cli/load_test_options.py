@@ -203,6 +203,18 @@ _ARRIVAL = (
     ),
     timeout_option,
     server_option,
+    click.option(
+        "--admin",
+        metavar="HOST:PORT",
+        help="The server's admin port, which says how busy it is.",
+    ),
+    click.option(
+        "--admin-token",
+        envvar="TOKENWEIR_ADMIN_TOKEN",
+        show_envvar=True,
+        metavar="TOKEN",
+        help="Of an operator, for --admin.",
+    ),
 )
 
 _GOALS = (
@@ -302,6 +314,7 @@ def config_of(typed: dict[str, Any], *, keep_answers: bool, is_series: bool) -> 
         verify=typed["verify"],
         keep_answers=keep_answers,
         num_processes=typed["processes"],
+        admin_address=typed["admin"],
     )
 
 

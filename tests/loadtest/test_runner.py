@@ -494,6 +494,22 @@ def test_what_the_server_says_of_its_load_is_kept(server):
     assert {(sample.running, sample.waiting) for sample in report.server} == {(6, 4)}
 
 
+def test_the_load_may_be_told_at_another_address_to_an_operator(server):
+    with scripted_server() as admin:
+        load = admin_service_pb2.GetLoadResponse.ReplicaLoad(model="m", running=5)
+        admin.answers["GetLoad"] = lambda request, context: admin_service_pb2.GetLoadResponse(
+            replicas=[load]
+        )
+        config = replace(open_loop(server, 6, rate=10), admin_address=admin.address)
+        secrets = {"metadata": [("said", "caller")], "admin_token": None}
+
+        report = run_work(config, WORK, client_arguments=lambda: secrets)
+
+        assert {sample.running for sample in report.server} == {5}
+        assert all(data["said"] == "caller" for data in admin.metadata)
+    assert not any(hasattr(request, "replicas") for request in server.requests)
+
+
 def test_several_processes_send_one_load_together(server):
     config = replace(open_loop(server, num_requests=30, rate=60), num_processes=2, verify=0.2)
 
