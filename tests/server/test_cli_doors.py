@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import ConfigError
 from server.cli.app import run
 from server.config import ServeConfig
+from server.gateway.door import check_files
 from server.identity.config import DoorsConfig
 from server.identity.tokens import Identity, TokenFile
 
@@ -78,3 +80,22 @@ def test_serve_lets_other_machines_in_only_if_it_is_told_to(
 
     assert run([*SERVE, "--host", "0.0.0.0", "--insecure"]) == 0
     assert len(served) == 1
+
+
+@pytest.mark.parametrize(
+    ("doors", "problem"),
+    [
+        ({"tokens": "[[token]]\n"}, "tokens: token 1, line 1: sha256 is missing"),
+        ({"admin_tokens": "x"}, "admin_tokens is .* TOML: "),
+        ({"tls_cert": "", "tls_key": ""}, "TLS cannot use .*tls_cert and "),
+    ],
+)
+def test_files_of_the_doors_are_looked_at_before_anything_is_started(
+    doors: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    for name, text in doors.items():
+        (tmp_path / name).write_text(text)
+    config = DoorsConfig(admin_port=0, **{name: tmp_path / name for name in doors})
+
+    with pytest.raises(ConfigError, match=problem):
+        check_files(config)
