@@ -143,6 +143,7 @@ class ServerCall:
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
         self.last_message = b""  # of those that were sent
+        self.code: grpc.StatusCode | None = None  # it ended with; None: its client has gone away
         self._call = event.call
         self._deadline: float = event.call_details.deadline
         self._metadata = event.invocation_metadata
@@ -233,7 +234,7 @@ class ServerCall:
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Pairs = ()
     ) -> NoReturn:
         """End the call with an error; raises aio.AbortError, for then there is nothing to do."""
-        self._has_ended = True
+        self._has_ended, self.code = True, code
         status = CallStatus(code, details, tuple(trailing_metadata))
         await self._send(*self._ending(status))
         raise aio.AbortError("the call was aborted")
@@ -242,7 +243,7 @@ class ServerCall:
         """End the call with success; `response` is the one message of a unary call."""
         beginning = self._beginning()
         last = () if response is None else (self._sending(response),)
-        self._has_ended = True
+        self._has_ended, self.code = True, grpc.StatusCode.OK
         status = CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata))
         await self._send(*beginning, *last, _status(status))
 
@@ -256,7 +257,7 @@ class ServerCall:
         except Exception:
             logger.exception("%s failed", self.method)
             if not self._has_ended:
-                self._has_ended = True
+                self._has_ended, self.code = True, grpc.StatusCode.UNKNOWN
                 status = CallStatus(grpc.StatusCode.UNKNOWN, "the server failed; see its log", ())
                 self._call.start_server_batch(self._ending(status), _nothing_to_do)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -17,6 +18,7 @@ from server.identity.quotas import Quotas, Visit
 from server.identity.tls import server_credentials
 from server.identity.tokens import Identity, TokenFile
 
+_CUT_SHORT = (None, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_ECHO = 64  # characters of a name that an error repeats
 
 
@@ -69,10 +71,13 @@ class Door:
         self._quotas.leave(visit, _num_tokens(call) if metered else 0)
 
 
-def _num_tokens(call: ServerCall) -> int:
-    """Return the tokens that an answer tells; of a stream that was cut short, its messages."""
+def _num_tokens(call: ServerCall) -> int | None:
+    """Return the tokens that an answer tells; of a stream that was cut short, its messages.
+
+    None if nothing was told, because nobody waited for it.
+    """
     if not call.last_message:
-        return 0
+        return None if call.code in _CUT_SHORT else 0
     try:
         kind = GetMessageClass(METHODS[call.method].output_type)
         answer: Any = kind.FromString(call.last_message)

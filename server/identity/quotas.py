@@ -11,6 +11,7 @@ from server.identity.tokens import Identity
 
 _LEAST_RETRY = 0.05  # seconds
 _NEW = 0.2  # the weight of the last call in what is expected of the next
+_GUESS = 64.0  # tokens of a tenant's call, before it has had one
 
 
 class Quotas:
@@ -32,8 +33,8 @@ class Quotas:
             tenant = self._tenants.setdefault(identity.tenant, _Tenant())
             return tenant.enter(identity, self._clock())
 
-    def leave(self, visit: Visit, num_tokens: int) -> None:
-        """Count a call as ended, which took so many tokens."""
+    def leave(self, visit: Visit, num_tokens: int | None) -> None:
+        """Count a call as ended, which took so many tokens; None: as many as was expected."""
         if visit.identity.max_requests is None and visit.identity.tokens_per_minute is None:
             return
         with self._lock:
@@ -56,8 +57,8 @@ class _Tenant:
 
     def __init__(self) -> None:
         self._num_open = 0
-        self._seconds = 0.0  # that a call takes
-        self._tokens = 0.0  # that a call takes
+        self._seconds: float | None = None  # that a call takes
+        self._tokens: float | None = None  # that a call takes
         self._used = 0.0  # tokens, of which the quota of a minute forgives so many in a minute
         self._updated = 0.0
 
@@ -65,20 +66,22 @@ class _Tenant:
         self._check_requests(identity)
         self._check_tokens(identity, now)
         self._num_open += 1
-        self._used += self._tokens
-        return Visit(identity, self._tokens, now)
+        expected = _GUESS if self._tokens is None else self._tokens
+        self._used += expected
+        return Visit(identity, expected, now)
 
-    def leave(self, visit: Visit, num_tokens: int, now: float) -> None:
+    def leave(self, visit: Visit, num_tokens: int | None, now: float) -> None:
         self._num_open -= 1
-        self._used = max(0.0, self._used + num_tokens - visit.reserved)
         self._seconds = _blend(self._seconds, now - visit.since)
-        self._tokens = _blend(self._tokens, num_tokens)
+        if num_tokens is not None:
+            self._used = max(0.0, self._used + num_tokens - visit.reserved)
+            self._tokens = _blend(self._tokens, num_tokens)
 
     def _check_requests(self, identity: Identity) -> None:
         most = identity.max_requests
         if most is None or self._num_open < most:
             return
-        retry_after = max(_LEAST_RETRY, self._seconds / most)  # one of them ends so often
+        retry_after = max(_LEAST_RETRY, (self._seconds or 0.0) / most)  # one of them ends so often
         raise TenantQuota(
             f"tenant {identity.tenant} has {self._num_open} requests open, the most that it may "
             f"(max_requests); one ends in about {retry_after:.2f} s",
@@ -106,5 +109,5 @@ class _Tenant:
         )
 
 
-def _blend(before: float, now: float) -> float:
-    return before + _NEW * (now - before) if before else now
+def _blend(before: float | None, now: float) -> float:
+    return now if before is None else before + _NEW * (now - before)

@@ -196,6 +196,31 @@ async def test_the_tokens_of_answers_are_counted(streamed: bool, tmp_path: Path)
     assert refused.retry_after == pytest.approx(12, abs=1)  # one too many, five in a minute
 
 
+@pytest.mark.parametrize("deadline", [None, 0.3])
+async def test_an_answer_that_nobody_waits_for_is_counted_too(
+    deadline: float | None, tmp_path: Path
+) -> None:
+    engine = FakeGenerator()
+    async with served(tmp_path, engine, tokens_per_minute=1) as stubs:
+        call = stubs.generation.Generate(generate("HOLD"), metadata=ACME, timeout=deadline)
+        await engine.seen.wait()
+        if deadline is None:
+            call.cancel()
+        await engine.done.wait()
+        with pytest.raises((asyncio.CancelledError, aio.AioRpcError)):
+            await call
+        refused = await failure_of(stubs.generation.Generate(generate("a"), metadata=ACME))
+
+    assert refused.reason == "TENANT_QUOTA"
+
+
+async def test_a_request_that_is_wrong_costs_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path, FakeGenerator(), tokens_per_minute=1) as stubs:
+        for _ in range(3):
+            refused = await failure_of(stubs.generation.Generate(generate(""), metadata=ACME))
+            assert refused.reason == "INVALID_FIELD"
+
+
 async def test_of_a_stream_that_is_cut_short_its_messages_are_counted(tmp_path: Path) -> None:
     engine = FakeGenerator()
     async with served(tmp_path, engine, tokens_per_minute=1) as stubs:

@@ -75,3 +75,22 @@ def test_who_has_no_quota_is_not_counted() -> None:
 
     for _ in range(100):
         quotas.enter(acme)
+
+
+def test_a_call_that_does_not_say_what_it_took_counts_as_those_of_late() -> None:
+    quotas, acme = Quotas(Clock()), Identity("acme", tokens_per_minute=600)
+    quotas.leave(quotas.enter(acme), 200)
+
+    for _ in range(3):
+        quotas.leave(quotas.enter(acme), None)
+
+    assert refusal(quotas, acme).retry_after == pytest.approx(20.0)
+
+
+def test_who_never_lets_a_call_end_has_a_quota_too() -> None:
+    quotas, acme = Quotas(Clock()), Identity("acme", tokens_per_minute=600)
+
+    for _ in range(10):
+        quotas.leave(quotas.enter(acme), None)
+
+    assert refusal(quotas, acme).quota == "tokens_per_minute: 600"
