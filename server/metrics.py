@@ -137,7 +137,7 @@ def read_snapshot(given: Iterable[Sequence[Any]]) -> Snapshot:
 def _read_sample(name: Any = "", labels: Any = (), value: Any = None) -> Sample:
     metric = METRICS.get(name)
     if metric is None or len(labels) != len(metric.labels):
-        raise ValueError(f"{name!r} is no metric with labels {labels!r}")
+        raise ValueError(f"{name!r} is not a metric with labels {labels!r}")
     numbers = value if metric.kind == "histogram" else [value]
     count = len(metric.bounds) + 2 if metric.kind == "histogram" else 1
     is_good = isinstance(numbers, list) and len(numbers) == count

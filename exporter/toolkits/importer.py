@@ -80,8 +80,8 @@ def _file_of(path: Path) -> Path:
     if path.is_file():
         if path.suffix in _OTHERS:
             raise CheckpointError(
-                f"{path} is no file of OpenNMT-py or fairseq; of a model of Hugging Face give the "
-                "directory that holds its config.json, tokenizer and weights"
+                f"{path} is not a file of OpenNMT-py or fairseq; of a model of Hugging Face give "
+                "the directory that holds its config.json, tokenizer and weights"
             )
         return path
     there = sorted(file.name for file in path.glob("*.pt"))

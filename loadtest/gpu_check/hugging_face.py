@@ -7,7 +7,7 @@ depend on them.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -15,7 +15,6 @@ import transformers
 from loadtest.gpu_check.shapes import DTYPES, SHAPES, Shape, default_dtype
 from loadtest.peers.worker import LoadOptions, Prompts
 
-Mode = Literal["generate", "eager"]
 _SEED = 0
 _QUICK = {  # by the names that the families have for the same things
     "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 320},

@@ -52,12 +52,12 @@ class Settings:
     def read(self, path: Path) -> None:
         """Take in a file; paths in it are relative to it.
 
-        Raises ConfigError for what is no TOML, an unknown key, or a value of another type.
+        Raises ConfigError for what is not TOML, an unknown key, or a value of another type.
         """
         try:
             document = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is no TOML: {error}") from error
+            raise ConfigError(f"{path} is not TOML: {error}") from error
         for name, value in self._leaves(document, path):
             self.give(name, self._typed(name, value, path), str(path))
 

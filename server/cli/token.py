@@ -9,10 +9,10 @@ import secrets
 import click
 
 from server.cli.options import examples
+from server.identity.token_entries import problem_of
 
 _PREFIX = "tw_"  # by which people, and programs that look for secrets, know a token
 _NUM_BYTES = 32
-_MAX_TENANT = 64  # characters
 
 
 @click.command(
@@ -50,11 +50,6 @@ def token(
     The token itself goes to the standard error, once: the entry only tells it when it is shown.
     Clients send it as TOKENWEIR_TOKEN or --token.
     """
-    if not tenant.isprintable() or not 1 <= len(tenant) <= _MAX_TENANT:
-        raise click.BadParameter(
-            f"{tenant[:100]!r} is not a name of 1 to {_MAX_TENANT} characters that can be printed",
-            param_hint="--tenant",
-        )
     made = _PREFIX + secrets.token_urlsafe(_NUM_BYTES)
     fields = {
         "sha256": hashlib.sha256(made.encode()).hexdigest(),
@@ -64,9 +59,12 @@ def token(
         "tokens_per_minute": tokens_per_minute,
         "models": list(models) or None,
     }
-    click.echo("[[token]]")
+    fields = {name: value for name, value in fields.items() if value is not None}
     for name, value in fields.items():
-        if value is not None:  # strings and lists are in TOML as in JSON
-            click.echo(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        if problem := problem_of(name, value):
+            raise click.UsageError(problem)
+    click.echo("[[token]]")
+    for name, value in fields.items():  # strings and lists are in TOML as in JSON
+        click.echo(f"{name} = {json.dumps(value, ensure_ascii=False)}")
     click.echo()
     click.echo(f"the token of {tenant}, shown this once: {made}", err=True)

@@ -4,42 +4,68 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from engine.errors import ConfigError
 
 _WAY = "`tokenweir token` makes a token and its entry"
 _INT32 = 2**31
 
-_Count = Annotated[int, Field(ge=1)]
-_Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
 
-
-class TokenEntry(BaseModel):
+@dataclass(frozen=True)
+class TokenEntry:
     """A `[[token]]`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$")]
-    tenant: _Name
-    max_priority: Annotated[int, Field(ge=-_INT32, lt=_INT32)] = 0
-    max_requests: _Count | None = None
-    tokens_per_minute: _Count | None = None
-    models: list[_Name] | None = None
+    sha256: str
+    tenant: str
+    max_priority: int = 0
+    max_requests: int | None = None
+    tokens_per_minute: int | None = None
+    models: Sequence[str] | None = None
 
 
-_ENTRIES = TypeAdapter(list[TokenEntry])
-_WORDS: Mapping[str, str] = {
-    "sha256": f"must be the SHA-256 of a token, 64 characters of hex; {_WAY}",
-    "tenant": "must be a name of 1 to 64 characters that can be printed",
-    "max_priority": "must be a whole number; lower runs earlier, and 0 is normal",
-    "max_requests": "must be a whole number from 1 on; leave it out for no limit",
-    "tokens_per_minute": "must be a whole number from 1 on; leave it out for no limit",
-    "models": "must be a list of names of models; leave it out for all",
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_priority(value: Any) -> bool:
+    return type(value) is int and -_INT32 <= value < _INT32
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,64}", value) is not None
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_name, value))
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value) is not None
+
+
+_NAME = "a name of 1 to 64 characters that can be printed"
+_COUNT = "must be a whole number from 1 on; leave it out for no limit"
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "sha256": (_is_digest, f"must be the SHA-256 of a token, 64 characters of hex; {_WAY}"),
+    "tenant": (_is_name, f"must be {_NAME}"),
+    "max_priority": (
+        _is_priority,
+        "must be a whole number of 32 bits; lower runs earlier, and 0 is normal",
+    ),
+    "max_requests": (_is_count, _COUNT),
+    "tokens_per_minute": (_is_count, _COUNT),
+    "models": (_are_names, f"must be a list of models, each {_NAME}; leave it out for all"),
 }
+_NEEDED = ("sha256", "tenant")
+
+
+def problem_of(key: str, value: Any) -> str | None:
+    """Return what is wrong with the value of a key of an entry, as TOML has it; None: nothing."""
+    is_right, rule = _RULES[key]
+    return None if is_right(value) else f"{key} ({str(value)[:80]!r}) {rule}"
 
 
 def token_entries(text: str, name: str) -> list[TokenEntry]:
@@ -48,14 +74,16 @@ def token_entries(text: str, name: str) -> list[TokenEntry]:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
-    if unknown := sorted(set(content) - {"token"}):
-        raise ConfigError(f"{name} has {unknown[0]!r}; every entry is a [[token]]; {_WAY}")
-    try:
-        entries = _ENTRIES.validate_python(content.get("token", []))
-    except ValidationError as error:
-        raise ConfigError(f"{name}: {_first_problem(error, text)}") from error
-    if not entries:
+    found = content.get("token", [])
+    if set(content) - {"token"} or not isinstance(found, list):
+        wrong = next(iter(set(content) - {"token"}), "token")
+        raise ConfigError(f"{name} has {wrong!r}; every entry is a [[token]]; {_WAY}")
+    if not found:
         raise ConfigError(f"{name} has no [[token]], so that nobody could call; {_WAY}")
+    for index, entry in enumerate(found):
+        if problem := _problem_in(entry):
+            raise ConfigError(f"{name}: {_place(index, text)}: {problem}")
+    entries = [TokenEntry(**entry) for entry in found]
     _check_together(entries, text, name)
     return entries
 
@@ -76,20 +104,19 @@ def _check_together(entries: Sequence[TokenEntry], text: str, name: str) -> None
             )
 
 
-def _first_problem(error: ValidationError, text: str) -> str:
-    problem = error.errors()[0]
-    if not problem["loc"]:
+def _problem_in(entry: Any) -> str | None:
+    """Return the first thing that is wrong with an entry."""
+    if not isinstance(entry, dict):
         return f"every entry is a [[token]]; {_WAY}"
-    index, *keys = problem["loc"]
-    key = str(keys[0]) if keys else "the entry"
-    match problem["type"]:
-        case "missing":
-            return f"{_place(int(index), text)}: {key} is missing: it {_WORDS[key]}"
-        case "extra_forbidden":
-            known = ", ".join(_WORDS)
-            return f"{_place(int(index), text)}: {key} is not known; an entry has {known}"
-    wrong = f"{key} ({str(problem['input'])[:80]!r})"
-    return f"{_place(int(index), text)}: {wrong} {_WORDS.get(key, 'must be a [[token]]')}"
+    for key in _NEEDED:
+        if key not in entry:
+            return f"{key} is missing: it {_RULES[key][1]}"
+    for key, value in entry.items():
+        if key not in _RULES:
+            return f"{key[:80]} is not known; an entry has {', '.join(_RULES)}"
+        if problem := problem_of(key, value):
+            return problem
+    return None
 
 
 def _place(index: int, text: str) -> str:

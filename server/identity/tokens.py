@@ -24,6 +24,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError, Unauthenticated
 from server.identity.files import stamp_of
+from server.identity.token_entries import token_entries
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,6 @@ _Known = Mapping[bytes, Sequence[tuple[bytes, Identity]]]  # by the first bytes 
 
 
 def _read(path: Path) -> _Known:
-    from server.identity.token_entries import token_entries  # heavy, and few gateways need it
-
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -46,8 +46,11 @@ def test_a_token_that_was_made_is_known_by_the_entry_that_was_printed(
 
 def test_a_tenant_that_cannot_be_printed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["token", "--tenant", "a\nb"]) == 2
+    assert run(["token", "--tenant", "a", "--model", ""]) == 2, "serve would refuse the entry"
+    assert run(["token", "--tenant", "a", "--model", "m" * 65]) == 2
 
-    assert "is not a name of 1 to 64 characters" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert errors.count("a name of 1 to 64 characters that can be printed") == 3, errors
 
 
 def test_serve_takes_the_settings_of_its_doors(served: list[ServeConfig], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 _HEAVY = {
     "PIL",
@@ -27,6 +28,18 @@ def test_the_gateway_knows_no_worker_and_nothing_heavy() -> None:
     assert not loaded & _HEAVY
     assert not {name for name in loaded if name.startswith(("server.worker", "server.ray"))}
     assert not loaded & {f"engine.{room}" for room in (*_ROOMS_OF_THE_ENGINE, "slots", "text")}
+
+
+def test_a_gateway_that_asks_for_tokens_loads_nothing_heavy_either(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[[token]]\nsha256 = "{"a" * 64}"\ntenant = "acme"\n')
+    code = (
+        "from pathlib import Path; import server.gateway.gateway\n"
+        "from server.identity.tokens import TokenFile\n"
+        f"TokenFile(Path({str(tokens)!r}))"
+    )
+
+    assert not _modules_after(code) & _HEAVY
 
 
 def test_a_worker_knows_no_gateway_and_no_ray() -> None:

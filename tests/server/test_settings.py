@@ -100,7 +100,7 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("[engine]\nreuse_prefixes = 1", "engine.reuse_prefixes (1) is of the wrong type"),
         ("[engine]\ndevice = 'tpu'", "engine.device ('tpu') is of the wrong type: Input should be"),
         ("[serve.packages]\na = 1", "serve.packages.a (1) is of the wrong type"),
-        ("[serve", "is no TOML"),
+        ("[serve", "is not TOML"),
     ],
 )
 def test_what_a_file_has_wrong_is_named_with_the_file(

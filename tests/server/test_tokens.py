@@ -106,7 +106,7 @@ def test_without_a_known_token_nobody_is_known(
         ),
         (
             f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\nmodels = [1]\n',
-            r"models \('1'\) must be a list of names",
+            r"models \('\[1\]'\) must be a list of models, each a name",
         ),
         (
             f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\n[[token]]\nsha256 = "{ACME}"\n'

@@ -33,7 +33,11 @@ def test_the_command_imports_a_file_and_a_directory(
         ("empty", ["--bpe-codes", "codes"], "--bpe-codes is for checkpoints of OpenNMT-py"),
         ("empty", [], "empty has no config.json"),
         ("lora", [], "lora is an adapter and no model; give its model with the adapter in it"),
-        ("a.safetensors", [], "a.safetensors is no file of OpenNMT-py or fairseq; of a model of H"),
+        (
+            "a.safetensors",
+            [],
+            "a.safetensors is not a file of OpenNMT-py or fairseq; of a model ",
+        ),
     ],
 )
 def test_options_of_others_are_refused(
