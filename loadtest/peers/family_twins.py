@@ -22,7 +22,8 @@ from loadtest.peers.models import save_with_words
 
 _GAIN = 1.5  # of a layer's matrices: with the usual small ones an answer hardly depends on its text
 _ABILITIES = {name: family.abilities for family in FAMILIES for name in family.model_types}
-# In the names of matrices of layers and heads; a head that is the embedding has its name.
+_OF_SOURCE = ("encoder_attn.v_proj", "encoder_attn.out_proj")  # in names of matrices
+# In those of matrices of layers and heads; a head that is the embedding has its name.
 _DRAWN = (".h.", "layers.", "layer.", ".block.", "classifier", "pooler", "head", "embed_out")
 
 
@@ -83,4 +84,5 @@ def _spread(name: str, weight: Tensor, config: Any) -> float:
     if "Attention.q." in name:  # of T5, whose scores are not scaled: its queries are smaller
         inputs *= config.d_kv
     spread: float = _GAIN * inputs**-0.5
-    return spread
+    # What a Marian or BART reads of its source would drown beside the token that it wrote last.
+    return 2 * spread if any(part in name for part in _OF_SOURCE) else spread

@@ -79,10 +79,10 @@ def test_longrope_beyond_its_first_length_is_imported_where_it_is_asked_for(tmp_
 async def test_a_longrope_for_long_texts_writes_as_hugging_face_behind_long_prompts(
     tmp_path: Path,
 ) -> None:
-    options = {"rope_parameters": LONG, "original_max_position_embeddings": 4}
-    twin = save_decoder(tmp_path / "source", "phi3", **options)
+    options = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
+    twin = save_decoder(tmp_path / "source", "phi3", max_position_embeddings=40, **options)
 
-    await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(5, 8, 9), max_len=MAX_LEN)
+    await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(17, 18, 24), max_len=40)
 
 
 def test_learned_positions_are_not_cut(tmp_path: Path) -> None:
