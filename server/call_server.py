@@ -2,8 +2,8 @@
 
 grpc.aio makes three tasks of every call and wakes its event loop five times, also for one that is
 refused at once: under overload that is most of what a gateway does. This server stands on cygrpc,
-as grpc.server does. One thread takes new calls, another what happens to those that are there; the
-event loop hears of a call once there is its message, and then of what an answer waits for.
+as grpc.server does. One thread takes what has happened; the event loop hears of a call once there
+is its message, and then of what an answer waits for.
 """
 
 from __future__ import annotations
@@ -29,27 +29,22 @@ Pairs = Iterable[tuple[str, str | bytes]]
 _T = TypeVar("_T")
 
 _NO_FLAGS = 0
-_REST = 0.02  # seconds
+_REST = 0.005  # seconds
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
-_ARRIVAL, _STOPPED = object(), object()  # tags of what comes by the queue of new calls
+_ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
 
 
 class CallServer:
-    """Tells `arrived` of every call, in a thread of its own.
-
-    What happens to calls comes by a queue that reads no connection: it goes on while that of new
-    calls rests.
-    """
+    """Tells `arrived` of every call, in a thread of its own."""
 
     def __init__(
         self, arrived: Callable[[ServerCall], None], options: Iterable[tuple[str, int]]
     ) -> None:
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
-        self._arrivals = cygrpc.CompletionQueue()
-        self._events = cygrpc.CompletionQueue(shutdown_cq=True)  # the name of one that only waits
+        self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(options), False)
-        self._server.register_completion_queue(self._arrivals)
+        self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
         self._is_stopping = self._rests = False
         self._stopped = asyncio.Event()
@@ -72,15 +67,13 @@ class CallServer:
         """Take calls from now on."""
         self._server.start()
         self._ask_for_next()
-        threading.Thread(target=self._follow_arrivals, name="new calls", daemon=True).start()
-        start_event_thread("calls", self._events.poll, _passed_on)
+        start_event_thread("gRPC calls", self._next_event, self._pass_on)
 
     def rest(self) -> None:
-        """Let new calls come for a moment, once those that are there were passed on.
+        """Let calls come for a moment, once those that are there were passed on; from any thread.
 
         Who refuses most of them does so with several at a time: it costs less, and does not stop
-        the workers for every one. Connections are not read meanwhile; what is sent goes on. Any
-        thread may ask.
+        the workers for every one.
         """
         self._rests = True
 
@@ -88,51 +81,38 @@ class CallServer:
         """Take no more calls, and end those that go on after `grace` seconds."""
         with self._lock:
             self._is_stopping = True
-            self._server.shutdown(self._arrivals, _STOPPED)
+            self._server.shutdown(self._queue, _STOPPED)
         try:
             await asyncio.wait_for(self._stopped.wait(), grace)
         except TimeoutError:
             self._server.cancel_all_calls()
             await self._stopped.wait()
-        self._events.shutdown()
         self._server.destroy()
 
     def _ask_for_next(self) -> None:
         with self._lock:
             if not self._is_stopping:
-                self._server.request_call(self._events, self._arrivals, _ARRIVAL)
+                self._server.request_call(self._queue, self._queue, _ARRIVAL)
 
-    def _follow_arrivals(self) -> None:
-        """Pass on what is new; the body of a thread."""
+    def _next_event(self) -> Event:
+        if self._rests:
+            event = self._queue.poll(0)
+            if event.tag is not None:
+                return event
+            self._rests = False
+            time.sleep(_REST)
+        return self._queue.poll()
+
+    def _pass_on(self, event: Event) -> bool:
+        """Pass on what has happened; return whether more may come."""
         with suppress(RuntimeError):  # the event loop is closed
-            while all([self._has_arrived(event) for event in self._next_arrivals()]):
-                pass
-            self._loop.call_soon_threadsafe(self._stopped.set)
-
-    def _next_arrivals(self) -> list[Event]:
-        """Wait for what is new; behind a rest take all of it, before it is passed on.
-
-        The other thread is woken once then, not once for each.
-        """
-        if not self._rests:
-            return [self._take()]
-        self._rests = False
-        time.sleep(_REST)
-        arrivals = []
-        while (event := self._take(0)).tag is not None:
-            arrivals.append(event)
-        return arrivals
-
-    def _take(self, deadline: float | None = None) -> Event:
-        event = self._arrivals.poll(deadline)
-        if event.tag is _ARRIVAL and event.success:
-            self._ask_for_next()
-        return event
-
-    def _has_arrived(self, event: Event) -> bool:
-        """Tell of a call; return whether more may come."""
-        if event.tag is _ARRIVAL and event.success:
-            self._arrived(ServerCall(event, self._loop))
+            if event.tag is _STOPPED:
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            elif event.tag is not _ARRIVAL:
+                event.tag(event)
+            elif event.success:
+                self._ask_for_next()
+                self._arrived(ServerCall(event, self._loop))
         return event.tag is not _STOPPED
 
 
@@ -322,14 +302,6 @@ class ServerCall:
 def _status(status: CallStatus) -> Any:
     code, details = status.code.value[0], status.message.encode()
     return cygrpc.SendStatusFromServerOperation(status.trailing_metadata, code, details, _NO_FLAGS)
-
-
-def _passed_on(event: Event) -> bool:
-    """Pass on what happened to a call; return whether more may come."""
-    if event.tag is not None:
-        with suppress(RuntimeError):  # the event loop is closed
-            event.tag(event)
-    return event.tag is not None
 
 
 def _resolve(outcome: asyncio.Future[_T], result: _T) -> None:

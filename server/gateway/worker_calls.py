@@ -99,6 +99,7 @@ class WorkerCall:
         self._is_over = False  # here: nothing more is passed on
         self._num_due = 0  # events that are to come
         self._is_passing = False
+        self._next: bytes | None = None  # waits until the one before it has gone
         self._status: Any = None
 
     def start(
@@ -153,12 +154,10 @@ class WorkerCall:
         with self._lock:
             self._num_due -= 1
             self.initial_metadata = _pairs(event.batch_operations[0].initial_metadata())
-            client = self._client
-            if client is None or not self.initial_metadata:
-                self._read()
-            elif not self._is_over:
+            if self._client is not None and self.initial_metadata and not self._is_over:
                 self.is_committed = self._is_passing = True
-                client.pass_metadata(self.initial_metadata, self._has_passed)
+                self._client.pass_metadata(self.initial_metadata, self._has_passed)
+            self._read()
             self._settle()
 
     def _has_come(self, event: Event) -> None:
@@ -169,20 +168,31 @@ class WorkerCall:
                 self.is_committed = True
                 if self._client is None:
                     self.response = message
+                elif self._is_passing:
+                    self._next = message
                 else:
-                    self._is_passing = True
-                    self._client.pass_message(message, self._has_passed)
+                    self._pass(self._client, message)
             self._settle()
 
     def _has_passed(self, is_there: bool) -> None:
         with self._lock:
             self._is_passing = False
-            if is_there:
-                self._read()
-            else:
+            message, self._next = self._next, None
+            if not is_there:
                 self._is_over = True
                 self._tell(aio.InternalError("the client is gone"))
+            elif message is not None and self._client is not None and not self._is_over:
+                self._pass(self._client, message)
             self._settle()
+
+    def _pass(self, client: ServerCall, message: bytes) -> None:
+        """Hand a message to the client, and ask for the one that may wait behind it.
+
+        So most are asked for by the thread that takes them; the other would wait for it.
+        """
+        self._is_passing = True
+        client.pass_message(message, self._has_passed)
+        self._read()
 
     def _has_ended(self, event: Event) -> None:
         with self._lock:

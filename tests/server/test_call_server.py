@@ -210,43 +210,6 @@ async def test_a_server_that_rests_passes_several_calls_on_at_a_time(
     await server.stop(0)
 
 
-async def test_a_stream_goes_on_while_the_server_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests, may_wake = threading.Event(), threading.Event()
-
-    def sleep(seconds: float) -> None:
-        rests.set()
-        may_wake.wait(20)
-
-    def arrived(call: ServerCall) -> None:
-        if call.method == METHOD:
-            loop.call_soon_threadsafe(lambda: call.answer(stream(call)))
-        else:
-            call.refuse(call_status(QueueFull("no room", 0.3), "r"))
-            server.rest()
-
-    async def stream(call: ServerCall) -> None:
-        await call.send_initial_metadata(())
-        await until(rests.is_set)
-        for _ in range(100):
-            await call.write(b"more")
-        await call.finish()
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    loop = asyncio.get_running_loop()
-    server = CallServer(arrived, ())
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_stream(METHOD)(b"", timeout=10)
-        await call.initial_metadata()
-        await failure_of(channel.unary_unary("/test.Service/Refused")(b"", timeout=10))
-
-        assert len([message async for message in call]) == 100
-        assert not may_wake.is_set()
-        may_wake.set()
-    await server.stop(0)
-
-
 @pytest.mark.parametrize("mine", [None, "event_engine_fork"])
 def test_where_models_are_served_grpc_has_no_threads_before_that_of_the_server(
     mine: str | None,

@@ -13,6 +13,7 @@ from grpc import aio
 
 from server.call_server import ServerCall
 from server.gateway.worker_calls import WorkerCall, WorkerCalls, WorkerFailed
+from tests.server.calls import until
 
 
 class Client:
@@ -116,6 +117,21 @@ async def test_a_message_waits_until_the_one_before_has_gone(calls: WorkerCalls)
         assert not client.has_come.acquire(blocking=False)
         client.take()
 
+    await call.end()
+
+
+async def test_the_next_message_is_there_when_the_one_before_has_gone(calls: WorkerCalls) -> None:
+    client = Client(takes=False)
+
+    call = start(calls, "/numbers", client, b"2")
+    await until(lambda: call._next is not None)
+    assert client.passed == [{"replica": "1"}]
+
+    client.take()  # in this thread: nothing has to come any more
+    assert client.passed == [{"replica": "1"}, b"0"]
+    await until(lambda: call._next is not None)
+    client.take()
+    client.take()
     await call.end()
 
 
