@@ -345,14 +345,14 @@ def test_a_stall_of_a_second_shows_in_the_99th_percentile_of_the_open_loop(serve
 
 def test_a_duration_ends_a_closed_loop_and_its_edges_are_in_no_figure(server):
     config = replace(
-        closed_loop(server, 1, 2), num_requests=None, duration=0.9, warmup=0.3, cooldown=0.3
+        closed_loop(server, 1, 2), num_requests=None, duration=1.8, warmup=0.4, cooldown=0.4
     )
 
     report = run(config)
 
-    assert (report.window.start, report.window.end) == pytest.approx((0.3, 0.6))
+    assert (report.window.start, report.window.end) == pytest.approx((0.4, 1.4))
     assert 0 < report.summary.num_due < len(report.records)
-    assert report.records[-1].scheduled < 0.9
+    assert report.records[-1].scheduled < 1.8
     assert "of the warm-up and the cool-down are in no figure" in " ".join(notes(report))
 
 
