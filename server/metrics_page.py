@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from threading import Thread
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -39,7 +37,7 @@ class MetricsPage:
         registry.register(_Page(gateway, workers))
         ProcessCollector(registry=registry)
         try:
-            self._server, self._thread = _started(host, port, registry)
+            self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot be had on {host}:{port}: {error.strerror or error}; stop what "
@@ -52,10 +50,6 @@ class MetricsPage:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _started(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
-    return start_http_server(port, host, registry)
 
 
 class _Page(Collector):

@@ -158,8 +158,8 @@ class _Speaker:
     def tell_last_words(self) -> None:
         """Log what a worker has written that ended without a word."""
         if not self._has_left and (text := last_words(self.stderr)):
-            fields = {"worker": self.name}
-            logger.error("it ended; the last that it wrote:\n%s", text, extra=with_fields(**fields))
+            fields = with_fields(worker=self.name)
+            logger.error("it ended; the last that it wrote:\n%s", text, extra=fields)
 
     def _live(self, worker: WorkerInfo) -> None:
         if self._worker is None:
