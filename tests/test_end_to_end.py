@@ -35,7 +35,9 @@ from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.api import REPLICA_KEY
-from server.config import ServeConfig
+from server.config import GatewayConfig, ServeConfig
+from server.identity.config import DoorsConfig
+from server.identity.peers import peers_of
 from server.ray.serving import serving
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
@@ -320,8 +322,10 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
 async def test_replicas_follow_the_load_and_return_to_the_minimum(
-    packages: dict[str, Path],
+    packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As where Ray has several machines: gateway and workers show each other a certificate.
+    monkeypatch.setattr("server.ray.serving.peers_of", lambda host: peers_of("10.0.0.7"))
     config = ServeConfig(
         packages={CONTINUE: packages[CONTINUE]},
         port=0,
@@ -330,6 +334,7 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
         target_live_requests=2,
         downscale_delay=1,
         engine=EngineConfig(num_threads=1),
+        gateway=GatewayConfig(doors=DoorsConfig(admin_port=0)),
     )
     async with serving(config) as service, AsyncClient(service.address, timeout=120) as client:
 
@@ -350,6 +355,14 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
 
         assert [user for user in users if not user.cancelled()] == []
         assert (await client.generate(CONTINUE, "w3", max_new_tokens=3)).usage.output_tokens == 3
+        (worker,) = await service.workers()
+        async with AsyncClient(worker.address, max_attempts=1) as stranger:
+            with pytest.raises(Unavailable):
+                await stranger.generate(CONTINUE, "w3", timeout=5)
+        async with AsyncClient(service.admin_address) as operator:
+            (replica,) = (await operator.server_info()).replicas
+            assert [load.replica_id for load in await operator.load()] == [replica.replica_id]
+            assert replica.replica_id == worker.replica_id
 
 
 # Python imports it in every process: steps hang in those whose number is the name of a file.
