@@ -136,12 +136,14 @@ def test_the_wheel_brings_the_client_typed_and_nothing_that_compares_engines(lig
 def test_of_what_measures_only_load_test_and_benchmark_are_in_the_wheel(light: Path) -> None:
     found = {path.name for path in (light / "loadtest").iterdir() if path.is_dir()}
 
-    assert found == {"arrival", "benchmark", "target", "work"}
+    assert found == {"arrival", "benchmark", "reports", "target", "work"}
+    assert (light / "loadtest" / "reports" / "page.html.j2").is_file()
 
 
 def test_bench_of_the_wheel_needs_no_more_than_its_extras(light: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.append(sys.argv.pop()); import loadtest.runner, loadtest.report;"
+        "import sys; sys.path.append(sys.argv.pop());"
+        "import loadtest.runner, loadtest.reports.report;"
         "from server.cli import main; main()"
     )
     done = _run(light, "-c", code, "bench", str(tmp_path), sysconfig.get_path("purelib"))

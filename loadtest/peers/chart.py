@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from loadtest.peers.results import Line, Results
 from loadtest.peers.works import OURS
-from loadtest.plots import write_figure
+from loadtest.reports.plots import write_figure
 
 _OURS = "#0072b2"
 _PEER = "#bbbbbb"

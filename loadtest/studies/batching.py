@@ -27,7 +27,7 @@ from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import load_package
 from loadtest.benchmark.work import generation_contract
 from loadtest.origin import code_commit, now
-from loadtest.plots import write_figure
+from loadtest.reports.plots import write_figure
 from loadtest.result_file import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
 

@@ -26,7 +26,7 @@ from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
 from loadtest.origin import code_commit, now
-from loadtest.plots import write_figure
+from loadtest.reports.plots import write_figure
 from loadtest.result_file import write_document
 from loadtest.studies.machine import Machine, measure_machine
 

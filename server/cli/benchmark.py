@@ -74,7 +74,7 @@ def bench(
     from server.cli.tables import benchmark_tables, print_table
 
     if json_file is not None:
-        from loadtest.report import check_place
+        from loadtest.reports.report import check_place
 
         check_place(json_file)
     with cleaned_up(), show_progress("Rounds") as progress:

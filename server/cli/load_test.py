@@ -137,9 +137,9 @@ def report_load_test(
     import asyncio
 
     from engine.machine import machine_name
-    from loadtest.live import shown
     from loadtest.origin import code_commit, typed_command
-    from loadtest.report import print_table
+    from loadtest.reports.live import shown
+    from loadtest.reports.report import print_table
     from loadtest.runner import LoadTest
 
     files.check()
@@ -164,9 +164,9 @@ def _report_series(
 ) -> SeriesReport:
     """Run several load tests, write their files, print their table."""
     from engine.machine import machine_name
-    from loadtest.live import shown
     from loadtest.origin import code_commit, typed_command
-    from loadtest.report import print_series
+    from loadtest.reports.live import shown
+    from loadtest.reports.report import print_series
     from loadtest.runner import run
     from loadtest.search import SearchRule
     from loadtest.series import Series

@@ -33,19 +33,19 @@ class ReportFiles:
 
     def check(self) -> None:
         """Make their directories, and miss what they need before the test and not behind it."""
-        from loadtest.report import check_place
+        from loadtest.reports.report import check_place
 
         for path in self.paths:
             check_place(path)
         if self.html is not None:
-            import loadtest.html_file
+            import loadtest.reports.html_file
         if self.png is not None:
-            import loadtest.plots  # noqa: F401  # raises where matplotlib is not installed
+            import loadtest.reports.plots  # noqa: F401  # raises where matplotlib is not installed
 
     def write(self, report: LoadReport, kept: Sequence[KeptAnswer]) -> None:
         """Write all of them."""
-        from loadtest.csv_file import write_requests
-        from loadtest.report import write_json
+        from loadtest.reports.csv_file import write_requests
+        from loadtest.reports.report import write_json
         from loadtest.result_file import write_atomically
         from loadtest.work.expecting import to_lines
 
@@ -59,8 +59,8 @@ class ReportFiles:
 
     def write_series(self, report: SeriesReport) -> None:
         """Write those that several load tests have."""
-        from loadtest.csv_file import write_trials
-        from loadtest.report import write_series_json
+        from loadtest.reports.csv_file import write_trials
+        from loadtest.reports.report import write_series_json
 
         with _uninterrupted():
             _write(self.json, lambda path: write_series_json(report, path))
@@ -75,19 +75,19 @@ def _write(path: Path | None, write: Callable[[Path], None]) -> None:
 
 
 def _write_html(report: LoadReport, path: Path) -> None:
-    from loadtest.html_file import write_html
+    from loadtest.reports.html_file import write_html
 
     write_html(report, path)
 
 
 def _write_series_html(report: SeriesReport, path: Path) -> None:
-    from loadtest.html_file import write_series_html
+    from loadtest.reports.html_file import write_series_html
 
     write_series_html(report, path)
 
 
 def _write_png(report: LoadReport, path: Path) -> None:
-    from loadtest.plots import write_png
+    from loadtest.reports.plots import write_png
 
     write_png(report, path)
 

@@ -16,7 +16,7 @@ from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.load_report import LoadReport
 from loadtest.metrics import RequestRecord, summarize, window_of
-from loadtest.report import write_json
+from loadtest.reports.report import write_json
 
 
 def drawn(seed: int, scale: float = 1.0, count: int = 400) -> LoadReport:

@@ -21,15 +21,15 @@ from loadtest.answers import Checks, WrongAnswer
 from loadtest.arrival.arrival import OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
-from loadtest.csv_file import write_requests, write_trials
 from loadtest.errors import LoadTestError
 from loadtest.goals import goodput, outcomes, parse_slo
-from loadtest.html_file import write_html, write_series_html
-from loadtest.live import Figures, shown, table
 from loadtest.load_report import LoadReport
 from loadtest.metrics import RequestRecord, summarize, window_of
-from loadtest.plots import write_png
-from loadtest.report import print_series, print_table, write_json, write_series_json
+from loadtest.reports.csv_file import write_requests, write_trials
+from loadtest.reports.html_file import write_html, write_series_html
+from loadtest.reports.live import Figures, shown, table
+from loadtest.reports.plots import write_png
+from loadtest.reports.report import print_series, print_table, write_json, write_series_json
 from loadtest.series import Series, SeriesReport
 from loadtest.target.target import ServerSample
 
@@ -287,7 +287,7 @@ def test_what_is_older_than_the_last_seconds_is_no_longer_shown():
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("loadtest.live.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("loadtest.reports.live.LINE_INTERVAL", 0.0)
     console = Console(file=io.StringIO(), width=80)
 
     with shown("dates", console) as watch:

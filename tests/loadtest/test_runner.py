@@ -24,7 +24,7 @@ from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.goals import parse_slo
 from loadtest.load_report import LoadReport
-from loadtest.report import notes
+from loadtest.reports.report import notes
 from loadtest.runner import Course, Watch
 from loadtest.runner import run as run_work
 from loadtest.sender import arrival_times

@@ -587,7 +587,7 @@ async def test_loadtest_makes_the_folders_of_its_files_and_needs_matplotlib_for_
 ) -> None:
     for module in ("matplotlib", "matplotlib.axes", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "loadtest.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "loadtest.reports.plots", raising=False)
     file = tmp_path / "new" / "run.json"
     engine = FakeGenerator()
     options = ("loadtest", "--model", "dates", "--requests", "2", "--json", str(file))

@@ -11,7 +11,7 @@ from loadtest.errors import LoadTestError
 from loadtest.goals import Slo
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, LoadSummary
-from loadtest.report import notes, series_notes
+from loadtest.reports.report import notes, series_notes
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
 from loadtest.trial import Origin
@@ -19,7 +19,7 @@ from loadtest.trial import Origin
 try:
     from jinja2 import Environment, PackageLoader
 
-    from loadtest.charts import charts_of, series_chart
+    from loadtest.reports.charts import charts_of, series_chart
 except ImportError as error:
     raise LoadTestError(
         "pages need jinja2 and matplotlib; install them with: pip install 'tokenweir[loadtest]'"
@@ -102,7 +102,10 @@ def write_series_html(report: SeriesReport, path: Path) -> None:
 
 def _page(**content: object) -> str:
     environment = Environment(
-        loader=PackageLoader("loadtest", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("loadtest.reports", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html.j2").render(**content)
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution
-from loadtest.plots import (
+from loadtest.reports.plots import (
     END_TO_END,
     ERROR,
     FIRST_TOKEN,
