@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         "tokenweir train dates --out checkpoints/dates",
         "tokenweir train dates --out checkpoints/dates --resume",
         "tokenweir train text --file a.txt --file b.txt --out checkpoints/text",
-        "tokenweir train text --file a.txt --init checkpoints/gpt2 --out checkpoints/mine",
+        "tokenweir train text --file a.txt --init checkpoints/gpt2 --out mine",
         "tokenweir train translation --pairs lines.tsv --out checkpoints/lines",
         "tokenweir train classification --file rows.tsv --check",
         "tokenweir train images --dir photos --init checkpoints/vit --out photos-vit",
