@@ -8,12 +8,12 @@
 PYTHON ?= python3
 ifeq ($(GPU),1)
 VENV := .venv-gpu
-EXTRAS := gpu,serve,export,loadtest,dev
+EXTRAS := gpu,serve,http,export,loadtest,dev
 DEMO := demo --device cuda --out demo-gpu
 TESTS := -m "not long and not emulated and not ray"  # those marked gpu are among them
 else
 VENV := .venv
-EXTRAS := cpu,serve,export,loadtest,dev
+EXTRAS := cpu,serve,http,export,loadtest,dev
 DEMO := demo
 TESTS := -n 2 --dist loadfile --no-loadscope-reorder  # files of tests go to two processes
 endif

@@ -210,6 +210,7 @@ def test_a_light_install_has_the_help_of_every_command(light: Path) -> None:
         ("export . --out x", "export,cpu"),
         ("verify . .", "export,cpu"),
         ("serve .", "serve,cpu"),
+        ("http", "http"),
         ("bench .", "cpu"),
         ("loadtest --model m", "loadtest"),
         ("demo", "serve,cpu,export,loadtest"),

@@ -16,6 +16,7 @@ from server.cli.difference import diff
 from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.extras import how_to_install
 from server.cli.generation import generate, score
+from server.cli.http import http
 from server.cli.load_test import loadtest
 from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
@@ -60,6 +61,7 @@ for command in (
     verify,
     diff,
     serve,
+    http,
     token,
     generate,
     score,

@@ -480,6 +480,22 @@ class AsyncClient:
         request = health_pb2.HealthCheckRequest(service=service)
         return answers.health_status(await self._call(self._open().health.Check, request))
 
+    def calling_as(self, token: str | None = None, metadata: Metadata = ()) -> AsyncClient:
+        """Return a client of the same channel that calls with another token, if one is given.
+
+        `metadata` goes with its calls beside that of this client, which alone is to be closed.
+        Raises ValueError for a token that no header can carry.
+        """
+        stubs = self._open()
+        own = self._metadata
+        if token is not None:
+            own = tuple(entry for entry in own if entry[0] != "authorization")
+        other = AsyncClient(
+            channel=stubs.channel, token=token, metadata=(*own, *metadata), timeout=self._timeout
+        )
+        other._stubs = stubs
+        return other
+
     async def close(self) -> None:
         """Close the channel; what still runs on it ends with Cancelled."""
         self._closed = True

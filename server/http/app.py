@@ -1,0 +1,212 @@
+"""The endpoints of the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tokenweir import (
+    AsyncClient,
+    BrokenStream,
+    GenerateOptions,
+    ModelInfo,
+    StreamOptions,
+    TokenweirClientError,
+)
+
+from server.http.answers import Form, TextForm, envelope, usage_json
+from server.http.body import parsed
+from server.http.bound import Bound
+from server.http.config import HttpConfig
+from server.http.errors import HttpError, http_error, refused_arguments
+from server.http.requests import CompletionRequest, GenerationRequest
+from server.http.streams import Chunks, EventStream, Message, events
+
+T = TypeVar("T")
+Prompt = str | list[int] | list[dict[str, str]]
+_HEALTH_SECONDS = 5.0
+_CLIENT_GONE = 499  # nobody reads it
+
+
+def application(client: AsyncClient, config: HttpConfig) -> Starlette:
+    """Return the ASGI application that answers by a client of our server."""
+    door = HttpDoor(client, config)
+    get, post = ["GET"], ["POST"]
+    return Starlette(
+        routes=[
+            Route("/health", door.health, methods=get),
+            Route("/v1/models", door.models, methods=get),
+            Route("/v1/models/{model:path}", door.model, methods=get),
+            Route("/v1/completions", door.completions, methods=post),
+        ],
+        middleware=[Middleware(Bound, max_requests=config.max_requests)],
+        exception_handlers={
+            HttpError: _answer_refusal,
+            TokenweirClientError: _answer_failure,
+            HTTPException: _answer_wrong_path,
+            Exception: _answer_bug,
+        },
+    )
+
+
+class HttpDoor:
+    """Answers OpenAI's requests by calls of the server behind."""
+
+    def __init__(self, client: AsyncClient, config: HttpConfig) -> None:
+        self._client, self._config = client, config
+
+    async def health(self, request: Request) -> Response:
+        """Say whether the server behind serves: 200 or 503."""
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                status = await self._client.health()
+        except (TokenweirClientError, TimeoutError):
+            status = "NOT_SERVING"
+        return JSONResponse({"status": status}, 200 if status == "SERVING" else 503)
+
+    async def models(self, request: Request) -> Response:
+        """List the models."""
+        found = await self._caller(request).models()
+        return JSONResponse({"object": "list", "data": list(map(_model_json, found))})
+
+    async def model(self, request: Request) -> Response:
+        """Say what one model is."""
+        name = request.path_params["model"]
+        for model in await self._caller(request).models():
+            if model.model == name:
+                return JSONResponse(_model_json(model))
+        message = f"no model {name!r} is served here; /v1/models lists them"
+        raise HttpError(404, message, kind="not_found_error", code="model_not_found")
+
+    async def completions(self, request: Request) -> Response:
+        """Complete one or more prompts."""
+        asked = await parsed(request, CompletionRequest, self._config)
+        prompts = cast("list[Prompt]", asked.prompts)
+        return await self._generate(request, asked, prompts, TextForm())
+
+    async def _generate(
+        self, request: Request, asked: GenerationRequest, prompts: list[Prompt], form: Form
+    ) -> Response:
+        client = self._caller(request)
+        request_id = form.prefix + uuid.uuid4().hex
+        with refused_arguments():
+            options = asked.options
+        options["request_id"] = request_id
+        if not asked.stream:
+            with refused_arguments():
+                call = client.generate_many(asked.model, prompts, **_of_a_whole(options))
+                found = await _unless_gone(request, call)
+            results = [sequence for result in found.results for sequence in result.sequences]
+            choices = [form.choice(index, one) for index, one in enumerate(results)]
+            body = envelope(request_id, form.object, asked.model, choices)
+            body["usage"] = usage_json(found.usage)
+            return JSONResponse(body, headers={"x-request-id": request_id})
+        if len(prompts) > 1:
+            raise HttpError(
+                400, "a stream is of one prompt; send a request for each", param="prompt"
+            )
+        messages = cast(
+            AsyncGenerator[Message], client.stream_events(asked.model, prompts[0], **options)
+        )
+        chunks = Chunks(form, request_id, asked.model, has_usage=asked.has_usage)
+        return await _streamed(request, messages, chunks, request_id)
+
+    def _caller(self, request: Request) -> AsyncClient:
+        """Return a client that calls as who sent the request; HttpError for no token."""
+        header = request.headers.get("authorization")
+        trace = [
+            (name, value)
+            for name in ("traceparent", "tracestate")
+            if (value := request.headers.get(name)) is not None
+        ]
+        if header is None:
+            return self._client.calling_as(metadata=trace)
+        kind, _, token = header.partition(" ")
+        try:
+            if kind.lower() != "bearer":
+                raise ValueError("Authorization is to be: Bearer TOKEN")
+            return self._client.calling_as(token.strip(), metadata=trace)
+        except ValueError as error:
+            raise HttpError(
+                401, str(error), kind="authentication_error", code="invalid_api_key"
+            ) from error
+
+
+def _of_a_whole(options: StreamOptions) -> GenerateOptions:
+    """Return the options without those that only a stream has."""
+    known = GenerateOptions.__annotations__
+    return cast(GenerateOptions, {name: said for name, said in options.items() if name in known})
+
+
+async def _streamed(
+    request: Request, messages: AsyncGenerator[Message], chunks: Chunks, request_id: str
+) -> Response:
+    """Return the stream once it has begun: until then an error has a status of its own."""
+    with refused_arguments():
+        first = await _unless_gone(request, _first(messages))
+    return EventStream(events(first, messages, chunks), {"x-request-id": request_id})
+
+
+async def _first(messages: AsyncGenerator[Message]) -> Message:
+    first = await anext(messages, None)
+    if first is None:
+        raise BrokenStream("the stream ended without a message")
+    return first
+
+
+async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
+    """Return what a call of the server returns; end it as soon as who asked is gone."""
+    work, gone = asyncio.create_task(call), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise HttpError(_CLIENT_GONE, "the client has gone")
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _model_json(model: ModelInfo) -> dict[str, object]:
+    return {
+        "id": model.model,
+        "object": "model",
+        "created": 0,  # a package does not say
+        "owned_by": "tokenweir",
+        "capabilities": model.capabilities,
+        "max_model_len": model.limits.max_input_tokens,
+    }
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError), "the table of handlers says so"
+    return error.response()
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TokenweirClientError), "the table of handlers says so"
+    return http_error(error).response()
+
+
+async def _answer_wrong_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "the table of handlers says so"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return HttpError(error.status_code, message).response()
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return HttpError(500, "the server failed; its log says how", kind="server_error").response()

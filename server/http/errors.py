@@ -1,0 +1,97 @@
+"""Errors in OpenAI's form: the one table from what a call raises to a status."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import tokenweir
+from starlette.responses import JSONResponse
+
+# The statuses, and what OpenAI calls the kind; a class that is not here is as the nearest base.
+_STATUSES: Mapping[type[tokenweir.TokenweirClientError], tuple[int, str]] = MappingProxyType(
+    {
+        tokenweir.TokenweirClientError: (500, "server_error"),
+        tokenweir.InvalidArgument: (400, "invalid_request_error"),
+        tokenweir.Unauthenticated: (401, "authentication_error"),
+        tokenweir.PermissionDenied: (403, "permission_error"),
+        tokenweir.NotFound: (404, "not_found_error"),
+        tokenweir.ResourceExhausted: (429, "rate_limit_error"),
+        tokenweir.DeadlineExceeded: (504, "timeout_error"),
+        tokenweir.Unavailable: (503, "server_error"),
+        tokenweir.NotSupported: (400, "invalid_request_error"),
+        tokenweir.Aborted: (409, "aborted_error"),
+        tokenweir.Cancelled: (503, "server_error"),
+        tokenweir.Internal: (500, "server_error"),
+    }
+)
+_CODES: Mapping[str, str] = MappingProxyType(
+    {"MODEL_NOT_FOUND": "model_not_found", "UNAUTHENTICATED": "invalid_api_key"}
+)
+# What our protocol calls the fields, by the ends of their paths.
+_PARAMS: Mapping[str, str] = MappingProxyType(
+    {"num_outputs": "n", "max_new_tokens": "max_tokens", "strings": "stop", "inputs": "prompt"}
+)
+
+
+class HttpError(Exception):
+    """Ends a request with a status, and with the JSON that OpenAI's clients read."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body: Mapping[str, object] = {
+            "error": {"message": message, "type": kind, "param": param, "code": code}
+        }
+        self.headers: dict[str, str] = {}
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+        if status == 409:  # an operator has ended it; clients would ask again by themselves
+            self.headers["x-should-retry"] = "false"
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
+
+    def response(self) -> JSONResponse:
+        """Return the whole answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def http_error(error: tokenweir.TokenweirClientError) -> HttpError:
+    """Return what a client of ours has raised as an answer."""
+    status, kind = next(_STATUSES[base] for base in type(error).__mro__ if base in _STATUSES)
+    if error.reason == "MESSAGE_TOO_LARGE":
+        status = 413
+    return HttpError(
+        status,
+        str(error),
+        kind=kind,
+        param=_param(error.violations[0].field) if error.violations else None,
+        code=_CODES.get(error.reason, error.reason.lower()) or None,
+        retry_after=error.retry_after,
+    )
+
+
+@contextlib.contextmanager
+def refused_arguments() -> Iterator[None]:
+    """Answer what cannot be sent at all with 400: the client names the argument."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise HttpError(400, str(error)) from error
+
+
+def _param(field: str) -> str:
+    """Return what OpenAI calls the field of a path as `decoding.sampling.top_p`."""
+    name = field.partition("[")[0].rpartition(".")[2]
+    return _PARAMS.get(name, name)

@@ -1,0 +1,327 @@
+"""The HTTP server answers OpenAI's protocol, before a real worker of fakes or a scripted one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+from tokenweir import AsyncClient
+
+from server.cli.app import run
+from server.http.config import HttpConfig
+from server.http.serving import serve
+from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
+from tests.server.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+
+
+class Caller:
+    """Sends requests to an HTTP server."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session, self.url = session, url
+
+    async def post(
+        self, path: str = "completions", headers: dict[str, str] | None = None, **body: object
+    ) -> tuple[int, dict[str, Any]]:
+        async with self.session.post(f"{self.url}/v1/{path}", json=body, headers=headers) as found:
+            return found.status, await found.json()
+
+    async def stream(self, path: str = "completions", **body: object) -> list[Any]:
+        """Return the data of the events; the last is "[DONE]" or an error."""
+        url = f"{self.url}/v1/{path}"
+        async with self.session.post(url, json={"stream": True, **body}) as found:
+            assert found.headers["content-type"].startswith("text/event-stream")
+            text = await found.text()
+        assert text.endswith("\n\n")
+        data = [event.removeprefix("data: ") for event in text.split("\n\n")[:-1]]
+        return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+
+@asynccontextmanager
+async def http_server(
+    address: str, config: HttpConfig | None = None, token: str | None = None
+) -> AsyncIterator[Caller]:
+    """Serve before the server at an address."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with AsyncClient(address, max_attempts=1, timeout=20, token=token) as client:
+        config = config or HttpConfig(port=0, grace=1)
+        serving = asyncio.create_task(serve(client, config, url.set_result))
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield Caller(session, await url)
+        finally:
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+
+
+@asynccontextmanager
+async def http_before(*engines: Any, config: HttpConfig | None = None) -> AsyncIterator[Caller]:
+    async with running_worker(*engines) as (_, address):
+        async with http_server(address, config) as caller:
+            yield caller
+
+
+def able() -> FakeGenerator:
+    generator = FakeGenerator()
+    generator.capabilities += OPTIONS
+    return generator
+
+
+async def test_a_text_is_completed_with_what_it_took():
+    async with http_before(FakeGenerator()) as caller:
+        status, found = await caller.post(model="dates", prompt="ab cde", max_tokens=5)
+
+    assert status == 200
+    assert found["object"] == "text_completion"
+    assert found["choices"] == [
+        {"index": 0, "text": "ab cde ", "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert found["usage"]["prompt_tokens"] == 2
+    assert found["usage"]["completion_tokens"] == 2
+    assert found["usage"]["total_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [("a", ["a "]), ([4, 5], ["4 5 "]), (["a", "b c"], ["a ", "b c "]), ([[4], [5]], ["4 ", "5 "])],
+)
+async def test_prompts_may_be_texts_or_token_ids(prompt: object, texts: list[str]):
+    async with http_before(FakeGenerator()) as caller:
+        _, found = await caller.post(model="dates", prompt=prompt)
+
+    assert [one["text"] for one in found["choices"]] == texts
+    assert [one["index"] for one in found["choices"]] == list(range(len(texts)))
+
+
+async def test_options_reach_the_engine():
+    generator = able()
+    said = {"temperature": 0.5, "top_p": 0.75, "seed": 7, "n": 2, "stop": ["x"], "max_tokens": 9}
+    said |= {"presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"5": -3}}
+
+    async with http_before(generator) as caller:
+        status, found = await caller.post(
+            model="dates", prompt="a", logprobs=2, top_k=3, user="me", echo=False, **said
+        )
+
+    assert status == 200
+    assert len(found["choices"]) == 2
+    params = generator.requests[0].params
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.75, 3, 7)
+    assert (params.num_outputs, params.max_new_tokens, params.logprobs) == (2, 9, 2)
+    assert (params.controls.presence_penalty, params.controls.frequency_penalty) == (0.5, 0.25)
+    assert found["choices"][0]["logprobs"]["token_logprobs"] == [-2.0]
+    assert found["choices"][0]["logprobs"]["tokens"] == ["<1>"]
+    assert found["choices"][0]["logprobs"]["top_logprobs"] == [
+        {"<90>": -1.0, "<91>": -2.0, "<1>": -2.0}
+    ]
+
+
+async def test_temperature_zero_is_the_most_likely_token():
+    generator = FakeGenerator()
+
+    async with http_before(generator) as caller:
+        await caller.post(model="dates", prompt="a", temperature=0, top_p=1, seed=3)
+
+    assert generator.requests[0].params.strategy == "greedy"
+
+
+async def test_a_stream_has_the_pieces_the_end_and_what_it_took():
+    async with http_before(able()) as caller:
+        events = await caller.stream(
+            model="dates", prompt="ab c", stream_options={"include_usage": True}, logprobs=0
+        )
+
+    assert events[-1] == "[DONE]"
+    *pieces, end, usage = events[:-1]
+    assert "".join(one["choices"][0]["text"] for one in pieces) == "ab c "
+    assert [one["choices"][0]["finish_reason"] for one in (*pieces, end)][-1] == "stop"
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 2)
+    assert len({one["id"] for one in events[:-1]}) == 1
+
+
+async def test_a_stream_of_beams_has_the_best_one():
+    async with http_before(able()) as caller:
+        events = await caller.stream(model="dates", prompt="ab c", beam=4)
+
+    assert [one["choices"][0]["text"] for one in events[:-1]] == ["ab c ", ""]
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "param"),
+    [
+        ({"prompt": "a", "suffix": "b"}, "suffix is not an option", None),
+        ({"prompt": "a", "best": 2}, "best is not an option", None),
+        ({"prompt": "a", "tenant": "me"}, "tenant is not an option", None),
+        ({"prompt": "a", "max_tokens": "5"}, "max_tokens: ", "max_tokens"),
+        ({"prompt": []}, "prompt", "prompt"),
+        ({}, "prompt: Field required", "prompt"),
+        ({"prompt": "a", "top_p": 7}, "top_p", "top_p"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "'x'", None),
+        ({"prompt": ["a", "b"], "stream": True}, "of one prompt", "prompt"),
+        ({"prompt": "a", "seed": -1}, "seed=-1", None),
+        ({"prompt": "a", "seed": -1, "stream": True}, "seed=-1", None),
+    ],
+)
+async def test_what_is_wrong_is_named(body: dict[str, object], said: str, param: str | None):
+    async with http_before(FakeGenerator()) as caller:
+        status, found = await caller.post(model="dates", **body)
+
+    assert status == 400
+    assert said in found["error"]["message"]
+    assert (found["error"]["type"], found["error"]["param"]) == ("invalid_request_error", param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, 401),
+        (grpc.StatusCode.PERMISSION_DENIED, 403),
+        (grpc.StatusCode.NOT_FOUND, 404),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+        (grpc.StatusCode.UNAVAILABLE, 503),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+        (grpc.StatusCode.INTERNAL, 500),
+    ],
+)
+async def test_what_a_call_ends_with_has_a_status(code: grpc.StatusCode, status: int, stream: bool):
+    retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))
+    with scripted_server() as script:
+        for rpc in ("Generate", "GenerateStream"):
+            script.answers[rpc] = lambda request, context: fail(context, code, "no", retry)
+        async with http_server(script.address) as caller:
+            url, body = f"{caller.url}/v1/completions", {"model": "m", "prompt": "a"}
+            async with caller.session.post(url, json=body | {"stream": stream}) as found:
+                answer = await found.json()
+
+    assert found.status == status
+    assert answer["error"]["message"] == f"{code.name}: no"
+    assert found.headers["Retry-After"] == "3"
+
+
+async def test_an_error_within_a_stream_is_its_last_event():
+    with scripted_server() as script:
+
+        def answer(request: object, context: grpc.ServicerContext) -> object:
+            yield next(iter(stream_messages(["a"])))
+            fail(context, grpc.StatusCode.UNAVAILABLE, "gone")
+
+        script.answers["GenerateStream"] = answer
+        async with http_server(script.address) as caller:
+            events = await caller.stream(model="m", prompt="a")
+
+    assert events[0]["choices"][0]["text"] == "a"
+    assert events[-1]["error"]["message"] == "UNAVAILABLE: gone"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+async def test_a_stream_with_a_gap_or_without_its_end_is_no_answer(lost: int):
+    messages = list(stream_messages(["a", "b"]))
+    with scripted_server() as script:
+        script.answers["GenerateStream"] = lambda request, context: iter(
+            messages[:lost] + messages[lost + 1 :]
+        )
+        async with http_server(script.address) as caller:
+            events = await caller.stream(model="m", prompt="a")
+
+    assert "DATA_LOSS/BROKEN_STREAM" in events[-1]["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", ["HOLD", "a HOLD"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_frees_the_engine(stream: bool, prompt: str):
+    generator = FakeGenerator()
+    async with http_before(generator) as caller:
+        call = asyncio.create_task(caller.post(model="dates", prompt=prompt, stream=stream))
+        await asyncio.wait_for(generator.seen.wait(), 10)
+        call.cancel()
+        await asyncio.wait_for(generator.done.wait(), 10)
+
+    assert len(generator.aborted) == 1
+
+
+async def test_who_calls_is_told_to_the_server_behind():
+    def authorized(script: ScriptedServer) -> Sequence[object]:
+        return [dict(one).get("authorization") for one in script.metadata]
+
+    with scripted_server() as script:
+        async with http_server(script.address, token="own") as caller:
+            for headers in ({}, {"Authorization": "Bearer theirs"}):
+                async with caller.session.get(f"{caller.url}/v1/models", headers=headers) as found:
+                    assert found.status == 200
+            for wrong in ("Basic eA==", "Bearer ", "Bearer a b"):
+                headers = {"Authorization": wrong}
+                async with caller.session.get(f"{caller.url}/v1/models", headers=headers) as found:
+                    assert (found.status, found.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+    assert authorized(script) == ["Bearer own", "Bearer theirs"]
+
+
+async def test_models_are_listed_and_found_by_their_names():
+    async with http_before(FakeGenerator()) as caller:
+        async with caller.session.get(f"{caller.url}/v1/models") as found:
+            listed = await found.json()
+        async with caller.session.get(f"{caller.url}/v1/models/dates") as found:
+            one = await found.json()
+        async with caller.session.get(f"{caller.url}/v1/models/x") as found:
+            assert (found.status, (await found.json())["error"]["code"]) == (404, "model_not_found")
+        async with caller.session.get(f"{caller.url}/v1/nothing") as found:
+            assert (found.status, "error" in await found.json()) == (404, True)
+        async with caller.session.get(f"{caller.url}/health") as found:
+            assert (found.status, await found.json()) == (200, {"status": "SERVING"})
+        status, answer = await caller.post(model="x", prompt="a")
+
+    assert (listed["object"], listed["data"]) == ("list", [one])
+    assert (one["id"], one["object"]) == ("dates", "model")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_health_is_that_of_the_server_behind():
+    async with http_server("127.0.0.1:1") as caller:
+        async with caller.session.get(f"{caller.url}/health") as found:
+            assert (found.status, await found.json()) == (503, {"status": "NOT_SERVING"})
+
+
+async def test_bodies_and_open_requests_are_bounded():
+    generator = FakeGenerator()
+    config = HttpConfig(port=0, max_body_bytes=100, max_requests=1, body_seconds=0.2, grace=0)
+    async with http_before(generator, config=config) as caller:
+        status, answer = await caller.post(model="dates", prompt="a" * 100)
+        assert (status, "more than 100 bytes" in answer["error"]["message"]) == (413, True)
+
+        call = asyncio.create_task(caller.post(model="dates", prompt="HOLD"))
+        await asyncio.wait_for(generator.seen.wait(), 10)
+        assert (await caller.post(model="dates", prompt="a"))[0] == 503
+        generator.release.set()
+        assert (await call)[0] == 200
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.Event().wait()
+
+        async with caller.session.post(f"{caller.url}/v1/completions", data=slow()) as found:
+            assert found.status == 408
+
+
+def test_other_machines_are_let_in_only_when_told_so(capsys: pytest.CaptureFixture[str]):
+    assert run(["http", "--host", "0.0.0.0"]) == 3
+
+    assert "host (0.0.0.0) is reached from other machines" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(["http", "--port", str(port)]) == 3
+
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
