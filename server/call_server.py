@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -28,6 +27,7 @@ logger = logging.getLogger(__name__)
 Pairs = Iterable[tuple[str, str | bytes]]
 _T = TypeVar("_T")
 
+_FAILED = "the server failed; see its log"
 _NO_FLAGS = 0
 _REST = 0.005  # seconds
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
@@ -105,14 +105,18 @@ class CallServer:
 
     def _pass_on(self, event: Event) -> bool:
         """Pass on what has happened; return whether more may come."""
-        with suppress(RuntimeError):  # the event loop is closed
+        try:
             if event.tag is _STOPPED:
                 self._loop.call_soon_threadsafe(self._stopped.set)
             elif event.tag is not _ARRIVAL:
                 event.tag(event)
             elif event.success:
                 self._ask_for_next()
-                self._arrived(ServerCall(event, self._loop))
+                call = ServerCall(event, self._loop)
+                call.try_to(lambda: self._arrived(call))
+        except Exception:  # all other calls need the thread
+            if not self._loop.is_closed():
+                logger.exception("an event of gRPC was lost")
         return event.tag is not _STOPPED
 
 
@@ -157,8 +161,19 @@ class ServerCall:
         """Read the next message, None at the end of them; call `received` in the thread."""
         self._call.start_server_batch(
             (cygrpc.ReceiveMessageOperation(_NO_FLAGS),),
-            lambda event: received(event.batch_operations[0].message()),
+            lambda event: self.try_to(lambda: received(event.batch_operations[0].message())),
         )
+
+    def try_to(self, take_in: Callable[[], object]) -> None:
+        """Do something with a call that nobody answers yet; it ends if that fails."""
+        try:
+            take_in()
+        except Exception:
+            if self._loop.is_closed():
+                return
+            logger.exception("%s failed", self.method)
+            if self._task is None and not self._has_ended:
+                self.refuse(CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ()))
 
     def refuse(self, status: CallStatus) -> None:
         """End a call that nobody answers."""
@@ -238,7 +253,7 @@ class ServerCall:
             logger.exception("%s failed", self.method)
             if not self._has_ended:
                 self._has_ended, self.code = True, grpc.StatusCode.UNKNOWN
-                status = CallStatus(grpc.StatusCode.UNKNOWN, "the server failed; see its log", ())
+                status = CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ())
                 self._call.start_server_batch(self._ending(status), _nothing_to_do)
         finally:
             if not self._has_ended:

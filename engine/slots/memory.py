@@ -102,8 +102,12 @@ class HostCacheMemory:
         """See CacheMemory."""
         self._num_steps += 1
         last = self._num_steps - (0 if at_rest else STEPS_AT_HAND)
-        for row in [row for row, cut in self._cut.items() if cut.step < last]:
-            start, stop = int(lengths[row]), self._cut.pop(row).stop
+        while self._cut:
+            row, cut = next(iter(self._cut.items()))
+            if cut.step >= last:
+                return
+            del self._cut[row]
+            start, stop = int(lengths[row]), cut.stop
             if stop - start >= self._page:
                 self.clear(row, start, stop)
 

@@ -60,6 +60,31 @@ async def answering(
         yield channel
 
 
+@pytest.mark.parametrize("when", ["it arrives", "its message is read"])
+async def test_a_call_that_cannot_be_taken_in_ends_and_others_are_taken_in(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(call: ServerCall) -> None:
+        if call.method == "/test.Service/Wrong":
+            raise ValueError("unforeseen")
+        call.refuse(call_status(QueueFull("no room", 0.3), "r"))
+
+    def arrive(call: ServerCall) -> None:
+        if when == "it arrives":
+            fail(call)
+        else:
+            call.receive(lambda data: fail(call))
+
+    async with serving(arrive) as channel:
+        with pytest.raises(aio.AioRpcError, match="the server failed; see its log") as wrong:
+            await channel.unary_unary("/test.Service/Wrong")(b"x", timeout=5)
+        other = await failure_of(channel.unary_unary(METHOD)(b"x", timeout=5))
+
+    assert wrong.value.code() is grpc.StatusCode.UNKNOWN
+    assert other.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "/test.Service/Wrong failed" in caplog.text and "unforeseen" in caplog.text
+
+
 async def test_a_call_is_refused_without_a_task_and_without_its_message() -> None:
     status = call_status(QueueFull("no room", 0.3), "r")
     tasks: list[int] = []
