@@ -26,9 +26,9 @@ from engine.errors import (
     TokenweirError,
 )
 from server.last_moment import abort, in_time
-from server.logs import with_fields
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
+from server.telemetry.logs import with_fields
 
 logger = logging.getLogger(__name__)
 

@@ -196,7 +196,7 @@ def serve(
 
 def _say(text: str, config: LogConfig) -> None:
     """Tell who waits for the command, in the form that the log has."""
-    from server.logs import log_to_stderr
+    from server.telemetry.logs import log_to_stderr
 
     if config.format == "text":
         return click.echo(text, err=True)
@@ -292,9 +292,9 @@ def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -
 
 def serve_until_ended(config: ServeConfig) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
-    from server.logs import log_to_stderr
     from server.ray.serving import serve_models
     from server.ray.thread import RayLost
+    from server.telemetry.logs import log_to_stderr
 
     log_to_stderr(config.log)
     with cleaned_up():

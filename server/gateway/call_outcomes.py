@@ -14,11 +14,11 @@ import grpc
 from engine.errors import ReplicaLost, ReplicasLost, Starting
 from server.api import METHODS
 from server.call_server import ServerCall
-from server.log_budget import LogBudget
-from server.logs import REQUESTS, with_fields
-from server.metrics import Counts
 from server.status import CallStatus
-from server.tracing import Tracing, set_status
+from server.telemetry.log_budget import LogBudget
+from server.telemetry.logs import REQUESTS, with_fields
+from server.telemetry.metrics import Counts
+from server.telemetry.tracing import Tracing, set_status
 
 _OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
 _MAX_CHARS = 200

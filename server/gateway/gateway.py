@@ -43,12 +43,12 @@ from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamPar
 from server.last_moment import LAST_WORDS, abort, in_time
 from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
-from server.metrics import Snapshot
 from server.reflection import enable_reflection
 from server.request_ids import is_request_id, made_request_id
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
-from server.tracing import Tracing
+from server.telemetry.metrics import Snapshot
+from server.telemetry.tracing import Tracing
 
 _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"

@@ -16,13 +16,13 @@ from engine.package.package import load_package
 from server.config import LogConfig, ServeConfig
 from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
-from server.logs import set_level
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
-from server.tracing import make_tracing
+from server.telemetry.logs import set_level
+from server.telemetry.tracing import make_tracing
 from server.worker.call_counts import CallCounts
 from server.worker.call_spans import CallSpans
 from server.worker.engines import Engine

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.identity.peers import Peers
-from server.logs import REQUESTS, with_fields
-from server.metrics import Snapshot, read_snapshot
 from server.ray.last_words import last_words
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.restarts import Restarts
+from server.telemetry.logs import REQUESTS, with_fields
+from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
 logger = logging.getLogger(__name__)

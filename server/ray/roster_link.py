@@ -17,12 +17,12 @@ from typing import Any
 
 from engine.background import in_background
 from server.identity.peers import NAME
-from server.log_budget import LogBudget
-from server.logs import REQUESTS, fields_of, traceback_of
-from server.metrics import Snapshot
 from server.ray.last_words import own_stderr
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress
+from server.telemetry.log_budget import LogBudget
+from server.telemetry.logs import REQUESTS, fields_of, traceback_of
+from server.telemetry.metrics import Snapshot
 
 _MAX_TEXT = MAX_LINE // 16  # characters, and as many of a traceback; of one JSON makes six bytes
 _ANSWER_TIMEOUT = 2.0  # seconds

@@ -30,8 +30,6 @@ from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.identity.peers import peers_of
 from server.listening import address_of
-from server.metrics import Snapshot
-from server.metrics_page import MetricsPage
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
@@ -42,7 +40,9 @@ from server.ray.resources import shortage_now
 from server.ray.roster import Roster
 from server.ray.thread import RayThread
 from server.signals import cancelled_by_signals
-from server.tracing import make_tracing
+from server.telemetry.metrics import Snapshot
+from server.telemetry.metrics_page import MetricsPage
+from server.telemetry.tracing import make_tracing
 
 SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from server.metrics import Counts, Snapshot
+from server.telemetry.metrics import Counts, Snapshot
 from server.worker.call_record import OK, CallRecord, Part
 from server.worker.engines import Engine
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.tracing import Tracing, end_span, set_status
+from server.telemetry.tracing import Tracing, end_span, set_status
 from server.worker.call_record import CallRecord
 
 

@@ -21,7 +21,7 @@ from server.interceptors import (
     with_behavior,
 )
 from server.status import status_code
-from server.trace_context import traceparent_in
+from server.telemetry.trace_context import traceparent_in
 from server.worker.call_record import CallRecord, begin_record
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from server.logs import REQUESTS, with_fields
-from server.trace_context import trace_id_in
+from server.telemetry.logs import REQUESTS, with_fields
+from server.telemetry.trace_context import trace_id_in
 from server.worker.call_record import OK, CallRecord
 
 _MAX_CHARS = 200  # of what a client has chosen, or an error says

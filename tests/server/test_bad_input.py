@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
-from server.logs import TextFormatter
+from server.telemetry.logs import TextFormatter
 from server.worker import deadline
 from server.worker.worker import Worker
 from tests.server.calls import Failure, Stubs, failure, failure_of, generate, stream, stubs_for

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from server.config import LogConfig
-from server.logs import REQUESTS, JsonFormatter, TextFormatter, set_level, with_fields
+from server.telemetry.logs import REQUESTS, JsonFormatter, TextFormatter, set_level, with_fields
 
 
 def _record(message: str, *, fields: dict[str, str | int | float]) -> logging.LogRecord:

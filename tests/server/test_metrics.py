@@ -20,8 +20,8 @@ from tokenweir.v1 import prediction_service_pb2
 from engine.errors import ConfigError, EngineFailure
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
-from server.metrics import METRICS, Counts, Snapshot, read_snapshot
-from server.metrics_page import MetricsPage
+from server.telemetry.metrics import METRICS, Counts, Snapshot, read_snapshot
+from server.telemetry.metrics_page import MetricsPage
 from server.worker.call_counts import CallCounts
 from server.worker.call_record import CallRecord
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until

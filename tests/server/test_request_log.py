@@ -14,9 +14,9 @@ from engine.errors import EngineFailure, QueueFull
 from server.config import GatewayConfig
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
-from server.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
-from server.logs import REQUESTS, fields_of
 from server.status import call_status
+from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
+from server.telemetry.logs import REQUESTS, fields_of
 from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker

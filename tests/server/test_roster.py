@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from server.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
-from server.logs import REQUESTS, TextFormatter, fields_of, with_fields
-from server.metrics import Snapshot
 from server.ray import roster_link
 from server.ray.last_words import last_words
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.restarts import Restarts
 from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
+from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
+from server.telemetry.logs import REQUESTS, TextFormatter, fields_of, with_fields
+from server.telemetry.metrics import Snapshot
 from tests.conftest import FakeClock
 
 WORKER = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")

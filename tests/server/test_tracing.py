@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from engine.errors import ConfigError
 from server.config import GatewayConfig, TracingConfig
 from server.gateway.gateway import Gateway
-from server.tracing import Tracing, make_tracing
+from server.telemetry.tracing import Tracing, make_tracing
 from server.worker.call_spans import CallSpans
 from tests.server.calls import generate, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
@@ -129,9 +129,10 @@ def test_spans_reach_a_collector(
 
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     program = (
-        "import sys; import server.gateway.gateway, server.worker.call_spans, server.tracing;"
+        "import sys; import server.gateway.gateway, server.worker.call_spans;"
+        "import server.telemetry.tracing;"
         "from server.config import TracingConfig;"
-        "assert server.tracing.make_tracing(TracingConfig(), 'a', 'b') is None;"
+        "assert server.telemetry.tracing.make_tracing(TracingConfig(), 'a', 'b') is None;"
         "assert 'opentelemetry' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from server.call_server import ServerCall
 from server.config import TracingConfig
-from server.trace_context import TRACEPARENT, traceparent_in
+from server.telemetry.trace_context import TRACEPARENT, traceparent_in
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from engine.errors import ConfigError
-from server.metrics import (
+from server.telemetry.metrics import (
     GATEWAY_METRICS,
     METRICS,
     PREFIX,
