@@ -25,7 +25,9 @@ from tokenweir import (
 from server.http.answers import Form, TextForm, envelope, usage_json
 from server.http.body import parsed
 from server.http.bound import Bound
+from server.http.chat import ChatForm, ChatRequest
 from server.http.config import HttpConfig
+from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import HttpError, http_error, refused_arguments
 from server.http.requests import CompletionRequest, GenerationRequest
 from server.http.streams import Chunks, EventStream, Message, events
@@ -46,6 +48,8 @@ def application(client: AsyncClient, config: HttpConfig) -> Starlette:
             Route("/v1/models", door.models, methods=get),
             Route("/v1/models/{model:path}", door.model, methods=get),
             Route("/v1/completions", door.completions, methods=post),
+            Route("/v1/chat/completions", door.chat, methods=post),
+            Route("/v1/embeddings", door.embeddings, methods=post),
         ],
         middleware=[Middleware(Bound, max_requests=config.max_requests)],
         exception_handlers={
@@ -91,6 +95,23 @@ class HttpDoor:
         asked = await parsed(request, CompletionRequest, self._config)
         prompts = cast("list[Prompt]", asked.prompts)
         return await self._generate(request, asked, prompts, TextForm())
+
+    async def chat(self, request: Request) -> Response:
+        """Answer in a conversation, with a model that has a chat template."""
+        asked = await parsed(request, ChatRequest, self._config)
+        return await self._generate(request, asked, [asked.chat], ChatForm())
+
+    async def embeddings(self, request: Request) -> Response:
+        """Return the vectors of texts."""
+        asked = await parsed(request, EmbeddingRequest, self._config)
+        with refused_arguments():
+            call = self._caller(request).embed_many(
+                asked.model, asked.items, normalize=asked.normalize
+            )
+            found = await _unless_gone(request, call)
+        return JSONResponse(
+            embeddings_json(asked, found), headers={"x-request-id": found.request_id}
+        )
 
     async def _generate(
         self, request: Request, asked: GenerationRequest, prompts: list[Prompt], form: Form

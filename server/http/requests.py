@@ -132,9 +132,7 @@ class CompletionRequest(GenerationRequest):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one or more."""
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(cast("list[str | list[int]]", self.prompt))
+        return listed(self.prompt)
 
     @property
     def options(self) -> StreamOptions:
@@ -146,3 +144,10 @@ class CompletionRequest(GenerationRequest):
 
     def _apart(self) -> set[str]:
         return {"prompt"}
+
+
+def listed(prompts: Prompts) -> list[str | list[int]]:
+    """Return one prompt or several as several."""
+    if isinstance(prompts, str) or isinstance(prompts[0], int):
+        return [prompts]
+    return list(prompts)

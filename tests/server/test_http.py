@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -16,10 +18,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from tokenweir import AsyncClient
 
+from loadtest.target.openai_http import OpenAiHttp
+from loadtest.work.ask import Ask
 from server.cli.app import run
 from server.http.config import HttpConfig
 from server.http.serving import serve
-from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
+from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.server.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
 
 
@@ -311,6 +315,124 @@ async def test_bodies_and_open_requests_are_bounded():
 
         async with caller.session.post(f"{caller.url}/v1/completions", data=slow()) as found:
             assert found.status == 408
+
+
+async def test_a_conversation_is_answered_whole_and_streamed():
+    generator = FakeGenerator()
+    generator.capabilities += (*OPTIONS, "chat")
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    said = {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]}
+    said |= {"model": "dates", "logprobs": True, "top_logprobs": 1, "max_completion_tokens": 9}
+
+    async with http_before(generator) as caller:
+        status, found = await caller.post("chat/completions", **said)
+        first, *pieces, end, done = await caller.stream("chat/completions", **said)
+
+    assert (status, found["object"]) == (200, "chat.completion")
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "ab c ", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] == -1.0
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(one["choices"][0]["delta"]["content"] for one in pieces) == "ab c "
+    assert (end["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
+    assert generator.requests[0].params.max_new_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("response_format", "schema"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}},
+            {"type": "null"},
+        ),
+    ],
+)
+async def test_the_format_of_an_answer_is_a_schema(response_format: object, schema: object):
+    with scripted_server() as script:
+        async with http_server(script.address) as caller:
+            said = [{"role": "user", "content": "a"}]
+            await caller.post(
+                "chat/completions", model="m", messages=said, response_format=response_format
+            )
+
+    assert json.loads(script.requests[0].decoding.constraint.json_schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools is not an option"),
+        ({"top_logprobs": 2}, "top_logprobs is for logprobs=true"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "name"),
+        ({"messages": []}, "messages"),
+        ({}, "chat"),  # the model has no template
+    ],
+)
+async def test_what_a_conversation_cannot_have_is_named(body: dict[str, object], said: str):
+    given = {"model": "dates", "messages": [{"role": "user", "content": "a"}], **body}
+    async with http_before(FakeGenerator()) as caller:
+        status, found = await caller.post("chat/completions", **given)
+
+    assert (status, said in found["error"]["message"]) == (400, True)
+
+
+async def test_embeddings_are_numbers_or_their_bytes():
+    async with http_before(FakePredictor()) as caller:
+        asked = {"model": "tags", "input": ["a", "b"]}
+        _, plain = await caller.post("embeddings", **asked)
+        _, raw = await caller.post("embeddings", **asked, normalize=False)
+        _, packed = await caller.post("embeddings", **asked, encoding_format="base64")
+        status, _ = await caller.post("embeddings", **asked, dimensions=1)
+
+    assert [one["embedding"] for one in raw["data"]] == [[3.0, 4.0]] * 2
+    assert [one["index"] for one in raw["data"]] == [0, 1]
+    assert raw["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
+    assert plain["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+    vector = struct.unpack("<2f", base64.b64decode(packed["data"][0]["embedding"]))
+    assert vector == pytest.approx([0.6, 0.8])
+    assert status == 400
+
+
+async def test_the_package_openai_is_a_client():
+    import openai
+
+    generator = FakeGenerator()
+    generator.capabilities += (*OPTIONS, "chat")
+    async with http_before(generator, FakePredictor()) as caller:
+        url = f"{caller.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            assert [one.id async for one in await client.models.list()] == ["dates", "tags"]
+            whole = await client.completions.create(model="dates", prompt="ab c", logprobs=1)
+            assert (whole.choices[0].text, whole.usage.total_tokens) == ("ab c ", 4)
+            stream = await client.completions.create(model="dates", prompt="ab c", stream=True)
+            assert "".join([one.choices[0].text async for one in stream]) == "ab c "
+            said = [{"role": "user", "content": "hello you"}]
+            chat = await client.chat.completions.create(model="dates", messages=said)
+            assert chat.choices[0].message.content == "hello you "
+            spoken = await client.chat.completions.create(model="dates", messages=said, stream=True)
+            pieces = [one.choices[0].delta.content or "" async for one in spoken]
+            assert "".join(pieces) == "hello you "
+            vectors = await client.embeddings.create(model="tags", input="a")  # by base64
+            assert vectors.data[0].embedding == pytest.approx([0.6, 0.8])
+            with pytest.raises(openai.NotFoundError, match="no model"):
+                await client.completions.create(model="x", prompt="a")
+            with pytest.raises(openai.BadRequestError, match="top_p"):
+                await client.completions.create(model="dates", prompt="a", top_p=7)
+
+
+async def test_the_client_of_the_load_test_is_answered():
+    async with http_before(FakeGenerator()) as caller:
+        target = OpenAiHttp(f"{caller.url}/v1", "dates", timeout=10)
+        try:
+            assert (await target.find()).method == "generate"
+            reply = await target.send(Ask("ab c", options={"max_new_tokens": 9}), keep=True)
+        finally:
+            await target.close()
+
+    assert (reply.input_tokens, reply.output_tokens, reply.finish_reason) == (2, 2, "stop")
+    assert reply.answer["text"] == "ab c "
 
 
 def test_other_machines_are_let_in_only_when_told_so(capsys: pytest.CaptureFixture[str]):
