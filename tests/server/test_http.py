@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -16,56 +18,14 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
-from tokenweir import AsyncClient
 
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.cli.app import run
 from server.http.config import HttpConfig
-from server.http.serving import serve
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
+from tests.server.http_calls import Caller, http_server
 from tests.server.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
-
-
-class Caller:
-    """Sends requests to an HTTP server."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self.session, self.url = session, url
-
-    async def post(
-        self, path: str = "completions", headers: dict[str, str] | None = None, **body: object
-    ) -> tuple[int, dict[str, Any]]:
-        async with self.session.post(f"{self.url}/v1/{path}", json=body, headers=headers) as found:
-            return found.status, await found.json()
-
-    async def stream(self, path: str = "completions", **body: object) -> list[Any]:
-        """Return the data of the events; the last is "[DONE]" or an error."""
-        url = f"{self.url}/v1/{path}"
-        async with self.session.post(url, json={"stream": True, **body}) as found:
-            assert found.headers["content-type"].startswith("text/event-stream")
-            text = await found.text()
-        assert text.endswith("\n\n")
-        data = [event.removeprefix("data: ") for event in text.split("\n\n")[:-1]]
-        return [one if one == "[DONE]" else json.loads(one) for one in data]
-
-
-@asynccontextmanager
-async def http_server(
-    address: str, config: HttpConfig | None = None, token: str | None = None
-) -> AsyncIterator[Caller]:
-    """Serve before the server at an address."""
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    async with AsyncClient(address, max_attempts=1, timeout=20, token=token) as client:
-        config = config or HttpConfig(port=0, grace=1)
-        serving = asyncio.create_task(serve(client, config, url.set_result))
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield Caller(session, await url)
-        finally:
-            serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await serving
 
 
 @asynccontextmanager
@@ -447,3 +407,23 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]):
         assert run(["http", "--port", str(port)]) == 3
 
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+
+
+async def test_the_command_serves_until_it_is_told_to_end():
+    async with running_worker(FakeGenerator()) as (_, address):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from server.cli import main; main()"),
+            *("http", "--server", address, "--port", "0"),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        said = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+        url = said.partition(" at ")[2].partition("/v1")[0]
+        async with aiohttp.ClientSession() as session:
+            status, answer = await Caller(session, url).post(model="dates", prompt="a b")
+        process.terminate()
+        _, rest = await asyncio.wait_for(process.communicate(), 60)
+
+    assert (status, answer["choices"][0]["text"]) == (200, "a b ")
+    assert (process.returncode, rest) == (0, b"")

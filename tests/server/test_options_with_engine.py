@@ -21,6 +21,7 @@ from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.config import WorkerConfig
 from server.worker.worker import Worker
+from tests.server.http_calls import http_of
 
 VOCAB_SIZE, EOS = 258, 257  # the other ids are bytes, then the start
 MODEL = "m"
@@ -380,3 +381,33 @@ async def test_constraints(
         assert re.fullmatch(options["regex"], answer.text)
     else:
         assert answer.text in texts
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "aaaaaa"),
+        ({"logit_bias": {"99": 5}}, "cccccc"),
+        ({"presence_penalty": 1.5}, "abcaaa"),
+        ({"frequency_penalty": 1}, "abacba"),
+        ({"no_repeat_ngram": 2}, "aabaca"),
+        ({"no_repeat_ngram": 2, "stop": "ba"}, "aa"),
+        ({"temperature": 0, "top_p": 0.5}, "aaaaaa"),
+    ],
+)
+async def test_options_of_openai_whole_and_streamed(
+    options: dict[str, object], text: str, serving: Serving
+) -> None:
+    async with serving(always(a=4.0, b=3.5, c=2.8)) as client:
+        async with http_of(client) as caller:
+            asked = {"model": MODEL, "prompt": ">", "max_tokens": 6, "logprobs": 1, **options}
+            _, whole = await caller.post(**asked)
+            *events, done = await caller.stream(**asked)
+
+    (choice,) = whole["choices"]
+    assert (choice["text"], done) == (text, "[DONE]")
+    assert "".join(one["choices"][0]["text"] for one in events) == text
+    assert choice["finish_reason"] == ("stop" if "stop" in options else "length")
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    tokens = [t for one in events[:-1] for t in one["choices"][0]["logprobs"]["tokens"]]
+    assert tokens == choice["logprobs"]["tokens"]
