@@ -14,6 +14,7 @@ Json = dict[str, Any]
 
 # Others, of a request that takes a part of an answer, keep their names.
 _REASONS: Mapping[str, str] = {"eos": "stop", "context_full": "length"}
+_IMPOSSIBLE = -9999.0
 
 
 class Form(Protocol):
@@ -90,6 +91,11 @@ def finish_reason(ours: str) -> str:
     return _REASONS.get(ours, ours)
 
 
+def finite(logprob: float) -> float:
+    """Return a log-probability that JSON has: OpenAI's -9999 for a token that cannot come."""
+    return max(logprob, _IMPOSSIBLE)
+
+
 def token_text(piece: bytes) -> str:
     """Return the text of a token; of one that is no whole characters its bytes, as OpenAI does."""
     try:
@@ -105,11 +111,11 @@ def _text_logprobs(positions: Positions, offset: int) -> Json | None:
     for position in positions:
         token = token_text(position.chosen.piece)
         found["tokens"].append(token)
-        found["token_logprobs"].append(position.chosen.logprob)
+        found["token_logprobs"].append(finite(position.chosen.logprob))
         found["text_offset"].append(offset)
         offset += len(position.chosen.piece.decode(errors="ignore"))
         found["top_logprobs"].append(
-            {token_text(one.piece): one.logprob for one in (*position.top, position.chosen)}
+            {token_text(one.piece): finite(one.logprob) for one in (*position.top, position.chosen)}
             if position.top
             else None
         )

@@ -30,7 +30,7 @@ from server.http.config import HttpConfig
 from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import HttpError, http_error, refused_arguments
 from server.http.requests import CompletionRequest, GenerationRequest
-from server.http.streams import Chunks, EventStream, Message, events
+from server.http.streams import Chunks, EventStream, Message
 
 T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, str]]
@@ -146,7 +146,7 @@ class HttpDoor:
         trace = [
             (name, value)
             for name in ("traceparent", "tracestate")
-            if (value := request.headers.get(name)) is not None
+            if (value := request.headers.get(name, "")) and value.isascii()
         ]
         if header is None:
             return self._client.calling_as(metadata=trace)
@@ -173,7 +173,7 @@ async def _streamed(
     """Return the stream once it has begun: until then an error has a status of its own."""
     with refused_arguments():
         first = await _unless_gone(request, _first(messages))
-    return EventStream(events(first, messages, chunks), {"x-request-id": request_id})
+    return EventStream(first, messages, chunks, request_id)
 
 
 async def _first(messages: AsyncGenerator[Message]) -> Message:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tokenweir import GeneratedSequence, StreamOptions, TokenLogprob
 from tokenweir.v1 import common_pb2
 
-from server.http.answers import Json, Positions, finish_reason, token_text
+from server.http.answers import Json, Positions, finish_reason, finite, token_text
 from server.http.requests import GenerationRequest
 
 
@@ -141,4 +141,4 @@ def _logprobs(positions: Positions) -> Json | None:
 
 def _token(token: TokenLogprob | common_pb2.TokenLogprob) -> Json:
     piece = token.piece
-    return {"token": token_text(piece), "logprob": token.logprob, "bytes": list(piece)}
+    return {"token": token_text(piece), "logprob": finite(token.logprob), "bytes": list(piece)}

@@ -21,17 +21,23 @@ Message = generation_service_pb2.GenerateStreamResponse
 class EventStream(StreamingResponse):
     """A stream that ends its call of the server as soon as its reader is gone."""
 
-    def __init__(self, events: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
+    def __init__(
+        self, first: Message, messages: AsyncGenerator[Message], chunks: Chunks, request_id: str
+    ) -> None:
         super().__init__(
-            events,
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
+            _events(first, messages, chunks),
+            headers={
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+                "x-request-id": request_id,
+            },
             media_type="text/event-stream",
         )
-        self._events = events
+        self._messages = messages
 
     async def stream_response(self, send: Send) -> None:
         """Send the events."""
-        async with aclosing(self._events):
+        async with aclosing(self._messages):
             await super().stream_response(send)
 
 
@@ -83,14 +89,13 @@ class Chunks:
         sequence = finished.sequence  # all of it, where nothing was streamed
         yield from self._more(finished.index, sequence.text, sequence.logprobs)
         value = sequence.finish_reason or finished.finish_reason
-        name = common_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
-        yield self._chunk(self._form.last(finished.index, finish_reason(name)))
+        yield self._chunk(self._form.last(finished.index, finish_reason(_name(value))))
 
     def _chunk(self, *choices: Json) -> Json:
         return envelope(self._id, self._form.chunk_object, self._model, choices)
 
 
-async def events(
+async def _events(
     first: Message, messages: AsyncIterator[Message], chunks: Chunks
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a stream, of which the first message has come already.
@@ -107,6 +112,12 @@ async def events(
         yield b"data: [DONE]\n\n"
     except TokenweirClientError as error:
         yield _event(dict(http_error(error).body))
+
+
+def _name(reason: int) -> str:
+    """Return the name of a reason as our client does; the number of one that is newer."""
+    known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(reason)
+    return known.name.removeprefix("FINISH_REASON_").lower() if known else str(reason)
 
 
 def _event(data: Json) -> bytes:

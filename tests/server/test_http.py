@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import os
 import socket
 import struct
@@ -18,10 +19,13 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from tokenweir import PositionLogprobs, TokenLogprob
 
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.cli.app import run
+from server.http.answers import Form, TextForm
+from server.http.chat import ChatForm
 from server.http.config import HttpConfig
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.server.http_calls import Caller, http_server
@@ -393,6 +397,41 @@ async def test_the_client_of_the_load_test_is_answered():
 
     assert (reply.input_tokens, reply.output_tokens, reply.finish_reason) == (2, 2, "stop")
     assert reply.answer["text"] == "ab c "
+
+
+@pytest.mark.parametrize("form", [TextForm(), ChatForm()])
+def test_a_token_that_cannot_come_has_a_number_that_json_has(form: Form):
+    impossible = TokenLogprob(1, b"\xe2", -math.inf, 9)
+    positions = (PositionLogprobs(impossible, (impossible,)),)
+
+    said = json.dumps(form.piece(0, "", positions, 0), allow_nan=False)
+
+    assert "-9999.0" in said
+    assert r"bytes:\\xe2" in said
+
+
+async def test_a_reason_that_is_newer_than_this_server_is_told():
+    messages = list(stream_messages(["a"]))
+    messages[1].finished.finish_reason = 99
+    with scripted_server() as script:
+        script.answers["GenerateStream"] = lambda request, context: iter(messages)
+        async with http_server(script.address) as caller:
+            events = await caller.stream(model="m", prompt="a")
+
+    assert events[-2]["choices"][0]["finish_reason"] == "99"
+    assert events[-1] == "[DONE]"
+
+
+async def test_the_trace_of_a_request_goes_on():
+    with scripted_server() as script:
+        async with http_server(script.address) as caller:
+            for trace in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "\u00e9"):
+                headers = {"traceparent": trace}
+                async with caller.session.get(f"{caller.url}/v1/models", headers=headers) as found:
+                    assert found.status == 200
+
+    traces = [dict(one).get("traceparent") for one in script.metadata]
+    assert traces == ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", None]
 
 
 def test_other_machines_are_let_in_only_when_told_so(capsys: pytest.CaptureFixture[str]):
