@@ -160,6 +160,9 @@ async def test_what_is_wrong_is_named(body: dict[str, object], said: str, param:
         (grpc.StatusCode.UNAVAILABLE, 503),
         (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
         (grpc.StatusCode.INTERNAL, 500),
+        (grpc.StatusCode.UNIMPLEMENTED, 400),
+        (grpc.StatusCode.ABORTED, 409),
+        (grpc.StatusCode.UNKNOWN, 500),
     ],
 )
 async def test_what_a_call_ends_with_has_a_status(code: grpc.StatusCode, status: int, stream: bool):
@@ -175,6 +178,7 @@ async def test_what_a_call_ends_with_has_a_status(code: grpc.StatusCode, status:
     assert found.status == status
     assert answer["error"]["message"] == f"{code.name}: no"
     assert found.headers["Retry-After"] == "3"
+    assert ("x-should-retry" in found.headers) == (code is grpc.StatusCode.ABORTED)
 
 
 async def test_an_error_within_a_stream_is_its_last_event():
