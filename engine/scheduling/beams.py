@@ -28,7 +28,7 @@ def continue_beams(cache: KVCache, request: Request, step: BeamStep) -> list[Seq
     for sequence in ended:
         cache.drop(sequence)
     for sequence, token_id in zip(request.beams, step.tokens, strict=True):
-        sequence.append(token_id)
+        sequence.take(token_id)
     return ended
 
 

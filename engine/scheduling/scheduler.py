@@ -15,7 +15,6 @@ from engine.requests.load import LoadSnapshot, WastedWork
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate, Sampled
 from engine.sampling.plain import PlainChoices
-from engine.sampling.stop_rule import End
 from engine.scheduling.arrival import make_request
 from engine.scheduling.attention import StepAttention, alignment_of
 from engine.scheduling.beams import continue_beams
@@ -32,7 +31,6 @@ from engine.scheduling.output import (
     FinishedOutput,
     HypothesisOutput,
     ScoresOutput,
-    TokensOutput,
 )
 from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
@@ -198,7 +196,7 @@ class Scheduler:
     def fail_all(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """Forget every request; return a failure for each, described by its request id."""
         for request in self._all():
-            self._tell_rest(request)
+            self._outputs += request.told()
             request.end()
         num_computed = sum(request.num_computed for request in self._running.values())
         self._wasted += WastedWork(failed_tokens=num_computed)
@@ -467,7 +465,7 @@ class Scheduler:
                 self._cache.fork(sequence, other)
                 other.num_computed = sequence.num_computed
         request.last_token = now
-        sequence.append(token.token_id)
+        sequence.take(token.token_id)
         sequence.sum_logprob += token.logprob
         if token.position is not None:
             sequence.positions.append(token.position)
@@ -482,32 +480,9 @@ class Scheduler:
         request = sequence.request
         end = request.stop_rule.end_of(token_id, sequence.num_generated)
         if end is not None or sequence.num_untold >= request.tokens_at_once:
-            self._tell(sequence, end)
+            self._outputs.append(sequence.told(end))
         if end is not None:
             self._finish(sequence)
-
-    def _tell(self, sequence: Sequence, end: End | None = None) -> None:
-        """Let the reader have the tokens that it was not told of."""
-        self._outputs.append(
-            TokensOutput(
-                sequence.request.key,
-                sequence.index,
-                sequence.tokens[sequence.num_prompt + sequence.num_told :],
-                sequence.sum_logprob,
-                end.reason if end else None,
-                end.stop if end else None,
-                sequence.positions,
-                sequence.attention,
-            )
-        )
-        sequence.was_told()
-
-    def _tell_rest(self, request: Request) -> None:
-        """Let the reader have all tokens there are, before the request ends in another way."""
-        if request.search is None:
-            for sequence in request.sequences:
-                if not sequence.is_finished and sequence.num_untold:
-                    self._tell(sequence)
 
     def _advance_search(
         self,
@@ -560,10 +535,12 @@ class Scheduler:
             request.search.close(reason)
             self._finish_search(request, request.search)
             return
-        self._tell_rest(request)
-        for sequence in request.sequences:
-            if not sequence.is_finished:
-                self._outputs.append(CutOutput(request.key, sequence.index, reason))
+        self._outputs += request.told()
+        self._outputs += [
+            CutOutput(request.key, sequence.index, reason)
+            for sequence in request.sequences
+            if not sequence.is_finished
+        ]
         self._complete(request)
 
     def _complete(self, request: Request, num_discarded: int = 0) -> None:
@@ -579,7 +556,7 @@ class Scheduler:
         self._wasted += (
             WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
         )
-        self._tell_rest(request)
+        self._outputs += request.told()
         self._remove(request, sound=False)
         self._outputs.append(FailedOutput(request.key, error))
 

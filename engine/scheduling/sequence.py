@@ -11,8 +11,9 @@ from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
 from engine.sampling.random_stream import SequenceDraws
-from engine.sampling.stop_rule import StopRule
+from engine.sampling.stop_rule import End, StopRule
 from engine.sampling.token_rules import TokenRules
+from engine.scheduling.output import TokensOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,21 @@ class Sequence:
         """Generated tokens that were not told."""
         return self.num_generated - self.num_told
 
+    def told(self, end: End | None = None) -> TokensOutput:
+        """Return the tokens that were not told, which are told now; the last ones at an end."""
+        output = TokensOutput(
+            self.request.key,
+            self.index,
+            self.tokens[self.num_prompt + self.num_told :],
+            self.sum_logprob,
+            end.reason if end else None,
+            end.stop if end else None,
+            self.positions,
+            self.attention,
+        )
+        self.was_told()
+        return output
+
     def was_told(self) -> None:
         """Note that all tokens were told, and when it is to be looked at again."""
         self.num_told = self.num_generated
@@ -95,7 +111,7 @@ class Sequence:
         if self.positions or self.attention:
             self.positions, self.attention = [], []
 
-    def append(self, token_id: int) -> None:
+    def take(self, token_id: int) -> None:
         """Take in a token that was chosen."""
         self.tokens.append(token_id)
         self.num_generated += 1
@@ -182,6 +198,12 @@ class Request:
         if self.search is not None:
             return self.beams
         return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    def told(self) -> list[TokensOutput]:
+        """Return what was not told of its sequences, before it ends in another way."""
+        if self.search is not None:  # which tells whole outputs only
+            return []
+        return [one.told() for one in self.sequences if not one.is_finished and one.num_untold]
 
     def end(self) -> None:
         """Let no sequence run any more."""

@@ -15,7 +15,6 @@ from engine.package.manifest import (
     PackageFormat,
     Task,
 )
-from exporter.models.cache import cache_head_dim
 from exporter.models.config import Family, TransformerConfig
 
 _PLAIN = PackageFormat()
@@ -132,6 +131,6 @@ def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype) -> 
         num_layers=config.num_decoder_layers,
         num_kv_heads=config.kv_heads,
         max_len=max_len,
-        head_dim=cache_head_dim(config),
+        head_dim=config.cache_head_dim,
         dtype=dtype,
     )

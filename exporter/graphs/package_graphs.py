@@ -15,7 +15,6 @@ from exporter.graphs.contracts import generation_contract
 from exporter.graphs.target import Target, target_of
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.graphs.weights import quantize
-from exporter.models.cache import cache_head_dim
 from exporter.models.config import TransformerConfig
 from exporter.models.protocol import generator
 from exporter.operators.domain import Functions
@@ -39,7 +38,7 @@ def _without_int8_kernel(target: Target, config: TransformerConfig) -> Iterator[
     group, groups = config.num_heads // config.kv_heads, target.int8_cache_groups
     if groups is not None and group not in groups:
         yield f"{kernel} {', '.join(map(str, groups))} query heads share a key head, here {group}"
-    width, widths = cache_head_dim(config), target.int8_cache_widths
+    width, widths = config.cache_head_dim, target.int8_cache_widths
     if widths is not None and width not in widths:
         yield f"{kernel} heads are {', '.join(map(str, widths))} wide, here {width}"
 

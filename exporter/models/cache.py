@@ -1,7 +1,7 @@
 """Rows of a cache, as a decoder's layers are given them.
 
 A row belongs to one sequence. A layer's cache is [B, num_kv_heads, max_len, head_dim] for its keys
-and for its values; head_dim is `cache_head_dim(config)` for both.
+and for its values; head_dim is `config.cache_head_dim` for both.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from exporter.models.config import TransformerConfig
 from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_attention import SourceRow
 from exporter.operators.heads import pad_heads, unpad_heads
-
-HEAD_DIM_MULTIPLE = 8  # the attention kernels take no other widths
 
 
 @dataclass
@@ -65,9 +62,3 @@ class LayerCache:
             **options,
         )  # (B, T, num_heads * width)
         return unpad_heads(output, num_heads, value_dim)
-
-
-def cache_head_dim(config: TransformerConfig) -> int:
-    """Return the head width of the cache: the wider of keys and values, up to a multiple of 8."""
-    widest = max(config.head_key_dim, config.head_value_dim)
-    return -(-widest // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE

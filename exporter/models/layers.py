@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from exporter.models.attention import MultiHeadAttention, cap, local_mask, padding_mask
-from exporter.models.cache import LayerCache, cache_head_dim
+from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings, make_norm
 from exporter.models.relative import RelativePositions, make_relative
@@ -256,7 +256,7 @@ class Decoder(nn.Module):
             self.output.weight = self.embeddings.token.weight
         self.logit_softcap = config.logit_softcap
         self.output_scale = config.output_scale
-        self.cache_head_dim = cache_head_dim(config)
+        self.cache_head_dim = config.cache_head_dim
 
     def forward(
         self,

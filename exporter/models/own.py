@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exporter.models.attention import MultiHeadAttention, padding_mask
-from exporter.models.cache import LayerCache, cache_head_dim
+from exporter.models.cache import LayerCache
 from exporter.models.config import ImageConfig, TransformerConfig
 from exporter.models.layers import EncoderOutput
 from exporter.operators.cross_attention import cross_attention_over_row
@@ -225,7 +225,7 @@ class OwnDecoder(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
-        self.cache_head_dim = cache_head_dim(config)
+        self.cache_head_dim = config.cache_head_dim
 
     def hidden_states(
         self,

@@ -15,6 +15,8 @@ from exporter.models.config.sizes import (
     unless,
 )
 
+_CACHE_WIDTHS = 8  # the attention kernels take multiples of it only
+
 
 class AttentionOptions(SizeOptions):
     """Heads: how wide they are, and how they score."""
@@ -48,6 +50,12 @@ class AttentionOptions(SizeOptions):
     def head_value_dim(self) -> int:
         """Width of a head's values."""
         return self.value_dim or self.d_model // self.num_heads
+
+    @property
+    def cache_head_dim(self) -> int:
+        """Width of a head in the cache: the wider of keys and values, up to a multiple of 8."""
+        widest = max(self.head_key_dim, self.head_value_dim)
+        return -(-widest // _CACHE_WIDTHS) * _CACHE_WIDTHS
 
     def layer_window(self, layer: int) -> int | None:
         """Return how many keys a query of this layer sees, None for all before it."""

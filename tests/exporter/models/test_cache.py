@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from exporter.models import build_model
 from exporter.models.cache import (
     LayerCache,
-    cache_head_dim,
 )
 from exporter.models.layers import Decoder
 from exporter.operators.cached_attention import cached_attention
@@ -251,4 +250,4 @@ def test_cache_width_holds_keys_and_values_in_multiples_of_8(
 ):
     config = translation_config.model_copy(update={"key_dim": key_dim, "value_dim": value_dim})
 
-    assert cache_head_dim(config) == expected
+    assert config.cache_head_dim == expected
