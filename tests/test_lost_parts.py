@@ -46,14 +46,6 @@ CONFIG = TransformerConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def signals_as_in_a_terminal() -> Iterator[None]:
-    """Commands that `nohup` starts leave SIGHUP alone, as they should; these are to end by it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @dataclass
 class Server:
     """A running `tokenweir serve`."""

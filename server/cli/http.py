@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import click
@@ -72,6 +71,8 @@ def http(
     It is a client of the server at --server. The token of an HTTP request goes there with it; a
     request without one is sent with --token, if that is given.
     """
+    import asyncio
+
     from server.http.config import HttpConfig
     from server.identity.config import is_loopback
 
@@ -88,6 +89,7 @@ def http(
 
 
 async def _serve(server: Server, config: HttpConfig) -> None:
+    import asyncio
     import logging
 
     from tokenweir import AsyncClient

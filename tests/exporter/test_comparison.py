@@ -69,7 +69,7 @@ def test_alignment_of_a_format_with_loss_is_only_measured_but_must_be_numbers() 
     comparison.alignment(other, eager, place)
 
     assert comparison.max_abs_alignment_diff == 0.125
-    with pytest.raises(CertificateError, match="row 0: .* no finite number"):
+    with pytest.raises(CertificateError, match="row 0: .* not a finite number"):
         comparison.alignment(eager + np.float32(np.inf), eager, place)
 
 
@@ -105,7 +105,7 @@ def test_a_lossy_comparison_refuses_what_is_no_number(wrong: float) -> None:
     exported[1, 1] = wrong
 
     for compare in (LossyComparison().logits, LossyComparison().values, LossyComparison().bits):
-        with pytest.raises(CertificateError, match="row 1: .* no finite number"):
+        with pytest.raises(CertificateError, match="row 1: .* not a finite number"):
             compare(exported, LOGITS, place)
 
 

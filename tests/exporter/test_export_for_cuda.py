@@ -241,7 +241,7 @@ def test_differences_of_the_size_of_the_eager_model_s_own_are_taken() -> None:
     [
         (lambda a: a + np.where(np.arange(6)[:, None] == 4, 0.02, 0), "^4: .* times as far"),
         (lambda a: a * 1.01, "over the case"),
-        (lambda a: np.where(np.arange(6)[:, None] == 2, np.nan, a), "^2: .* no finite number"),
+        (lambda a: np.where(np.arange(6)[:, None] == 2, np.nan, a), "^2: .* not a finite number"),
         (lambda a: np.where(a > -1e20, a, -1.0), "^0: .* never written"),
     ],
 )

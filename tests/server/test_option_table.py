@@ -121,7 +121,7 @@ def test_the_table_has_every_option_of_the_client() -> None:
 
 def test_the_table_has_every_field_of_the_engine() -> None:
     request = {"target_prefix", "priority", "tenant"}
-    of_the_call = {"request_id", "prompt", "params", "deadline", "input_path"}
+    of_the_call = {"request_id", "prompt", "params", "deadline", "deltas", "input_path"}
     expected = {
         *({field.name for field in fields(SamplingParams)} - {"controls", "constraint"}),
         *(f"controls.{field.name}" for field in fields(LogitControls)),

@@ -22,7 +22,10 @@ from tests.server.certificates import Authority
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.server.test_door import entry
 
-CALLERS = ("generate", "score", "classify", "label", "embed", "models", "health", "loadtest")
+CALLERS = (
+    *("generate", "score", "classify", "label", "embed", "models", "health"),
+    *("loadtest", "http"),
+)
 
 
 @dataclass
