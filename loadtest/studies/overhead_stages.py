@@ -15,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
+from grpc import aio
 from tokenweir import AsyncClient
 
 from engine.generation.async_engine import AsyncEngine
@@ -32,7 +34,6 @@ from loadtest.studies.stand_in import (
     stand_in_engine,
     step_time,
 )
-from loadtest.studies.stand_in_doors import Doors
 
 _PROMPT = "What does a token cost, by itself?"
 
@@ -130,12 +131,19 @@ async def behind_gateway(num_slots: int, step: str) -> AsyncIterator[Do]:
 async def behind_doors(num_slots: int, step: str) -> AsyncIterator[Do]:
     """Let a client ask a gateway by TLS, with a token that has quotas."""
     with tempfile.TemporaryDirectory() as folder, part("worker", num_slots, step) as worker:
-        doors = Doors(Path(folder))
-        doors.make()
         with part("gateway", num_slots, worker.address, folder) as gateway:
-            async with doors.client(gateway.address) as client:
+            async with _client_of_doors(Path(folder), gateway.address) as client:
                 ask = partial(_ask, client)
                 yield _measured(ask, _processes(gateway, worker), worker.full_steps)
+
+
+def _client_of_doors(folder: Path, address: str) -> AsyncClient:
+    """Return a client by TLS, with the token that the gateway has written for it."""
+    found = json.loads((folder / "client.json").read_text())
+    credentials = grpc.ssl_channel_credentials((folder / "cert.pem").read_bytes())
+    options = (("grpc.ssl_target_name_override", found["host"]),)
+    channel = aio.secure_channel(address, credentials, options=options)
+    return AsyncClient(channel=channel, timeout=600, token=found["token"])
 
 
 SERVED = {"worker": behind_worker, "gateway": behind_gateway, "doors": behind_doors}
@@ -145,7 +153,7 @@ STAGES = {"core": core_alone, "engine": engine_alone, **SERVED}
 @contextmanager
 def part(what: str, num_slots: int, *arguments: str) -> Iterator[Part]:
     """Run a part of the server in a process, until the end of the block."""
-    command = [sys.executable, "-m", "loadtest.studies.served_stand_in", what]
+    command = [sys.executable, "-m", "server.studies.served_stand_in", what]
     process = subprocess.Popen(
         [*command, str(num_slots), *arguments],
         stdin=subprocess.PIPE,

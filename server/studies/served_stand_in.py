@@ -1,9 +1,9 @@
 """One process of a server on a stand-in: its worker, or the gateway before that.
 
-`python -m loadtest.studies.served_stand_in worker 256 gpu`, or `... gateway 256 ADDRESS`; `worker
+`python -m server.studies.served_stand_in worker 256 gpu`, or `... gateway 256 ADDRESS`; `worker
 16 PACKAGE` serves a package under the same name, `gateway 256 ADDRESS FOLDER` has the doors of
-stand_in_doors. It prints its address, then a line of JSON for
-each that it reads: the stand-in's full steps. It ends when there is no more to read.
+stand_in_doors. It prints its address, then a line of JSON for each that it reads: the stand-in's
+full steps. It ends when there is no more to read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from loadtest.studies.stand_in import (
     stand_in_engine,
     step_time,
 )
-from loadtest.studies.stand_in_doors import Doors
 from server.config import GatewayConfig, WorkerConfig
 from server.garbage import keep_what_is_there
 from server.identity.config import DoorsConfig
+from server.studies.stand_in_doors import make_doors
 from server.worker.engines import Engine
 
 # The gateway tells gRPC how to listen when it is imported: a worker has a process without that.
@@ -52,7 +52,7 @@ async def serve_gateway(num_slots: int, worker: str, folder: str = "") -> None:
     """Run a gateway before a worker, with doors if there is a folder of theirs."""
     from server.gateway.gateway import Gateway
 
-    doors = Doors(Path(folder)).config if folder else DoorsConfig()
+    doors = make_doors(Path(folder)) if folder else DoorsConfig()
     gateway = Gateway(GatewayConfig(max_calls_per_worker=num_slots, doors=doors))
     address = f"127.0.0.1:{await gateway.start()}"
     await gateway.sync([worker])
