@@ -48,10 +48,6 @@ class Speed:
     def per_second(self) -> float:
         return self.num_messages / self.seconds
 
-    @property
-    def per_processor_second(self) -> float:
-        return self.num_messages / self.processor_seconds
-
 
 def measure(address: str, work: Work, num_streams: int, num_requests: int) -> Speed:
     """Read so many streams; RuntimeError if one of them fails."""
