@@ -17,7 +17,7 @@ from grpc_tools import protoc
 
 PROTO = Path(__file__).parent.parent / "proto"
 _BUF = Path(sys.executable).with_name("buf")
-FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("tokenweir/v1/*.proto"))
+FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("tokenweir/*/*.proto"))
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,10 @@ def test_generated_code_describes_what_the_proto_file_says(
 
 
 def test_there_is_generated_code_for_every_proto_file_and_no_other() -> None:
-    generated = {path.name for path in (PROTO / "python/tokenweir/v1").glob("*_pb2.py")}
+    python = PROTO / "python"
+    generated = {path.relative_to(python) for path in python.glob("tokenweir/*/*_pb2.py")}
 
-    assert generated == {f"{Path(name).stem}_pb2.py" for name in FILES}
+    assert generated == {Path(name.removesuffix(".proto") + "_pb2.py") for name in FILES}
 
 
 @pytest.mark.parametrize(

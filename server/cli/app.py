@@ -17,6 +17,7 @@ from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.extras import how_to_install
 from server.cli.generation import generate, score
 from server.cli.http import http
+from server.cli.kserve import kserve
 from server.cli.load_test import loadtest
 from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
@@ -62,6 +63,7 @@ for command in (
     diff,
     serve,
     http,
+    kserve,
     token,
     generate,
     score,

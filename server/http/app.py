@@ -22,6 +22,7 @@ from tokenweir import (
     TokenweirClientError,
 )
 
+from server.front.caller import HEALTH_SECONDS, client_as
 from server.http.answers import Form, TextForm, envelope, usage_json
 from server.http.body import parsed
 from server.http.bound import Bound
@@ -34,7 +35,6 @@ from server.http.streams import Chunks, EventStream, Message
 
 T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, str]]
-_HEALTH_SECONDS = 5.0
 _CLIENT_GONE = 499  # nobody reads it
 
 
@@ -70,7 +70,7 @@ class HttpDoor:
     async def health(self, request: Request) -> Response:
         """Say whether the server behind serves: 200 or 503."""
         try:
-            async with asyncio.timeout(_HEALTH_SECONDS):
+            async with asyncio.timeout(HEALTH_SECONDS):
                 status = await self._client.health()
         except (TokenweirClientError, TimeoutError):
             status = "NOT_SERVING"
@@ -142,19 +142,8 @@ class HttpDoor:
 
     def _caller(self, request: Request) -> AsyncClient:
         """Return a client that calls as who sent the request; HttpError for no token."""
-        header = request.headers.get("authorization")
-        trace = [
-            (name, value)
-            for name in ("traceparent", "tracestate")
-            if (value := request.headers.get(name, "")) and value.isascii()
-        ]
-        if header is None:
-            return self._client.calling_as(metadata=trace)
-        kind, _, token = header.partition(" ")
         try:
-            if kind.lower() != "bearer":
-                raise ValueError("Authorization is to be: Bearer TOKEN")
-            return self._client.calling_as(token.strip(), metadata=trace)
+            return client_as(self._client, request.headers)
         except ValueError as error:
             raise HttpError(
                 401, str(error), kind="authentication_error", code="invalid_api_key"

@@ -1,0 +1,68 @@
+"""Errors as statuses of gRPC, with the details that our own server sends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from tokenweir import TokenweirClientError
+
+_DOMAIN = "tokenweir"
+_PUSHBACK = "grpc-retry-pushback-ms"
+
+
+class Refused(Exception):
+    """A request that is not sent on; `code` says to whom the fault belongs."""
+
+    def __init__(
+        self, message: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextlib.contextmanager
+def refused_arguments() -> Iterator[None]:
+    """Refuse what our client cannot send at all: it names the argument."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise Refused(str(error)) from error
+
+
+async def abort(context: grpc.aio.ServicerContext, error: TokenweirClientError) -> None:  # type: ignore[type-arg]
+    """End a call as that of the server behind has ended."""
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason or error.code.name, domain=_DOMAIN, metadata=error.metadata
+    )
+    details: list[Message] = [info]
+    pushback: tuple[tuple[str, str], ...] = ()
+    if error.retry_after is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(1000 * error.retry_after))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        pushback = ((_PUSHBACK, str(round(1000 * error.retry_after))),)
+    if error.violations:
+        details.append(_bad_request(error))
+    message = str(error).partition(": ")[2]  # without the name of the code
+    packed = [any_pb2.Any() for _ in details]
+    for one, detail in zip(packed, details, strict=True):
+        one.Pack(detail)
+    found = rpc_status.to_status(
+        status_pb2.Status(code=error.code.value[0], message=message, details=packed)
+    )
+    await context.abort(error.code, message, (*found.trailing_metadata, *pushback))
+
+
+def _bad_request(error: TokenweirClientError) -> error_details_pb2.BadRequest:
+    violation = error_details_pb2.BadRequest.FieldViolation
+    return error_details_pb2.BadRequest(
+        field_violations=[
+            violation(field=one.field, description=one.description) for one in error.violations
+        ]
+    )

@@ -1,0 +1,206 @@
+"""Answers the calls of the Open Inference Protocol by calls of the server behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, TypeVar
+
+import grpc
+from tokenweir import AsyncClient, ModelInfo, TokenweirClientError
+from tokenweir.open_inference import open_inference_pb2 as protocol
+from tokenweir.open_inference import open_inference_pb2_grpc
+
+from server.front.caller import HEALTH_SECONDS, client_as
+from server.kserve.config import KserveConfig
+from server.kserve.errors import Refused, abort, refused_arguments
+from server.kserve.parameters import TIMEOUT, read_parameters
+from server.kserve.tasks import Answered, Asked, Named, inputs_of, task_for, tasks_of
+from server.kserve.tensors import read_inputs, write_outputs
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+_PLATFORM = "tokenweir_onnx"
+_KNOWN_SECONDS = 5.0  # that a model's description is believed
+
+
+class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """The service of the protocol; a call of it is one of our server."""
+
+    def __init__(self, client: AsyncClient, config: KserveConfig) -> None:
+        self._client, self._config = client, config
+        self._open = 0
+        self._models: dict[str, tuple[float, ModelInfo]] = {}
+
+    async def ServerLive(
+        self, request: protocol.ServerLiveRequest, context: Context
+    ) -> protocol.ServerLiveResponse:
+        """Say that this process answers."""
+        return protocol.ServerLiveResponse(live=True)
+
+    async def ServerReady(
+        self, request: protocol.ServerReadyRequest, context: Context
+    ) -> protocol.ServerReadyResponse:
+        """Say whether the server behind serves."""
+        return protocol.ServerReadyResponse(ready=await self._is_serving(""))
+
+    async def ModelReady(
+        self, request: protocol.ModelReadyRequest, context: Context
+    ) -> protocol.ModelReadyResponse:
+        """Say whether a model serves; of a version, which is not the one that does, it is not."""
+        ready = await self._is_serving(request.name)
+        if ready and request.version:
+            with_token = await _answered(context, self._described(context, request.name))
+            ready = with_token.model_version == request.version
+        return protocol.ModelReadyResponse(ready=ready)
+
+    async def ServerMetadata(
+        self, request: protocol.ServerMetadataRequest, context: Context
+    ) -> protocol.ServerMetadataResponse:
+        """Say what this is."""
+        return protocol.ServerMetadataResponse(
+            name="tokenweir", version=metadata.version("tokenweir")
+        )
+
+    async def ModelMetadata(
+        self, request: protocol.ModelMetadataRequest, context: Context
+    ) -> protocol.ModelMetadataResponse:
+        """Say what a model takes and gives, over all of its tasks."""
+        return await _answered(context, self._metadata(request, context))
+
+    async def ModelInfer(
+        self, request: protocol.ModelInferRequest, context: Context
+    ) -> protocol.ModelInferResponse:
+        """Run a model."""
+        return await _answered(context, self._infer(request, context))
+
+    async def _metadata(
+        self, request: protocol.ModelMetadataRequest, context: Context
+    ) -> protocol.ModelMetadataResponse:
+        model = await self._described(context, request.name)
+        if request.version not in ("", model.model_version):
+            raise Refused(
+                f"{model.model} has version {model.model_version}, not {request.version}",
+                grpc.StatusCode.NOT_FOUND,
+            )
+        outputs = {
+            name: one for task in tasks_of(model) for one in task.outputs for name in one[:1]
+        }
+        return protocol.ModelMetadataResponse(
+            name=model.model,
+            versions=[model.model_version],
+            platform=_PLATFORM,
+            inputs=list(map(_tensor, inputs_of(model))),
+            outputs=list(map(_tensor, outputs.values())),
+        )
+
+    async def _infer(
+        self, request: protocol.ModelInferRequest, context: Context
+    ) -> protocol.ModelInferResponse:
+        client = _client_as(self._client, context)
+        parameters = read_parameters(request)
+        options = {
+            "model_version": request.model_version or None,
+            "request_id": request.id or None,
+            "timeout": _seconds(parameters.pop(TIMEOUT, None), context, self._config.timeout),
+        }
+        with self._counted():
+            model = await self._model(client, request.model_name)
+            task = task_for(model, [output.name for output in request.outputs])
+            asked = Asked(model, read_inputs(request), parameters, options)
+            with refused_arguments():
+                found = await task.run(client, asked)
+        return _response(request, found)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._open >= self._config.max_requests:
+            raise Refused(
+                f"{self._open} requests are open, as many as are taken at once; try again later",
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            )
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    async def _is_serving(self, name: str) -> bool:
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                return await self._client.health(name) == "SERVING"
+        except (TokenweirClientError, TimeoutError):
+            return False
+
+    async def _described(self, context: Context, name: str) -> ModelInfo:
+        """Return what the server says of a model to who calls."""
+        return await self._asked_for(_client_as(self._client, context), name)
+
+    async def _model(self, client: AsyncClient, name: str) -> ModelInfo:
+        """Return what is known of a model; who may not use it is told so by the call itself."""
+        told, model = self._models.get(name, (0.0, None))
+        if model is not None and time.monotonic() - told < _KNOWN_SECONDS:
+            return model
+        return await self._asked_for(client, name)
+
+    async def _asked_for(self, client: AsyncClient, name: str) -> ModelInfo:
+        now = time.monotonic()
+        found = {model.model: model for model in await client.models()}
+        self._models = {known: (now, model) for known, model in found.items()}
+        if name not in found:
+            raise Refused(
+                f"no model {name!r} is served here; there are {', '.join(sorted(found)) or 'none'}",
+                grpc.StatusCode.NOT_FOUND,
+            )
+        return found[name]
+
+
+async def _answered(context: Context, answer: Awaitable[T]) -> T:
+    """Return an answer; what it raises ends the call with its status."""
+    try:
+        return await answer
+    except Refused as error:
+        await context.abort(error.code, str(error))
+    except TokenweirClientError as error:
+        await abort(context, error)
+    raise AssertionError("abort raises")
+
+
+def _client_as(client: AsyncClient, context: Context) -> AsyncClient:
+    headers = dict(context.invocation_metadata() or ())
+    texts = {name: value for name, value in headers.items() if isinstance(value, str)}
+    try:
+        return client_as(client, texts)
+    except ValueError as error:
+        raise Refused(str(error), grpc.StatusCode.UNAUTHENTICATED) from error
+
+
+def _seconds(microseconds: Any, context: Context, most: float) -> float:
+    """Return the time that a call has: the least of what is said of it."""
+    limits: list[float | None] = [most, context.time_remaining()]
+    if microseconds is not None:
+        if type(microseconds) is not int or microseconds < 0:
+            raise Refused(f"timeout ({microseconds}) is to be a number of microseconds")
+        limits.append(microseconds / 1e6 or None)  # 0 says nothing
+    return min(limit for limit in limits if limit is not None)
+
+
+def _response(request: protocol.ModelInferRequest, found: Answered) -> protocol.ModelInferResponse:
+    response = protocol.ModelInferResponse(
+        model_name=request.model_name, model_version=found.version, id=request.id
+    )
+    response.parameters["input_tokens"].int64_param = found.usage.input_tokens
+    response.parameters["output_tokens"].int64_param = found.usage.output_tokens
+    response.parameters["request_id"].string_param = found.request_id
+    names = {output.name for output in request.outputs}
+    outputs = [one for one in found.outputs if not names or one.name in names]
+    write_outputs(response, outputs, is_raw=bool(request.raw_input_contents))
+    return response
+
+
+def _tensor(named: Named) -> protocol.ModelMetadataResponse.TensorMetadata:
+    name, datatype, shape = named
+    return protocol.ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)

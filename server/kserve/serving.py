@@ -1,0 +1,37 @@
+"""Runs the KServe server until its task is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc.aio
+from tokenweir import AsyncClient
+from tokenweir.open_inference import open_inference_pb2_grpc
+
+from server.kserve.config import KserveConfig
+from server.kserve.service import KserveService
+from server.listening import address_of, listen
+
+
+async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[str], None]) -> None:
+    """Serve, having told `announce` the address; when cancelled, let open requests end first.
+
+    Raises ConfigError for a port that cannot be had.
+    """
+    server = grpc.aio.server(
+        options=(
+            ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
+            ("grpc.max_receive_message_length", config.max_request_bytes),
+            ("grpc.max_metadata_size", 64 * 2**10),
+        )
+    )
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+        KserveService(client, config), server
+    )
+    port = listen(server, config.host, config.port)
+    await server.start()
+    announce(address_of(config.host, port))
+    try:
+        await server.wait_for_termination()
+    finally:
+        await server.stop(config.grace)
