@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
 from engine.life.trial import Trial
 from engine.package.device_certificate import settings_as_shown
-from engine.package.manifest import GenerationContract
+from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package
 
 if TYPE_CHECKING:
@@ -56,16 +57,16 @@ def load_engine(
     return engine
 
 
-def device_of(package: Package, config: EngineConfig) -> Device:
-    """Return where a package runs with these settings.
+def device_of(manifest: Manifest, place: Path | str, config: EngineConfig) -> Device:
+    """Return where the package at a place runs with these settings.
 
     Raises ConfigError if it was not made for the device, PackageError if nothing computes its
     precision there.
     """
-    device = config.device_for(package.manifest.target)
-    if device == "cpu" and package.manifest.precision == "bf16":
+    device = config.device_for(manifest.target)
+    if device == "cpu" and manifest.precision == "bf16":
         raise PackageError(
-            f"{package.path}: onnxruntime has no kernels for bf16 on a CPU; run it with "
+            f"{place}: onnxruntime has no kernels for bf16 on a CPU; run it with "
             "--device cuda, or export the model with --precision fp16"
         )
     return device
@@ -76,7 +77,7 @@ def device_of(package: Package, config: EngineConfig) -> Device:
 
 def _open_device(package: Package, config: EngineConfig) -> CudaDevice | None:
     """Return the GPU that a package is to run on; None: it runs on the CPU."""
-    if device_of(package, config) == "cpu":
+    if device_of(package.manifest, package.path, config) == "cpu":
         return None
     from engine.device.device import open_device
 

@@ -116,7 +116,8 @@ class TracingConfig:
 class ServeConfig:
     """What `tokenweir serve` runs: packages, replicas, and the gateway before them."""
 
-    packages: Mapping[str, Path]  # name under which a model is served -> its package
+    # Name under which a model is served -> its package: a directory, or a URL that is fetched.
+    packages: Mapping[str, Path | str]
     host: str = "127.0.0.1"  # of the gateway
     port: int = 50051  # of the gateway; 0: any that is free
     min_replicas: int = 1
@@ -127,6 +128,9 @@ class ServeConfig:
     num_gpus_per_replica: float | None = None
     grace: float = 30.0  # seconds that running requests get when a replica or the server stops
     name: str = "tokenweir"  # of the service; two on one cluster need two names
+    # Of a node, for packages that are fetched; None: tokenweir/packages in the user's cache folder
+    package_cache: Path | None = None
+    require_signature: Path | None = None  # PEM: public key that has to have signed every manifest
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above

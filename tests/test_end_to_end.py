@@ -322,12 +322,13 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
 async def test_replicas_follow_the_load_and_return_to_the_minimum(
-    packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # As where Ray has several machines: gateway and workers show each other a certificate.
     monkeypatch.setattr("server.ray.serving.peers_of", lambda host: peers_of("10.0.0.7"))
     config = ServeConfig(
-        packages={CONTINUE: packages[CONTINUE]},
+        packages={CONTINUE: f"file://{packages[CONTINUE]}"},  # the workers fetch it
+        package_cache=tmp_path / "cache",
         port=0,
         min_replicas=1,
         max_replicas=2,
@@ -363,6 +364,7 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
             (replica,) = (await operator.server_info()).replicas
             assert [load.replica_id for load in await operator.load()] == [replica.replica_id]
             assert replica.replica_id == worker.replica_id
+        assert len(list((tmp_path / "cache").glob("*/manifest.json"))) == 1
 
 
 # Python imports it in every process: steps hang in those whose number is the name of a file.

@@ -16,13 +16,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from engine.errors import PackageError
 from engine.json_file import parse_object
 from engine.package.contradictions import find_contradictions
-from engine.package.files import FileEntry, Stamp, check_file, open_plain, read_stamp
+from engine.package.files import Stamp, check_file, open_plain, read_stamp
 from engine.package.manifest import FORMAT_VERSION, Manifest
 from engine.wording import listed, problems_of, shortened
 
 MANIFEST_NAME = "manifest.json"
+SIGNATURE_NAME = "manifest.json.sig"  # it may stand beside it, and is of its bytes
 _DIGEST = "digest"  # the key of the manifest's own
-_MAX_MANIFEST_BYTES = 2**20
+MAX_MANIFEST_BYTES = 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -62,13 +63,13 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     a file that is a link or lies outside the directory, a format of another release, a manifest
     that was changed or contradicts itself, and a certificate that was not passed.
     """
-    directory, raw = _open_package(path)
-    manifest = _parse_manifest(raw, directory)
+    directory, raw = open_package(path)
+    manifest = parse_manifest(raw, str(directory))
     with _readable(path):
         stamps: dict[Path, Stamp | None] = {directory: read_stamp(directory)}
         _check_unlisted(directory, manifest)
         for name, entry in manifest.files.items():
-            stamps[directory / name] = _check_file(directory, name, entry)
+            stamps[directory / name] = check_file(directory / name, entry)
     return Package(
         path=directory,
         manifest=manifest,
@@ -79,8 +80,38 @@ def load_package(path: str | os.PathLike[str]) -> Package:
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """Read the manifest of a package and look at none of its other files; errors as above."""
-    directory, raw = _open_package(path)
-    return _parse_manifest(raw, directory)
+    directory, raw = open_package(path)
+    return parse_manifest(raw, str(directory))
+
+
+def open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """Return the package's directory and the bytes of its manifest; PackageError without one."""
+    given = Path(path)
+    if not given.is_dir():
+        raise PackageError(f"{given} is not a directory; give the one `tokenweir export` wrote")
+    with _readable(path):
+        directory = given.resolve()  # what is checked is what is loaded, wherever a link points
+        return directory, _read_manifest(directory)
+
+
+def parse_manifest(raw: bytes, place: str) -> Manifest:
+    """Return the manifest of these bytes, of the package at a place; PackageError if it is none."""
+    path = f"{place}/{MANIFEST_NAME}"
+    try:
+        content = parse_object(raw)
+    except ValueError as error:
+        raise _invalid(path, str(error)) from error
+    _refuse_other_format(content.get("format_version"), place)
+    _check_digest(content, path)
+    del content[_DIGEST]
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
+    if problems := find_contradictions(manifest):
+        raise _invalid(path, listed(problems, "; "))
+    _check_names(manifest, place)
+    return manifest
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
@@ -95,9 +126,9 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
     """
     raw = seal(manifest.model_dump(mode="json"))
     path = directory / MANIFEST_NAME
-    if len(raw) > _MAX_MANIFEST_BYTES:
+    if len(raw) > MAX_MANIFEST_BYTES:
         raise PackageError(
-            f"{path} would have {len(raw):,} bytes, more than {_MAX_MANIFEST_BYTES:,}; "
+            f"{path} would have {len(raw):,} bytes, more than {MAX_MANIFEST_BYTES:,}; "
             "give the model fewer or shorter labels"
         )
     # Not in the directory: there, what the manifest does not list is refused.
@@ -120,16 +151,6 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
-    """Return the package's directory and the bytes of its manifest."""
-    given = Path(path)
-    if not given.is_dir():
-        raise PackageError(f"{given} is not a directory; give the one `tokenweir export` wrote")
-    with _readable(path):
-        directory = given.resolve()  # what is checked is what is loaded, wherever a link points
-        return directory, _read_manifest(directory)
-
-
 @contextmanager
 def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
@@ -145,49 +166,30 @@ def _read_manifest(directory: Path) -> bytes:
             f"{directory} has no {MANIFEST_NAME}; it is not a package, or incomplete"
         )
     with open_plain(manifest_path) as file:
-        raw = file.read(_MAX_MANIFEST_BYTES + 1)
-    if len(raw) > _MAX_MANIFEST_BYTES:
+        raw = file.read(MAX_MANIFEST_BYTES + 1)
+    if len(raw) > MAX_MANIFEST_BYTES:
         raise PackageError(
-            f"{manifest_path} has more than {_MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
+            f"{manifest_path} has more than {MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
         )
     return raw
 
 
-def _parse_manifest(raw: bytes, directory: Path) -> Manifest:
-    path = directory / MANIFEST_NAME
-    try:
-        content = parse_object(raw)
-    except ValueError as error:
-        raise _invalid(path, str(error)) from error
-    _refuse_other_format(content.get("format_version"), directory)
-    _check_digest(content, path)
-    del content[_DIGEST]
-    try:
-        manifest = Manifest.model_validate(content)
-    except ValidationError as error:
-        raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
-    problems = find_contradictions(manifest)
-    if problems:
-        raise _invalid(path, listed(problems, "; "))
-    return manifest
-
-
-def _refuse_other_format(version: object, directory: Path) -> None:
+def _refuse_other_format(version: object, place: str) -> None:
     """Refuse formats that this release does not know; what is not a number is a wrong field."""
     if not isinstance(version, int) or version == FORMAT_VERSION:
         return
     if version > FORMAT_VERSION:
         raise PackageError(
-            f"{directory}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
+            f"{place}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
             "the newest that this release reads; upgrade tokenweir or export the model again"
         )
     raise PackageError(
-        f"{directory}: package format {shortened(version)} is older than {FORMAT_VERSION}, "
+        f"{place}: package format {shortened(version)} is older than {FORMAT_VERSION}, "
         "whose certificates show more and whose manifests have a digest; export the model again"
     )
 
 
-def _check_digest(content: Mapping[str, Any], path: Path) -> None:
+def _check_digest(content: Mapping[str, Any], path: str) -> None:
     given = content.get(_DIGEST)
     if given != _digest(content):
         raise PackageError(
@@ -197,13 +199,13 @@ def _check_digest(content: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _invalid(path: Path, problems: str) -> PackageError:
+def _invalid(path: str, problems: str) -> PackageError:
     return PackageError(f"{path} is not valid: {problems}; export the model again")
 
 
 def _check_unlisted(directory: Path, manifest: Manifest) -> None:
     """Refuse what the manifest does not list: a graph could read weights from it, unchecked."""
-    unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, *manifest.files})
+    unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, SIGNATURE_NAME, *manifest.files})
     if unlisted:
         raise PackageError(
             f"{directory} holds {listed([*map(repr, unlisted)])}, which the manifest does not "
@@ -211,9 +213,9 @@ def _check_unlisted(directory: Path, manifest: Manifest) -> None:
         )
 
 
-def _check_file(directory: Path, name: str, expected: FileEntry) -> Stamp:
-    if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
-        raise PackageError(
-            f"{directory}: {shortened(repr(name))} is a path, not a file name in the package"
-        )
-    return check_file(directory / name, expected)
+def _check_names(manifest: Manifest, place: str) -> None:
+    for name in manifest.files:
+        if not _FILE_NAME.fullmatch(name) or name in (MANIFEST_NAME, SIGNATURE_NAME):
+            raise PackageError(
+                f"{place}: {shortened(repr(name))} is a path, not a file name in the package"
+            )

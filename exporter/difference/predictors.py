@@ -60,7 +60,9 @@ class ExportedPredictor:
 
     def __init__(self, path: Path) -> None:
         package = load_package(path)
-        device_of(package, EngineConfig(device="cpu"))  # PackageError, if a CPU has no kernels
+        device_of(
+            package.manifest, package.path, EngineConfig(device="cpu")
+        )  # PackageError, if a CPU has no kernels
         self.path = path
         self.contract = _contract(package.manifest)
         self._session = create_session(package.file("model.onnx"))

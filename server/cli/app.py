@@ -22,6 +22,7 @@ from server.cli.load_test import loadtest
 from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
 from server.cli.service import serve
+from server.cli.sign import sign
 from server.cli.status import health, models
 from server.cli.token import token
 
@@ -62,6 +63,7 @@ for command in (
     verify,
     diff,
     serve,
+    sign,
     http,
     kserve,
     token,

@@ -29,6 +29,21 @@ class Number(click.FloatRange):
         return number
 
 
+class PackageAddress(click.ParamType[Path | str]):
+    """A directory that is there, or a URL."""
+
+    name = "package"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Return the URL as it is, a directory as a path; fail for one that is not there."""
+        if "://" in str(value):
+            return str(value)
+        path: Path = existing_directory.convert(value, param, ctx)
+        return path
+
+
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 existing_path = click.Path(exists=True, path_type=Path)

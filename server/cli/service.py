@@ -18,6 +18,7 @@ from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
+    PackageAddress,
     decode_buckets_option,
     device_option,
     examples,
@@ -38,16 +39,17 @@ if TYPE_CHECKING:
         "tokenweir serve packages/dates",
         "tokenweir serve packages/dates packages/digits --replicas 2 --port 50051",
         "tokenweir serve --model iso=packages/dates --min-replicas 1 --max-replicas 4",
+        "tokenweir serve s3://models/dates --require-signature key.pub",
         "tokenweir serve packages/gpt2 --verify checkpoints/gpt2",
         "tokenweir serve --config serve.toml --print-config",
     ),
 )
-@click.argument("packages", nargs=-1, type=existing_directory, metavar="[PACKAGE]...")
+@click.argument("packages", nargs=-1, type=PackageAddress(), metavar="[PACKAGE]...")
 @click.option(
     "--model",
     "named",
     multiple=True,
-    metavar="NAME=PATH",
+    metavar="NAME=PACKAGE",
     help="Serve a package under another name than its own; may be repeated.",
 )
 @click.option("--replicas", type=click.IntRange(1), help="Worker processes.  [default: 1]")
@@ -88,6 +90,18 @@ if TYPE_CHECKING:
     type=Number(min=0, max=1),
     metavar="SHARE",
     help="GPUs of a worker; with 0.5 two share one.  [default: 1 if a model runs on one]",
+)
+@click.option(
+    "--package-cache",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    metavar="DIRECTORY",
+    help="Of a node, for packages that are fetched.  [default: ~/.cache/tokenweir/packages]",
+)
+@click.option(
+    "--require-signature",
+    type=existing_file,
+    metavar="PEM",
+    help="Serve packages only that this public key has signed; see `tokenweir sign`.",
 )
 @click.option(
     "--verify",
@@ -166,7 +180,7 @@ if TYPE_CHECKING:
 )
 @needs("serve", "cpu")
 def serve(
-    packages: tuple[Path, ...],
+    packages: tuple[Path | str, ...],
     named: tuple[str, ...],
     checkpoint: Path | None,
     file: Path | None,
@@ -174,6 +188,9 @@ def serve(
     **typed: Any,
 ) -> None:
     """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
+
+    A PACKAGE is a directory, or an address such as s3://, gs://, https:// or file://, which every
+    node fetches once.
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
@@ -218,6 +235,8 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
                 "num_gpus_per_replica",
                 "grace",
                 "name",
+                "package_cache",
+                "require_signature",
             )
         },
         **{
@@ -274,20 +293,21 @@ def _complete(settings: Settings) -> None:
         settings.give("engine.max_num_seqs", max(buckets), "engine.decode_buckets")
 
 
-def _verify(models: Mapping[str, Path], checkpoint: Path, config: ServeConfig) -> None:
+def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: ServeConfig) -> None:
     """Verify the only package as its workers will run it."""
-    from engine.package.package import read_manifest
     from server.cli.verification import verify_apart
+    from server.packages.pinned import pin
 
     if len(models) > 1:
         raise click.UsageError(
             f"--verify is for one package, here are {len(models)}; run `tokenweir verify` for each"
         )
     (package,) = models.values()
-    target = read_manifest(package).target
-    engine = config.settled([target]).engine
+    pinned, manifest = pin(package, config.require_signature)
+    engine = config.settled([manifest.target]).engine
     with cleaned_up():
-        verify_apart(package, checkpoint, target, engine)
+        path = pinned.load(config.package_cache).path
+        verify_apart(path, checkpoint, manifest.target, engine)
 
 
 def serve_until_ended(config: ServeConfig) -> None:
@@ -312,30 +332,32 @@ def announce(service: Service, models: Iterable[str]) -> None:
     click.echo(f"serving {', '.join(models)} on {service.address}; Ctrl-C stops")
 
 
-def collect_models(packages: tuple[Path, ...], named: tuple[str, ...]) -> dict[str, Path]:
+def collect_models(
+    packages: tuple[Path | str, ...], named: tuple[str, ...]
+) -> dict[str, Path | str]:
     """Return the packages to serve by model name; UsageError if a name is missing or double."""
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
         raise click.UsageError("give at least one PACKAGE, or --model NAME=PATH")
-    from engine.package.package import read_manifest
+    from server.packages.pinned import manifest_at
 
-    pairs = [(read_manifest(path).name, path) for path in packages] + pairs
-    models: dict[str, Path] = {}
+    pairs = [(manifest_at(address).name, address) for address in packages] + pairs
+    models: dict[str, Path | str] = {}
     for name, path in pairs:
         if name in models:
             raise click.UsageError(
                 f"both {models[name]} and {path} would be model {name!r}; "
                 f"name one of them: --model OTHER={path}"
             )
-        models[name] = path.resolve()
+        models[name] = path.resolve() if isinstance(path, Path) else path
     return models
 
 
-def _split_pair(pair: str) -> tuple[str, Path]:
+def _split_pair(pair: str) -> tuple[str, Path | str]:
     name, equals, path = pair.partition("=")
     if not name or not equals or not path:
         raise click.UsageError(f"--model {pair!r} is not NAME=PATH")
-    return name, Path(path)
+    return name, path if "://" in path else Path(path)
 
 
 def _check_replicas(given: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
 from server.config import FOLLOWING, ServeConfig
+from server.packages.remote import is_remote
 
 _OWN = "serve"  # the section of ServeConfig's own fields
 _STRICT = ConfigDict(strict=True)  # "8" is no number, and 1 is not true
@@ -162,10 +163,20 @@ class Settings:
             return TypeAdapter(kind, config=_STRICT).validate_python(value)
         except ValidationError as error:
             (first, *_) = error.errors()
-            where = "".join(f".{part}" for part in first["loc"] if isinstance(part, str))
+            where = f"{name}{_keys(value, first['loc'])}"
             raise ConfigError(
-                f"{path}: {name}{where} ({first['input']!r}) is of the wrong type: {first['msg']}"
+                f"{path}: {where} ({first['input']!r}) is of the wrong type: {first['msg']}"
             ) from error
+
+
+def _keys(value: Any, place: tuple[int | str, ...]) -> str:
+    """Return the keys that lead to a place in a value; what follows them there names a type."""
+    keys = ""
+    for part in place:
+        if not isinstance(value, dict) or part not in value:
+            break
+        keys, value = f"{keys}.{part}", value[part]
+    return keys
 
 
 def _sections(owner: type, name: str) -> Iterator[tuple[str, type]]:
@@ -207,12 +218,14 @@ def _ratio(one: str, other: str) -> float:
 
 def _as_paths(value: Any, kind: Any, directory: Path) -> Any:
     """Return a value with paths for texts where its type has paths, and no lists: TOML has both."""
-    takes_path = kind is Path or Path in get_args(kind)
+    takes_path = kind is Path or any(Path in (one, *get_args(one)) for one in get_args(kind))
     match value:
         case list():
             return tuple(_as_paths(one, kind, directory) for one in value)
         case dict() if takes_path:
             return {key: _as_paths(one, Path, directory) for key, one in value.items()}
+        case str() if takes_path and is_remote(value):
+            return value
         case str() if takes_path:
             return (directory / value).resolve()
     return value

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Mapping
 
 from server.config import ServeConfig
+from server.packages.pinned import PinnedPackage
 from server.ray.autoscaling import scaling
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
 from server.ray.roster import RosterAddress
 
 
-def deploy(config: ServeConfig, roster: RosterAddress) -> None:
+def deploy(
+    config: ServeConfig, roster: RosterAddress, packages: Mapping[str, PinnedPackage]
+) -> None:
     """Tell Ray Serve what to run; return before it runs."""
     from ray import serve
 
@@ -31,7 +35,11 @@ def deploy(config: ServeConfig, roster: RosterAddress) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled")
     serve.run_many(
-        [serve.RunTarget(deployment.bind(config, roster), name=config.name, route_prefix=None)],
+        [
+            serve.RunTarget(
+                deployment.bind(config, roster, packages), name=config.name, route_prefix=None
+            )
+        ],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )

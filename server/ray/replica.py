@@ -12,10 +12,10 @@ from functools import partial
 from engine.background import in_background
 from engine.errors import EngineFailure, TokenweirError
 from engine.factory import load_engine
-from engine.package.package import load_package
 from server.config import LogConfig, ServeConfig
 from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
+from server.packages.pinned import PinnedPackage
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
@@ -41,14 +41,17 @@ class WorkerReplica:
     """A Ray Serve replica: engines, the worker that serves them, and its place in the registry."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, config: ServeConfig, roster: RosterAddress
+        self,
+        config: ServeConfig,
+        roster: RosterAddress,
+        packages: Mapping[str, PinnedPackage],
     ) -> None:
         self._link = RosterLink(roster)
         _forward_log(self._link, config.log)
         look = partial(self._end_without_command, config.name)
         self._looking = in_background("looking for the command", look)
         try:
-            self._info = await self._start(config, roster.peers)
+            self._info = await self._start(config, packages, roster.peers)
         except Exception as error:
             is_expected = isinstance(error, TokenweirError)
             logger.error("it cannot start: %s", error, exc_info=not is_expected)
@@ -59,9 +62,11 @@ class WorkerReplica:
         self._link.alive(self._info, self._counts.snapshot if self._counts else None)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
-    async def _start(self, config: ServeConfig, peers: Peers | None) -> WorkerInfo:
+    async def _start(
+        self, config: ServeConfig, packages: Mapping[str, PinnedPackage], peers: Peers | None
+    ) -> WorkerInfo:
         host = _bind_serve_to_node()
-        engines = await asyncio.to_thread(_load_engines, config)
+        engines = await asyncio.to_thread(_load_engines, config, packages)
         self._grace = config.grace
         self._counts = None if config.metrics.port is None else CallCounts(engines)
         self._tracing = make_tracing(config.tracing, config.name, "worker")
@@ -125,11 +130,13 @@ class WorkerReplica:
             os._exit(1)
 
 
-def _load_engines(config: ServeConfig) -> Mapping[str, Engine]:
+def _load_engines(
+    config: ServeConfig, packages: Mapping[str, PinnedPackage]
+) -> Mapping[str, Engine]:
     engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
     return {
-        name: load_engine(load_package(path), engine_config)
-        for name, path in config.packages.items()
+        name: load_engine(package.load(config.package_cache), engine_config)
+        for name, package in packages.items()
     }
 
 

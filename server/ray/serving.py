@@ -23,13 +23,13 @@ import uvloop
 from engine.device.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
-from engine.package.package import load_package
 from server.config import MetricsConfig, ServeConfig
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.identity.peers import peers_of
 from server.listening import address_of
+from server.packages.pinned import pin_all
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
@@ -88,9 +88,14 @@ def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> No
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     check_distributions()
-    packages = [load_package(path) for path in config.packages.values()]
-    devices = [device_of(package, config.engine) for package in packages]
-    config = config.settled([package.manifest.target for package in packages])
+    packages, manifests = await asyncio.to_thread(
+        pin_all, config.packages, config.require_signature
+    )
+    places = config.packages.values()
+    devices = [
+        device_of(m, place, config.engine) for m, place in zip(manifests, places, strict=True)
+    ]
+    config = config.settled([manifest.target for manifest in manifests])
     if not joins_cluster() and "cuda" in devices:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     check_files(config.gateway.doors)
@@ -119,7 +124,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
             stack.push_async_callback(asyncio.to_thread, page.close)
         stack.push_async_callback(ray.finish, undeploy, config)
         stack.callback(roster.end)
-        await ray.run(deploy, config, roster_address)
+        await ray.run(deploy, config, roster_address, packages)
         following = partial(follow, registry, gateway, workers)
         await stack.enter_async_context(beside("following the registry", following))
         service = Service(config.host, port, gateway, registry, ray)

@@ -67,7 +67,7 @@ def _manifest(files: dict[str, bytes]) -> dict[str, Any]:
     }
 
 
-def _write(directory: Path, change: Change = lambda manifest: None) -> Path:
+def write_package(directory: Path, change: Change = lambda manifest: None) -> Path:
     directory.mkdir(exist_ok=True)
     for name, content in FILES.items():
         (directory / name).write_bytes(content)
@@ -79,7 +79,7 @@ def _write(directory: Path, change: Change = lambda manifest: None) -> Path:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    return _write(tmp_path / "package")
+    return write_package(tmp_path / "package")
 
 
 def _refusal(directory: Path) -> str:
@@ -179,7 +179,7 @@ def test_directory_that_is_swapped_for_a_while_is_found(package: Path) -> None:
     found = load_package(package)
 
     package.rename(package.with_name("hidden"))
-    _write(package)
+    write_package(package)
     package.rename(package.with_name("loaded"))
     package.with_name("hidden").rename(package)
 
@@ -232,7 +232,7 @@ def test_path_in_the_manifest_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_text("{}")
     entry = {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2}
 
-    directory = _write(tmp_path / "p", lambda m: m["files"].update({name: entry}))
+    directory = write_package(tmp_path / "p", lambda m: m["files"].update({name: entry}))
 
     assert "is a path, not a file name" in _refusal(directory)
 
@@ -247,7 +247,7 @@ def test_newer_format_is_refused_whatever_else_it_holds(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest.update(format_version=FORMAT_VERSION + 1, target="quantum")
 
-    message = _refusal(_write(tmp_path / "p", change))
+    message = _refusal(write_package(tmp_path / "p", change))
 
     assert (
         f"format {FORMAT_VERSION + 1} is newer than {FORMAT_VERSION}" in message
@@ -265,7 +265,7 @@ def test_every_wrong_field_of_the_manifest_is_named(tmp_path: Path) -> None:
         manifest["files"]["config.json"] = {"sha256": "short", "size": -1}
         manifest["certificate"]["max_abs_logit_diff"] = float("nan")
 
-    message = _refusal(_write(tmp_path / "p", change))
+    message = _refusal(write_package(tmp_path / "p", change))
 
     for field in (
         "format_version",
@@ -325,7 +325,7 @@ def test_manifest_may_be_formatted_anew(package: Path) -> None:
 
 
 def test_older_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    message = _refusal(_write(tmp_path / "p", lambda m: m.update(format_version=2)))
+    message = _refusal(write_package(tmp_path / "p", lambda m: m.update(format_version=2)))
 
     assert f"format 2 is older than {FORMAT_VERSION}" in message
     assert "export the model again" in message
@@ -344,7 +344,7 @@ def test_older_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_size_that_no_model_has_is_refused(
     tmp_path: Path, change: dict[str, Any], field: str
 ) -> None:
-    message = _refusal(_write(tmp_path / "p", lambda m: m["generation"].update(change)))
+    message = _refusal(write_package(tmp_path / "p", lambda m: m["generation"].update(change)))
 
     assert f"{field}: Input should be less than or equal to" in message and "got " in message
 
@@ -352,7 +352,7 @@ def test_size_that_no_model_has_is_refused(
 def test_row_of_the_cache_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
     cache = {"num_layers": 2**10, "num_kv_heads": 2**10, "max_len": 2**20, "head_dim": 2**10}
 
-    message = _refusal(_write(tmp_path / "p", lambda m: m["generation"].update(cache=cache)))
+    message = _refusal(write_package(tmp_path / "p", lambda m: m["generation"].update(cache=cache)))
 
     assert "generation.cache: a row of 9,007,199,254,740,992 bytes is more than" in message
 
@@ -360,7 +360,7 @@ def test_row_of_the_cache_that_no_memory_holds_is_refused(tmp_path: Path) -> Non
 def test_many_wrong_fields_are_named_in_a_short_line(tmp_path: Path) -> None:
     files = {f"{i}{'x' * 100}": 1 for i in range(5000)}
 
-    message = _refusal(_write(tmp_path / "p", lambda m: m.update(files=files)))
+    message = _refusal(write_package(tmp_path / "p", lambda m: m.update(files=files)))
 
     assert len(message) < 10_000 and message.count("files.") == 32 and "4,968 more" in message
 
@@ -396,7 +396,7 @@ def test_huge_manifest_is_refused_unread(package: Path) -> None:
 def test_certificate_that_was_not_passed_is_refused(
     tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    directory = _write(tmp_path / "p", lambda m: m["certificate"].update(change))
+    directory = write_package(tmp_path / "p", lambda m: m["certificate"].update(change))
 
     assert reason in _refusal(directory)
 
@@ -412,7 +412,7 @@ def test_certificate_that_was_not_passed_is_refused(
 def test_certificate_may_say_how_far_the_alignment_is_off(
     tmp_path: Path, change: dict[str, Any], expected: float | None
 ) -> None:
-    directory = _write(tmp_path / "p", lambda m: m["certificate"].update(change))
+    directory = write_package(tmp_path / "p", lambda m: m["certificate"].update(change))
 
     assert load_package(directory).manifest.certificate.max_abs_alignment_diff == expected
 
@@ -442,7 +442,7 @@ def test_certificate_of_a_format_with_loss_is_held_to_its_limits(
         manifest["weights"] = weights
         manifest["certificate"].update(change)
 
-    assert reason in _refusal(_write(tmp_path / "p", rewrite))
+    assert reason in _refusal(write_package(tmp_path / "p", rewrite))
 
 
 def test_certificate_may_lose_what_its_limits_allow(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_certificate_may_lose_what_its_limits_allow(tmp_path: Path) -> None:
         manifest["weights"] = "int4"
         manifest["certificate"].update({"loss": LOSS, "tokens_equal": 90})
 
-    assert load_package(_write(tmp_path / "p", rewrite)).manifest.weights == "int4"
+    assert load_package(write_package(tmp_path / "p", rewrite)).manifest.weights == "int4"
 
 
 TEXT = {"vocab_size": 20, "max_len": 8, "pad_token_id": 0, "embedding_dim": 4}
@@ -492,7 +492,7 @@ ONE_PASS = {"task": "classify", "layout": None, "generation": None, "labels": ["
 def test_manifest_that_contradicts_itself_is_refused(
     tmp_path: Path, change: dict[str, Any], fields: list[str]
 ) -> None:
-    message = _refusal(_write(tmp_path / "p", lambda m: m.update(change)))
+    message = _refusal(write_package(tmp_path / "p", lambda m: m.update(change)))
 
     for field in fields:
         assert field in message
@@ -503,7 +503,7 @@ def test_query_heads_that_cannot_share_the_key_heads_are_refused(tmp_path: Path)
         manifest["generation"]["num_heads"] = 3
 
     assert "num_heads: 3 is not a multiple of cache.num_kv_heads, 2" in _refusal(
-        _write(tmp_path / "p", rewrite)
+        write_package(tmp_path / "p", rewrite)
     )
 
 
@@ -512,7 +512,9 @@ def test_alignment_without_an_encoder_is_refused(tmp_path: Path) -> None:
         manifest["architecture"] = "decoder"
         manifest["generation"].update(alignment=True)
 
-    assert "generation.alignment: must not be there" in _refusal(_write(tmp_path / "p", change))
+    assert "generation.alignment: must not be there" in _refusal(
+        write_package(tmp_path / "p", change)
+    )
 
 
 def test_vocabulary_of_sources_without_an_encoder_is_refused(tmp_path: Path) -> None:
@@ -520,15 +522,17 @@ def test_vocabulary_of_sources_without_an_encoder_is_refused(tmp_path: Path) -> 
         manifest["architecture"] = "decoder"
         manifest["generation"].update(source_vocab_size=30)
 
-    assert "generation.source_vocab_size: must not be" in _refusal(_write(tmp_path / "p", change))
+    assert "generation.source_vocab_size: must not be" in _refusal(
+        write_package(tmp_path / "p", change)
+    )
 
 
 def test_sources_have_the_vocabulary_of_targets_unless_they_have_their_own(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["generation"].update(source_vocab_size=30)
 
-    plain = load_package(_write(tmp_path / "p")).manifest.generation
-    own = load_package(_write(tmp_path / "q", change)).manifest.generation
+    plain = load_package(write_package(tmp_path / "p")).manifest.generation
+    own = load_package(write_package(tmp_path / "q", change)).manifest.generation
 
     assert plain is not None and own is not None
     assert (plain.source_vocab_size, plain.prompt_vocab_size) == (None, 20)
@@ -539,8 +543,8 @@ def test_defaults_are_read_and_an_older_package_has_none(tmp_path: Path) -> None
     def change(manifest: dict[str, Any]) -> None:
         manifest["defaults"] = {"beam": 4, "length_power": -1.0, "forced_begin": [3]}
 
-    plain = load_package(_write(tmp_path / "p")).manifest.defaults
-    own = load_package(_write(tmp_path / "q", change)).manifest.defaults
+    plain = load_package(write_package(tmp_path / "p")).manifest.defaults
+    own = load_package(write_package(tmp_path / "q", change)).manifest.defaults
 
     assert plain.given == {}
     assert own.given == {"beam": 4, "length_power": -1.0, "forced_begin": (3,)}
@@ -553,17 +557,17 @@ def test_defaults_that_cannot_be_are_refused(tmp_path: Path) -> None:
     def unknown(manifest: dict[str, Any]) -> None:
         manifest["defaults"] = {"beams": 4}
 
-    found = _refusal(_write(tmp_path / "p", outside))
+    found = _refusal(write_package(tmp_path / "p", outside))
     assert "defaults.banned_sequences: 20 is outside the vocabulary, 0 to 19" in found
     assert "forced_end" not in found
-    assert "defaults.beams" in _refusal(_write(tmp_path / "q", unknown))
+    assert "defaults.beams" in _refusal(write_package(tmp_path / "q", unknown))
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["generation"].update(decoder_start_token_id=20, eos_token_ids=[2, 99])
 
-    message = _refusal(_write(tmp_path / "p", change))
+    message = _refusal(write_package(tmp_path / "p", change))
 
     assert "generation.decoder_start_token_id: 20" in message
     assert "generation.eos_token_ids.1: 99" in message
@@ -604,7 +608,7 @@ def test_large_file_that_was_hardly_written_is_not_hashed(tmp_path: Path) -> Non
     def grow(manifest: dict[str, Any]) -> None:
         manifest["files"]["decoder.onnx"]["size"] = size
 
-    package = _write(tmp_path / "package", grow)
+    package = write_package(tmp_path / "package", grow)
     os.truncate(package / "decoder.onnx", size)
 
     assert "has 42,949,672,960 bytes, of which only" in _refusal(package)
@@ -621,4 +625,4 @@ def test_number_that_nothing_counts_is_refused(tmp_path: Path, covered: object) 
     def change(manifest: dict[str, Any]) -> None:
         manifest["certificate"]["covered"] = {"steps": covered}
 
-    assert "certificate.covered.steps" in _refusal(_write(tmp_path / "package", change))
+    assert "certificate.covered.steps" in _refusal(write_package(tmp_path / "package", change))

@@ -56,8 +56,7 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     manifest = SimpleNamespace(target="cuda", precision="bf16")
-    package = SimpleNamespace(path=Path("nowhere"), manifest=manifest)
-    monkeypatch.setattr("server.ray.serving.load_package", lambda path: package)
+    monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
     config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cpu"))
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

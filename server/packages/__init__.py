@@ -1,0 +1,1 @@
+"""Packages, wherever they are: found, fetched once a node, and known by their manifests."""

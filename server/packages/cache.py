@@ -1,0 +1,124 @@
+"""Packages that were fetched, a directory each under the SHA-256 of the manifest.
+
+One process of a node fetches a package while others wait for it. What is not whole, or was changed
+since, is fetched again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from engine.errors import PackageError
+from engine.package.package import MANIFEST_NAME, Package, load_package, parse_manifest
+from server.packages.remote import RemotePackage
+
+logger = logging.getLogger(__name__)
+
+
+def default_cache() -> Path:
+    """Return the directory of a node where nobody chose one, in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tokenweir/packages"
+
+
+def fetch(url: str, manifest_sha256: str, cache: Path) -> Package:
+    """Return the package of this manifest, checked; fetch it if the cache does not have it.
+
+    Raises PackageError if the cache cannot be used, or if what is at the URL is not that package.
+    """
+    try:
+        _make_private(cache)
+        return _fetched(url, manifest_sha256, cache)
+    except OSError as error:
+        raise PackageError(
+            f"{url} cannot be kept in {cache}: {error}; choose another directory with "
+            "--package-cache"
+        ) from error
+
+
+def _fetched(url: str, digest: str, cache: Path) -> Package:
+    directory = cache / digest
+    with _locked(cache / f".{digest}.lock", fcntl.LOCK_SH), suppress(PackageError):
+        return _load(directory, digest)
+    with _locked(cache / f".{digest}.lock", fcntl.LOCK_EX):
+        try:
+            return _load(directory, digest)  # another process was first
+        except PackageError as error:
+            if directory.exists():
+                logger.warning("%s; it is fetched again", error)
+        _download(RemotePackage(url), url, digest, cache)
+        return _load(directory, digest)
+
+
+def _load(directory: Path, digest: str) -> Package:
+    package = load_package(directory)
+    if package.manifest_sha256.hex() != digest:
+        raise PackageError(f"{directory} has another manifest than its name says")
+    return package
+
+
+def _download(remote: RemotePackage, url: str, digest: str, cache: Path) -> None:
+    """Bring a package into the cache: whole, or not at all."""
+    part = cache / f".{digest}.part"
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    part.mkdir(mode=0o700)
+    try:
+        raw = remote.manifest()
+        check_digest(sha256(raw).hexdigest(), digest, url)
+        manifest = parse_manifest(raw, url)
+        _check_space(url, sum(entry.size for entry in manifest.files.values()), cache)
+        logger.info("fetching %s", url)
+        for name, entry in manifest.files.items():
+            remote.copy(name, entry, part / name)
+        (part / MANIFEST_NAME).write_bytes(raw)
+        shutil.rmtree(cache / digest, ignore_errors=True)
+        part.rename(cache / digest)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def check_digest(found: str, expected: str, address: Path | str) -> None:
+    """Raise PackageError if the manifest at an address is not the one that is to be served."""
+    if found != expected:
+        raise PackageError(
+            f"{address} is another package than when the server was started; start it again to "
+            "serve this one, or put the other back"
+        )
+
+
+def _check_space(url: str, num_bytes: int, cache: Path) -> None:
+    free = shutil.disk_usage(cache).free
+    if num_bytes > free:
+        raise PackageError(
+            f"{url} has {num_bytes:,} bytes, and {cache} has room for {free:,}; make room, or "
+            "choose another directory with --package-cache"
+        )
+
+
+def _make_private(cache: Path) -> None:
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = cache.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise PackageError(
+            f"{cache} can be written by others, who could change what is served; give it to this "
+            "user alone (chmod 700), or choose another directory with --package-cache"
+        )
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    """Hold a lock of all processes of this machine; it ends with its process, too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)

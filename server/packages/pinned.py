@@ -1,0 +1,94 @@
+"""A package by address and content: the same one at every worker, on whatever node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from engine.errors import PackageError
+from engine.package.manifest import Manifest
+from engine.package.package import (
+    SIGNATURE_NAME,
+    Package,
+    load_package,
+    open_package,
+    parse_manifest,
+)
+from server.packages.cache import check_digest, default_cache, fetch
+from server.packages.remote import RemotePackage, is_remote
+
+
+@dataclass(frozen=True)
+class PinnedPackage:
+    """Where a package is, and which."""
+
+    address: Path | str  # a directory of every node, or a URL that is fetched there
+    manifest_sha256: str
+
+    def load(self, cache: Path | None) -> Package:
+        """Return the package, its files checked; from a URL through the cache of this node.
+
+        Raises PackageError if it is damaged, cannot be fetched, or is another one by now.
+        """
+        if is_remote(self.address):
+            return fetch(str(self.address), self.manifest_sha256, cache or default_cache())
+        package = load_package(self.address)
+        check_digest(package.manifest_sha256.hex(), self.manifest_sha256, self.address)
+        return package
+
+
+def manifest_at(address: Path | str) -> Manifest:
+    """Return the manifest at an address, whoever has signed it; PackageError if there is none."""
+    return parse_manifest(_raw_manifest(address), str(address))
+
+
+def pin(address: Path | str, key: Path | None) -> tuple[PinnedPackage, Manifest]:
+    """Return the package that is at an address now; at a URL only its manifest is read.
+
+    Raises PackageError if it is none, or not signed by the key that is required, ConfigError if
+    that cannot be used.
+    """
+    raw = _raw_manifest(address)
+    if key is not None:
+        _check_signed(address, raw, key)
+    pinned, manifest = (
+        PinnedPackage(address, sha256(raw).hexdigest()),
+        parse_manifest(raw, str(address)),
+    )
+    if not is_remote(address):
+        pinned.load(None)
+    return pinned, manifest
+
+
+def pin_all(
+    packages: Mapping[str, Path | str], key: Path | None
+) -> tuple[dict[str, PinnedPackage], list[Manifest]]:
+    """Return the packages that models have now, and their manifests; raises as `pin`."""
+    found = {model: pin(address, key) for model, address in packages.items()}
+    return {model: pinned for model, (pinned, _) in found.items()}, [m for _, m in found.values()]
+
+
+def _raw_manifest(address: Path | str) -> bytes:
+    if is_remote(address):
+        return RemotePackage(str(address)).manifest()
+    return open_package(address)[1]
+
+
+def _check_signed(address: Path | str, raw: bytes, key: Path) -> None:
+    from server.packages.signature import SIGNATURE_BYTES, check_signature, public_key
+
+    known, signature = public_key(key), b""
+    try:
+        if is_remote(address):
+            signature = RemotePackage(str(address)).small_file(SIGNATURE_NAME, SIGNATURE_BYTES)
+        else:
+            with (Path(address) / SIGNATURE_NAME).open("rb") as file:
+                signature = file.read(SIGNATURE_BYTES + 1)
+    except (PackageError, OSError) as error:
+        raise PackageError(
+            f"{address} has no signature that can be read ({error}), and one by {key} is required; "
+            f"sign it with: tokenweir sign {address} --key KEY"
+        ) from error
+    check_signature(raw, signature, known, str(address))

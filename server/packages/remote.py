@@ -1,0 +1,114 @@
+"""A package that is not on this machine: its files are read through fsspec, as large as they say.
+
+What fails there, whatever it is, is told as a PackageError with the address of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engine.errors import PackageError
+from engine.package.files import FileEntry
+from engine.package.package import MANIFEST_NAME, MAX_MANIFEST_BYTES
+
+_CHUNK = 4 << 20  # bytes
+
+
+def is_remote(address: Path | str) -> bool:
+    """Say whether a package is to be fetched, and not read where it lies."""
+    return "://" in str(address) and not isinstance(address, Path)
+
+
+class RemotePackage:
+    """The files of a package at a URL."""
+
+    def __init__(self, url: str) -> None:
+        """Raise PackageError, naming what to install, if nothing here reads such URLs."""
+        from fsspec.core import url_to_fs  # a server of local packages needs none
+
+        self._url = url.rstrip("/")
+        try:
+            found = url_to_fs(self._url)
+        except ImportError as error:
+            raise PackageError(f"{url} cannot be read: {_to_install(error)}") from error
+        except Exception as error:
+            raise PackageError(f"{url} is not the address of a package: {_told(error)}") from error
+        self._files: Any = found[0]
+        self._path = str(found[1]).rstrip("/")
+
+    def manifest(self) -> bytes:
+        """Return the bytes of its manifest."""
+        return self.small_file(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+
+    def small_file(self, name: str, max_bytes: int) -> bytes:
+        """Return all of a file; PackageError if it is missing or larger than that."""
+        with self._reading(name) as file:
+            content = b"".join(_chunks(file, max_bytes + 1))
+        if len(content) > max_bytes:
+            raise PackageError(f"{self._url}/{name} has more than {max_bytes:,} bytes")
+        return content
+
+    def copy(self, name: str, expected: FileEntry, target: Path) -> None:
+        """Write a file to a path; PackageError, and no file, if it is not the one expected."""
+        size, digest = 0, hashlib.sha256()
+        try:
+            with target.open("xb") as copied, self._reading(name) as file:
+                for chunk in _chunks(file, expected.size + 1):
+                    copied.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+            self._check(name, expected, size, digest.hexdigest())
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _check(self, name: str, expected: FileEntry, size: int, digest: str) -> None:
+        if size != expected.size:
+            found = f"more than {expected.size:,}" if size > expected.size else f"{size:,}"
+            problem = f"{found} bytes came, its manifest says {expected.size:,}"
+        elif digest != expected.sha256:
+            problem = (
+                f"its SHA-256 is {digest[:16]}..., its manifest says {expected.sha256[:16]}..."
+            )
+        else:
+            return
+        raise PackageError(
+            f"{self._url}/{name} was cut off or is wrong: {problem}; upload it again"
+        )
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Any]:
+        try:
+            with self._files.open(f"{self._path}/{name}", "rb") as file:
+                yield file
+        except FileNotFoundError as error:
+            raise PackageError(
+                f"{self._url}/{name} is missing; a package is a directory with its "
+                f"{MANIFEST_NAME} and all files that this names"
+            ) from error
+        except ImportError as error:
+            raise PackageError(f"{self._url} cannot be read: {_to_install(error)}") from error
+        except PackageError:
+            raise
+        except Exception as error:
+            raise PackageError(f"{self._url}/{name} cannot be read: {_told(error)}") from error
+
+
+def _chunks(file: Any, most: int) -> Iterator[bytes]:
+    """Return what a file holds, but not more than so many bytes of it."""
+    while most > 0 and (chunk := file.read(min(_CHUNK, most))):
+        most -= len(chunk)
+        yield chunk
+
+
+def _to_install(error: ImportError) -> str:
+    """Return what fsspec wants to be installed; it knows the package for every kind of URL."""
+    return f"{error}; install what is missing with pip, on every node"
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__

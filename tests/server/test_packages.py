@@ -1,0 +1,346 @@
+"""Packages by content: fetched once a node, refused where they are not what was signed."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from engine.errors import ConfigError, PackageError
+from server.cli.app import run
+from server.config import ServeConfig
+from server.packages.cache import default_cache
+from server.packages.pinned import PinnedPackage, manifest_at, pin
+from server.packages.remote import RemotePackage
+from server.packages.signature import sign
+from server.ray.serving import serve_models
+from tests.engine.test_package import FILES, write_package
+
+URL = "memory://bucket/dates"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return write_package(tmp_path / "dates")
+
+
+@pytest.fixture
+def remote(package: Path) -> Iterator[Path]:
+    """The directory of a package that is in a bucket, too."""
+    files = fsspec.filesystem("memory")
+    files.put(str(package), "/bucket/dates", recursive=True)
+    yield package
+    files.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def make_key(path: Path) -> tuple[Path, Path]:
+    """Return a private key, and its public one."""
+    public = path.with_suffix(".pub")
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", path], check=True)
+    subprocess.run(["openssl", "pkey", "-in", path, "-pubout", "-out", public], check=True)
+    return path, public
+
+
+def refusal(pinned: PinnedPackage, cache: Path) -> str:
+    with pytest.raises(PackageError) as caught:
+        pinned.load(cache)
+    assert not [one for one in cache.glob("*") if one.is_dir()], "nothing of it stays"
+    return str(caught.value)
+
+
+def upload(name: str, content: bytes) -> None:
+    fsspec.filesystem("memory").pipe(f"/bucket/dates/{name}", content)
+
+
+def test_a_package_is_fetched_into_a_private_directory_named_for_its_manifest(
+    remote: Path, cache: Path
+) -> None:
+    pinned, manifest = pin(URL, key=None)
+
+    package = pinned.load(cache)
+
+    assert package.path == cache / pinned.manifest_sha256
+    assert package.manifest == manifest == manifest_at(remote)
+    assert {one.name: one.read_bytes() for one in package.path.iterdir() if one.name in FILES} == (
+        FILES
+    )
+    for private in (cache, package.path):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_what_was_fetched_is_not_fetched_again(remote: Path, cache: Path) -> None:
+    pinned, _ = pin(URL, key=None)
+    pinned.load(cache)
+    fsspec.filesystem("memory").rm("/bucket/dates/decoder.onnx")
+
+    assert pinned.load(cache).file("decoder.onnx").read_bytes() == FILES["decoder.onnx"]
+
+
+def test_two_that_want_a_package_fetch_it_once(
+    remote: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, _ = pin(URL, key=None)
+    copied, both, copy = [], threading.Barrier(2), RemotePackage.copy
+
+    def counted(self: RemotePackage, name: str, *rest: object) -> None:
+        copied.append(name)
+        copy(self, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemotePackage, "copy", counted)
+
+    def load() -> None:
+        both.wait()
+        pinned.load(cache)
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(copied) == sorted(FILES)
+
+
+def test_what_was_changed_in_the_cache_is_fetched_again(remote: Path, cache: Path) -> None:
+    pinned, _ = pin(URL, key=None)
+    pinned.load(cache).file("config.json").write_bytes(b"[]")
+
+    assert pinned.load(cache).file("config.json").read_bytes() == FILES["config.json"]
+
+
+def test_what_a_killed_process_has_left_does_not_stand_in_the_way(
+    remote: Path, cache: Path
+) -> None:
+    pinned, _ = pin(URL, key=None)
+    part = cache / f".{pinned.manifest_sha256}.part"
+    part.mkdir(parents=True, mode=0o700)
+    (part / "decoder.onnx").write_bytes(b"half")
+    cache.chmod(0o700)
+
+    pinned.load(cache)
+
+    assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"decoder", "7 bytes came, its manifest says 13"),
+        (b"decoder graph and more", "more than 13 bytes came"),
+        (b"decoder grapj", "its SHA-256 is"),
+    ],
+)
+def test_a_file_that_is_cut_off_or_wrong_is_refused_by_name_and_removed(
+    remote: Path, cache: Path, content: bytes, problem: str
+) -> None:
+    pinned, _ = pin(URL, key=None)
+    upload("decoder.onnx", content)
+
+    message = refusal(pinned, cache)
+
+    assert f"{URL}/decoder.onnx was cut off or is wrong: {problem}" in message
+
+
+def test_a_missing_file_and_a_missing_package_are_named(remote: Path, cache: Path) -> None:
+    pinned, _ = pin(URL, key=None)
+    fsspec.filesystem("memory").rm("/bucket/dates/encoder.onnx")
+    assert f"{URL}/encoder.onnx is missing" in refusal(pinned, cache)
+
+    with pytest.raises(PackageError, match=r"memory://bucket/other/manifest.json is missing"):
+        pin("memory://bucket/other", key=None)
+
+
+def test_a_package_that_was_replaced_since_the_start_is_refused(
+    remote: Path, cache: Path, tmp_path: Path
+) -> None:
+    pinned, local = pin(URL, key=None)[0], pin(remote, key=None)[0]
+    other = write_package(tmp_path / "other", lambda manifest: manifest.update(version="2"))
+    manifest = (other / "manifest.json").read_bytes()
+    upload("manifest.json", manifest)
+    (remote / "manifest.json").write_bytes(manifest)
+
+    assert f"{URL} is another package than when the server was started" in refusal(pinned, cache)
+    assert f"{remote} is another package" in refusal(local, cache)
+
+
+def test_a_manifest_without_end_and_paths_in_it_are_refused(
+    remote: Path, cache: Path, tmp_path: Path
+) -> None:
+    upload("manifest.json", b" " * (2**20 + 1))
+    with pytest.raises(PackageError, match=r"manifest.json has more than 1,048,576 bytes"):
+        pin(URL, key=None)
+
+    entry = {"sha256": "0" * 64, "size": 2}
+    other = write_package(tmp_path / "p", lambda m: m["files"].update({"../x": entry}))
+    upload("manifest.json", (other / "manifest.json").read_bytes())
+    with pytest.raises(PackageError, match="is a path, not a file name"):
+        pin(URL, key=None)
+
+
+def test_a_package_that_does_not_fit_is_refused_before_it_is_fetched(
+    remote: Path, cache: Path, tmp_path: Path
+) -> None:
+    entry = {"sha256": "0" * 64, "size": 2**62}
+    large = write_package(tmp_path / "p", lambda m: m["files"].update({"weights.data": entry}))
+    upload("manifest.json", (large / "manifest.json").read_bytes())
+
+    message = refusal(pin(URL, key=None)[0], cache)
+
+    assert "has room for" in message
+    assert "--package-cache" in message
+
+
+def test_a_cache_that_others_can_write_is_refused(remote: Path, cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o777)
+
+    with pytest.raises(PackageError, match=r"can be written by others.*--package-cache"):
+        pin(URL, key=None)[0].load(cache)
+
+
+def test_a_cache_that_cannot_be_made_is_named(remote: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(PackageError, match=r"cannot be kept in .*file/cache"):
+        pin(URL, key=None)[0].load(tmp_path / "file/cache")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("s3://b/p", "s3fs"), ("nonsense://b/p", "not the address of a package.*nonsense")],
+)
+def test_what_is_missing_to_read_an_address_is_named(url: str, message: str) -> None:
+    with pytest.raises(PackageError, match=message):
+        pin(url, key=None)
+
+
+def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_cache() == Path("/somewhere/tokenweir/packages")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache/tokenweir/packages"
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_package_comes_from_a_web_server_and_from_a_mounted_folder(
+    package: Path, cache: Path
+) -> None:
+    handler = partial(_QuietHandler, directory=str(package.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            web = pin(f"http://127.0.0.1:{server.server_port}/dates", key=None)[0].load(cache)
+        finally:
+            server.shutdown()
+            serving.join()
+    folder = pin(f"file://{package}", key=None)[0].load(cache / "other")
+
+    assert web.manifest == folder.manifest
+    assert folder.path.parent == cache / "other"
+
+
+def test_a_signed_package_is_served_and_openssl_knows_its_signature(
+    package: Path, remote: Path, tmp_path: Path
+) -> None:
+    key, public = make_key(tmp_path / "key.pem")
+
+    assert run(["sign", str(package), "--key", str(key)]) == 0
+
+    signature = package / "manifest.json.sig"
+    upload("manifest.json.sig", signature.read_bytes())
+    for address in (package, URL):
+        assert pin(address, public)[1].name == "dates"
+    command = "openssl pkeyutl -verify -rawin -pubin -inkey".split()
+    command += [str(public), "-in", str(package / "manifest.json"), "-sigfile", str(signature)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_what_the_key_has_not_signed_is_refused(
+    package: Path, remote: Path, tmp_path: Path, is_local: bool
+) -> None:
+    key, public = make_key(tmp_path / "key.pem")
+    _, other_public = make_key(tmp_path / "other.pem")
+    address: Path | str = package if is_local else URL
+
+    with pytest.raises(PackageError, match=r"has no signature .*tokenweir sign"):
+        pin(address, public)
+
+    upload("manifest.json.sig", sign(package, key).read_bytes())
+    with pytest.raises(PackageError, match="not the signature of its manifest by the required"):
+        pin(address, other_public)
+
+    write_package(package, lambda manifest: manifest.update(version="2"))
+    upload("manifest.json", (package / "manifest.json").read_bytes())
+    with pytest.raises(PackageError, match="the package was changed since"):
+        pin(address, public)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 63, b"x" * 64, b"x" * 65])
+def test_what_is_no_signature_is_refused(package: Path, tmp_path: Path, content: bytes) -> None:
+    _, public = make_key(tmp_path / "key.pem")
+    (package / "manifest.json.sig").write_bytes(content)
+
+    with pytest.raises(PackageError, match="signature"):
+        pin(package, public)
+
+
+def test_keys_that_cannot_be_used_are_refused_with_how_to_make_one(
+    package: Path, tmp_path: Path
+) -> None:
+    key, public = make_key(tmp_path / "key.pem")
+
+    for wrong in (public, package / "config.json"):
+        with pytest.raises(ConfigError, match="openssl genpkey"):
+            sign(package, wrong)
+    for wrong in (key, package / "config.json"):
+        with pytest.raises(ConfigError, match="openssl pkey"):
+            pin(package, wrong)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        pin(package, tmp_path / "nowhere")
+
+
+def test_an_unsigned_package_is_refused_before_ray_starts(package: Path, tmp_path: Path) -> None:
+    _, public = make_key(tmp_path / "key.pem")
+    config = ServeConfig(packages={"dates": package}, port=0)
+
+    with pytest.raises(PackageError, match="has no signature"):
+        serve_models(replace(config, require_signature=public), announce=lambda service: None)
+
+
+def test_serve_takes_addresses_and_keeps_them_as_they_are(
+    remote: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[ServeConfig] = []
+    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.toml").write_text(
+        f'[serve]\npackages = {{ a = "{URL}", b = "dates" }}\npackage_cache = "cache"\n'
+    )
+
+    assert run(["serve", URL, "--model", f"iso={URL}", "--package-cache", "cache"]) == 0
+    assert run(["serve", "--config", "serve.toml"]) == 0
+
+    typed, read = served
+    assert typed.packages == {"dates": URL, "iso": URL}
+    assert read.packages == {"a": URL, "b": tmp_path / "dates"}
+    assert typed.package_cache == read.package_cache == tmp_path / "cache"
