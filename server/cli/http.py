@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +13,13 @@ from server.cli.extras import needs
 from server.cli.front import check_reach, front_options, run_front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
+
+if TYPE_CHECKING:
+    from tokenweir import AsyncClient
+
+    from server.http.config import HttpConfig
+
+_ADMIN_SECONDS = 4.0
 
 
 @click.command(
@@ -28,17 +38,48 @@ from server.cli.server_options import Server, server_option
     show_default=True,
     help="Of one request; a longer one is refused.",
 )
+@click.option(
+    "--admin",
+    metavar="HOST:PORT",
+    help="The server's admin port, for the page to show workers and load.",
+)
+@click.option(
+    "--admin-token",
+    envvar="TOKENWEIR_ADMIN_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN",
+    help="Of the admin port, if it asks for one; who reads the load on the page needs it too.",
+)
 @server_option
 @needs("http")
-def http(host: str, insecure: bool, server: Server, **settings: Any) -> None:
-    """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models.
+def http(host: str, insecure: bool, admin: str | None, server: Server, **settings: Any) -> None:
+    """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models; and at /
+    show a page with models, load, and a prompt to try.
 
     It is a client of the server at --server. The token of an HTTP request goes there with it; a
     request without one is sent with --token, if that is given.
     """
     from server.http.config import HttpConfig
-    from server.http.serving import serve
 
     check_reach(host, insecure)
     config = HttpConfig(host=host, **settings)
-    run_front(server, config, serve, "OpenAI's protocol at {}/v1")
+    operated = None if admin is None else replace(server, address=admin, token=config.admin_token)
+    run_front(server, config, partial(_serve, operated), "OpenAI's protocol at {}/v1")
+
+
+async def _serve(
+    operated: Server | None,
+    client: AsyncClient,
+    config: HttpConfig,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve with the load of a server, where its admin port is known."""
+    from tokenweir import AsyncClient
+
+    from server.http.serving import serve
+
+    if operated is None:
+        return await serve(client, config, announce)
+    options = {**operated.client_arguments, "timeout": _ADMIN_SECONDS, "max_attempts": 1}
+    async with AsyncClient(operated.address, **options) as admin:
+        await serve(client, config, announce, admin)

@@ -30,6 +30,8 @@ from server.http.chat import ChatForm, ChatRequest
 from server.http.config import HttpConfig
 from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import HttpError, http_error, refused_arguments
+from server.http.load_history import LoadHistory
+from server.http.page import Page
 from server.http.requests import CompletionRequest, GenerationRequest
 from server.http.streams import Chunks, EventStream, Message
 
@@ -38,9 +40,15 @@ Prompt = str | list[int] | list[dict[str, str]]
 _CLIENT_GONE = 499  # nobody reads it
 
 
-def application(client: AsyncClient, config: HttpConfig) -> Starlette:
-    """Return the ASGI application that answers by a client of our server."""
+def application(
+    client: AsyncClient, config: HttpConfig, history: LoadHistory | None = None
+) -> Starlette:
+    """Return the ASGI application that answers by a client of our server.
+
+    `history` is what its page shows of workers and load.
+    """
     door = HttpDoor(client, config)
+    page = Page(door.caller, door.server_health, history, config.admin_token)
     get, post = ["GET"], ["POST"]
     return Starlette(
         routes=[
@@ -50,6 +58,7 @@ def application(client: AsyncClient, config: HttpConfig) -> Starlette:
             Route("/v1/completions", door.completions, methods=post),
             Route("/v1/chat/completions", door.chat, methods=post),
             Route("/v1/embeddings", door.embeddings, methods=post),
+            *page.routes,
         ],
         middleware=[Middleware(Bound, max_requests=config.max_requests)],
         exception_handlers={
@@ -69,22 +78,26 @@ class HttpDoor:
 
     async def health(self, request: Request) -> Response:
         """Say whether the server behind serves: 200 or 503."""
+        status = await self.server_health()
+        return JSONResponse({"status": status}, 200 if status == "SERVING" else 503)
+
+    async def server_health(self) -> str:
+        """Return "SERVING" or "NOT_SERVING"."""
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
-                status = await self._client.health()
+                return await self._client.health()
         except (TokenweirClientError, TimeoutError):
-            status = "NOT_SERVING"
-        return JSONResponse({"status": status}, 200 if status == "SERVING" else 503)
+            return "NOT_SERVING"
 
     async def models(self, request: Request) -> Response:
         """List the models."""
-        found = await self._caller(request).models()
+        found = await self.caller(request).models()
         return JSONResponse({"object": "list", "data": list(map(_model_json, found))})
 
     async def model(self, request: Request) -> Response:
         """Say what one model is."""
         name = request.path_params["model"]
-        for model in await self._caller(request).models():
+        for model in await self.caller(request).models():
             if model.model == name:
                 return JSONResponse(_model_json(model))
         message = f"no model {name!r} is served here; /v1/models lists them"
@@ -105,7 +118,7 @@ class HttpDoor:
         """Return the vectors of texts."""
         asked = await parsed(request, EmbeddingRequest, self._config)
         with refused_arguments():
-            call = self._caller(request).embed_many(
+            call = self.caller(request).embed_many(
                 asked.model, asked.items, normalize=asked.normalize
             )
             found = await _unless_gone(request, call)
@@ -116,7 +129,7 @@ class HttpDoor:
     async def _generate(
         self, request: Request, asked: GenerationRequest, prompts: list[Prompt], form: Form
     ) -> Response:
-        client = self._caller(request)
+        client = self.caller(request)
         request_id = form.prefix + uuid.uuid4().hex
         with refused_arguments():
             options = asked.options
@@ -140,7 +153,7 @@ class HttpDoor:
         chunks = Chunks(form, request_id, asked.model, has_usage=asked.has_usage)
         return await _streamed(request, messages, chunks, request_id)
 
-    def _caller(self, request: Request) -> AsyncClient:
+    def caller(self, request: Request) -> AsyncClient:
         """Return a client that calls as who sent the request; HttpError for no token."""
         try:
             return client_as(self._client, request.headers)

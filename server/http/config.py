@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.front.config import FrontConfig
 
@@ -14,6 +14,8 @@ class HttpConfig(FrontConfig):
     port: int = 8000
     max_body_bytes: int = 4 << 20  # of one request
     body_seconds: float = 30.0  # for the body of a request to come
+    # Of the admin port, if it asks for one: who reads the load on the page shows it too.
+    admin_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

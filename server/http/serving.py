@@ -12,17 +12,25 @@ from tokenweir import AsyncClient
 
 from server.http.app import application
 from server.http.config import HttpConfig
+from server.http.load_history import LoadHistory
 
 
-async def serve(client: AsyncClient, config: HttpConfig, announce: Callable[[str], None]) -> None:
+async def serve(
+    client: AsyncClient,
+    config: HttpConfig,
+    announce: Callable[[str], None],
+    admin: AsyncClient | None = None,
+) -> None:
     """Serve, having told `announce` the URL; when cancelled, let open requests end first.
 
+    `admin` calls the admin port of the server, for what the page shows of workers and load.
     Raises OSError for a port that cannot be had.
     """
+    history = None if admin is None else LoadHistory(admin)
     listener = _listen(config)
     server = _Server(
         uvicorn.Config(
-            application(client, config),
+            application(client, config, history),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -33,10 +41,13 @@ async def serve(client: AsyncClient, config: HttpConfig, announce: Callable[[str
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = None if history is None else asyncio.create_task(history.watch())
     announce(_url(config.host, listener))
     try:
         await asyncio.shield(serving)
     finally:
+        if watching is not None:
+            watching.cancel()
         server.should_exit = True
         await serving
 

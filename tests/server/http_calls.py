@@ -49,11 +49,13 @@ async def http_server(
 
 
 @asynccontextmanager
-async def http_of(client: AsyncClient, config: HttpConfig | None = None) -> AsyncIterator[Caller]:
+async def http_of(
+    client: AsyncClient, config: HttpConfig | None = None, admin: AsyncClient | None = None
+) -> AsyncIterator[Caller]:
     """Serve by a client."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = config or HttpConfig(port=0, grace=1)
-    serving = asyncio.create_task(serve(client, config, url.set_result))
+    serving = asyncio.create_task(serve(client, config, url.set_result, admin))
     try:
         async with aiohttp.ClientSession() as session:
             yield Caller(session, await url)
