@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
 from server.cli.exit_codes import NOT_USABLE, USAGE, CommandError
-from server.cli.options import Decorator, Number
+from server.cli.options import Decorator, Number, existing_file
 from server.cli.server_options import Server
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from server.front.config import FrontConfig
 
 ConfigT = TypeVar("ConfigT", bound="FrontConfig")
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
 Serve = Callable[["AsyncClient", ConfigT, Callable[[str], None]], Awaitable[None]]
 
 
@@ -52,49 +55,80 @@ def front_options(port: int) -> Decorator:
         click.option(
             "--insecure",
             is_flag=True,
-            help="Let other machines call, unencrypted (see --host).",
+            help="Let other machines call without certificates or tokens (see --host).",
+        ),
+        click.option(
+            "--listen-tls-cert",
+            type=existing_file,
+            metavar="PEM",
+            help="Take calls by TLS only, with this certificate; a renewed file is read by itself.",
+        ),
+        click.option(
+            "--listen-tls-key",
+            type=existing_file,
+            metavar="PEM",
+            help="Key of the certificate.",
+        ),
+        click.option(
+            "--listen-tls-client-ca",
+            type=existing_file,
+            metavar="PEM",
+            help="Take clients only that show a certificate which one of these has signed.",
         ),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_tls(*args: Any, **typed: Any) -> Any:
+            from server.identity.config import DoorsConfig
+
+            given = {name: typed.pop(f"listen_{name}") for name in _TLS}
+            if (given["tls_cert"] is None) != (given["tls_key"] is None):
+                raise click.UsageError("give --listen-tls-cert and --listen-tls-key, or none")
+            if given["tls_client_ca"] is not None and given["tls_cert"] is None:
+                raise click.UsageError("--listen-tls-client-ca needs --listen-tls-cert too")
+            return command(*args, tls=DoorsConfig(**given), **typed)
+
+        wrapped: Callable[..., Any] = with_tls
         for option in reversed(options):
-            command = option(command)
-        return command
+            wrapped = option(wrapped)
+        return wrapped
 
     return decorate
 
 
-def check_reach(host: str, insecure: bool) -> None:
-    """Raise CommandError if other machines could call, and nobody has said that they may."""
-    from server.identity.config import is_loopback
+@dataclass(frozen=True)
+class Front(Generic[ConfigT]):
+    """A server to put in front of another."""
 
-    if not (insecure or is_loopback(host)):
-        raise CommandError(
-            f"host ({host}) is reached from other machines, and calls are not encrypted here; "
-            "listen on 127.0.0.1 behind a proxy that has TLS, or type --insecure",
-            NOT_USABLE,
-        )
+    server: Server  # that one
+    config: ConfigT
+    serve: Serve[ConfigT]
+    announcement: str  # with a place for the address
+    insecure: bool  # whether anybody may call it
 
+    def run(self) -> None:
+        """Serve until a signal ends it."""
+        import asyncio
 
-def run_front(server: Server, config: ConfigT, serve: Serve[ConfigT], announcement: str) -> None:
-    """Serve in front of a server until a signal; `announcement` has a place for the address."""
-    import asyncio
-
-    asyncio.run(_run(server, config, serve, announcement))
+        asyncio.run(_run(self))
 
 
-async def _run(server: Server, config: ConfigT, serve: Serve[ConfigT], announcement: str) -> None:
+async def _run(front: Front[Any]) -> None:
     import asyncio
     import logging
 
     from tokenweir import AsyncClient
 
+    from server.front.reach import check_reach
     from server.signals import cancelled_by_signals
+
+    server, config = front.server, front.config
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.ERROR)
 
     def announce(address: str) -> None:
-        said = announcement.format(address)
+        said = front.announcement.format(address)
         click.echo(f"serving {said}, for {server}; Ctrl-C stops", err=True)
 
     # One attempt: clients are told when to come back.
@@ -103,7 +137,9 @@ async def _run(server: Server, config: ConfigT, serve: Serve[ConfigT], announcem
         async with AsyncClient(server.address, **options) as client:
             with cancelled_by_signals() as seen:
                 try:
-                    await serve(client, config, announce)
+                    if not front.insecure:
+                        await check_reach(config, client, has_token=server.token is not None)
+                    await front.serve(client, config, announce)
                 except asyncio.CancelledError:
                     if not seen:
                         raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli.extras import needs
-from server.cli.front import check_reach, front_options, run_front
+from server.cli.front import Front, front_options
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 
@@ -52,7 +52,7 @@ _ADMIN_SECONDS = 4.0
 )
 @server_option
 @needs("http")
-def http(host: str, insecure: bool, admin: str | None, server: Server, **settings: Any) -> None:
+def http(insecure: bool, admin: str | None, server: Server, **settings: Any) -> None:
     """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models; and at /
     show a page with models, load, and a prompt to try.
 
@@ -61,10 +61,10 @@ def http(host: str, insecure: bool, admin: str | None, server: Server, **setting
     """
     from server.http.config import HttpConfig
 
-    check_reach(host, insecure)
-    config = HttpConfig(host=host, **settings)
+    config = HttpConfig(**settings)
     operated = None if admin is None else replace(server, address=admin, token=config.admin_token)
-    run_front(server, config, partial(_serve, operated), "OpenAI's protocol at {}/v1")
+    serve = partial(_serve, operated)
+    Front(server, config, serve, "OpenAI's protocol at {}/v1", insecure).run()
 
 
 async def _serve(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from server.cli.front import check_reach, front_options, run_front
+from server.cli.front import Front, front_options
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 
@@ -28,7 +28,7 @@ from server.cli.server_options import Server, server_option
     help="Of one request; a longer one is refused.",
 )
 @server_option
-def kserve(host: str, insecure: bool, server: Server, **settings: Any) -> None:
+def kserve(insecure: bool, server: Server, **settings: Any) -> None:
     """Answer the Open Inference Protocol (KServe v2) over gRPC: generations, classes, labels,
     vectors, each as a whole.
 
@@ -38,6 +38,5 @@ def kserve(host: str, insecure: bool, server: Server, **settings: Any) -> None:
     from server.kserve.config import KserveConfig
     from server.kserve.serving import serve
 
-    check_reach(host, insecure)
-    config = KserveConfig(host=host, **settings)
-    run_front(server, config, serve, "the Open Inference Protocol at {}")
+    config = KserveConfig(**settings)
+    Front(server, config, serve, "the Open Inference Protocol at {}", insecure).run()

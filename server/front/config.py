@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from server.identity.config import DoorsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +16,9 @@ class FrontConfig:
     max_requests: int = 1024  # open at once; one more is refused
     timeout: float = 600.0  # seconds of a call of the server behind
     grace: float = 30.0  # seconds that open requests get at the end
+    tls: DoorsConfig = field(
+        default_factory=DoorsConfig
+    )  # its certificate; who calls is asked behind
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

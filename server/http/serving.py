@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from tokenweir import AsyncClient
 
+from server.front.certificate import Certificate
 from server.http.app import application
 from server.http.config import HttpConfig
 from server.http.load_history import LoadHistory
@@ -24,9 +25,10 @@ async def serve(
     """Serve, having told `announce` the URL; when cancelled, let open requests end first.
 
     `admin` calls the admin port of the server, for what the page shows of workers and load.
-    Raises OSError for a port that cannot be had.
+    Raises OSError for a port, ConfigError for a certificate that cannot be had.
     """
     history = None if admin is None else LoadHistory(admin)
+    certificate = None if config.tls.tls_cert is None else Certificate(config.tls)
     listener = _listen(config)
     server = _Server(
         uvicorn.Config(
@@ -38,21 +40,26 @@ async def serve(
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # seconds of asyncio
-        )
+        ),
+        certificate,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = None if history is None else asyncio.create_task(history.watch())
-    announce(_url(config.host, listener))
+    watching = asyncio.gather(*(one.watch() for one in (history, certificate) if one is not None))
+    announce(_url("http" if certificate is None else "https", config.host, listener))
     try:
         await asyncio.shield(serving)
     finally:
-        if watching is not None:
-            watching.cancel()
+        watching.cancel()
         server.should_exit = True
         await serving
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
+        super().__init__(config)
+        config.load()
+        config.ssl = None if certificate is None else certificate.context
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the command."""
@@ -64,6 +71,6 @@ def _listen(config: HttpConfig) -> socket.socket:
     return socket.create_server((config.host, config.port), family=family, backlog=1024)
 
 
-def _url(host: str, listener: socket.socket) -> str:
+def _url(scheme: str, host: str, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

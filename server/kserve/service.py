@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -22,6 +23,7 @@ from server.kserve.tasks import Answered, Asked, Named, inputs_of, task_for, tas
 from server.kserve.tensors import read_inputs, write_outputs
 
 T = TypeVar("T")
+Versions = list[ModelInfo]  # of a model, at least one
 Context = grpc.aio.ServicerContext[Any, Any]
 _PLATFORM = "tokenweir_onnx"
 _KNOWN_SECONDS = 5.0  # that a model's description is believed
@@ -33,7 +35,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, client: AsyncClient, config: KserveConfig) -> None:
         self._client, self._config = client, config
         self._open = 0
-        self._models: dict[str, tuple[float, ModelInfo]] = {}
+        self._models: dict[str, tuple[float, Versions]] = {}
 
     async def ServerLive(
         self, request: protocol.ServerLiveRequest, context: Context
@@ -50,11 +52,12 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(
         self, request: protocol.ModelReadyRequest, context: Context
     ) -> protocol.ModelReadyResponse:
-        """Say whether a model serves; of a version, which is not the one that does, it is not."""
+        """Say whether a model serves, or one version of it."""
         ready = await self._is_serving(request.name)
         if ready and request.version:
-            with_token = await _answered(context, self._described(context, request.name))
-            ready = with_token.model_version == request.version
+            found = await _answered(context, self._described(context, request.name))
+            versions = {model.model_version for model in found if model.state == "ready"}
+            ready = request.version in versions
         return protocol.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(
@@ -80,18 +83,20 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def _metadata(
         self, request: protocol.ModelMetadataRequest, context: Context
     ) -> protocol.ModelMetadataResponse:
-        model = await self._described(context, request.name)
-        if request.version not in ("", model.model_version):
+        found = await self._described(context, request.name)
+        versions = [model.model_version for model in found]
+        if request.version and request.version not in versions:
             raise Refused(
-                f"{model.model} has version {model.model_version}, not {request.version}",
+                f"{request.name} has version {', '.join(versions)}, not {request.version}",
                 grpc.StatusCode.NOT_FOUND,
             )
+        model = found[versions.index(request.version) if request.version else 0]
         outputs = {
             name: one for task in tasks_of(model) for one in task.outputs for name in one[:1]
         }
         return protocol.ModelMetadataResponse(
             name=model.model,
-            versions=[model.model_version],
+            versions=versions,
             platform=_PLATFORM,
             inputs=list(map(_tensor, inputs_of(model))),
             outputs=list(map(_tensor, outputs.values())),
@@ -135,21 +140,23 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         except (TokenweirClientError, TimeoutError):
             return False
 
-    async def _described(self, context: Context, name: str) -> ModelInfo:
+    async def _described(self, context: Context, name: str) -> Versions:
         """Return what the server says of a model to who calls."""
         return await self._asked_for(_client_as(self._client, context), name)
 
     async def _model(self, client: AsyncClient, name: str) -> ModelInfo:
         """Return what is known of a model; who may not use it is told so by the call itself."""
-        told, model = self._models.get(name, (0.0, None))
-        if model is not None and time.monotonic() - told < _KNOWN_SECONDS:
-            return model
-        return await self._asked_for(client, name)
+        told, found = self._models.get(name, (0.0, []))
+        if not found or time.monotonic() - told >= _KNOWN_SECONDS:
+            found = await self._asked_for(client, name)
+        return found[0]
 
-    async def _asked_for(self, client: AsyncClient, name: str) -> ModelInfo:
+    async def _asked_for(self, client: AsyncClient, name: str) -> Versions:
         now = time.monotonic()
-        found = {model.model: model for model in await client.models()}
-        self._models = {known: (now, model) for known, model in found.items()}
+        found: dict[str, Versions] = defaultdict(list)
+        for model in await client.models():
+            found[model.model].append(model)
+        self._models = {known: (now, models) for known, models in found.items()}
         if name not in found:
             raise Refused(
                 f"no model {name!r} is served here; there are {', '.join(sorted(found)) or 'none'}",

@@ -8,6 +8,7 @@ import grpc.aio
 from tokenweir import AsyncClient
 from tokenweir.open_inference import open_inference_pb2_grpc
 
+from server.identity.tls import server_credentials
 from server.kserve.config import KserveConfig
 from server.kserve.service import KserveService
 from server.listening import address_of, listen
@@ -16,7 +17,7 @@ from server.listening import address_of, listen
 async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[str], None]) -> None:
     """Serve, having told `announce` the address; when cancelled, let open requests end first.
 
-    Raises ConfigError for a port that cannot be had.
+    Raises ConfigError for a port or a certificate that cannot be had.
     """
     server = grpc.aio.server(
         options=(
@@ -28,7 +29,7 @@ async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[s
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
         KserveService(client, config), server
     )
-    port = listen(server, config.host, config.port)
+    port = listen(server, config.host, config.port, server_credentials(config.tls))
     await server.start()
     announce(address_of(config.host, port))
     try:

@@ -438,12 +438,6 @@ async def test_the_trace_of_a_request_goes_on():
     assert traces == ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", None]
 
 
-def test_other_machines_are_let_in_only_when_told_so(capsys: pytest.CaptureFixture[str]):
-    assert run(["http", "--host", "0.0.0.0"]) == 3
-
-    assert "host (0.0.0.0) is reached from other machines" in capsys.readouterr().err
-
-
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

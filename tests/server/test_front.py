@@ -1,0 +1,175 @@
+"""Servers in front of ours: their certificates, and whom they let in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from tokenweir import Unauthenticated
+from tokenweir.open_inference import open_inference_pb2 as protocol
+
+from engine.errors import ConfigError
+from server.cli.app import run
+from server.front import certificate
+from server.front.certificate import Certificate
+from server.front.reach import check_reach
+from server.http.config import HttpConfig
+from server.identity.config import DoorsConfig
+from server.kserve.config import KserveConfig
+from tests.server.certificates import Authority
+from tests.server.http_calls import Caller, http_server
+from tests.server.kserve_calls import Stub, kserve_server
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def tls(authority: Authority, tmp_path: Path) -> DoorsConfig:
+    cert, key = authority.certify().write(tmp_path)
+    return DoorsConfig(tls_cert=cert, tls_key=key)
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=authority.pem.decode())
+
+
+async def answers(caller: Caller, context: ssl.SSLContext) -> bool:
+    """Say whether a new connection is answered that trusts what the context does."""
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(f"{caller.url}/health", ssl=context) as found:
+                return found.status == 503  # nothing is behind
+        except aiohttp.ClientError:
+            return False
+
+
+async def test_http_is_encrypted_by_a_certificate_that_may_be_renewed(
+    tls: DoorsConfig, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(certificate, "_PAUSE", 0.01)
+    renewed = Authority("renewed")
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
+        assert caller.url.startswith("https://")
+        assert await answers(caller, trusting(authority))
+        assert not await answers(caller, trusting(renewed))
+
+        (tmp_path / "new").mkdir()
+        for path in renewed.certify().write(tmp_path / "new"):
+            os.replace(path, tmp_path / path.name)
+        while not await answers(caller, trusting(renewed)):
+            pass
+        assert not await answers(caller, trusting(authority))
+
+
+async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
+    tls: DoorsConfig,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(certificate, "_PAUSE", 0.01)
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
+        assert tls.tls_cert is not None
+        with caplog.at_level(logging.ERROR, "server.front"):
+            tls.tls_cert.write_bytes(authority.certify().cert)
+            while not caplog.records:
+                assert await answers(caller, trusting(authority))
+        assert await answers(caller, trusting(authority))
+
+    assert "the certificate that was read before goes on" in caplog.text
+
+
+async def test_clients_of_http_show_a_certificate_where_one_is_asked_for(
+    tls: DoorsConfig, authority: Authority, tmp_path: Path
+):
+    roots = tmp_path / "roots.pem"
+    roots.write_bytes(authority.pem)
+    shown = trusting(authority)
+    (tmp_path / "client").mkdir()
+    shown.load_cert_chain(*authority.certify("a client").write(tmp_path / "client"))
+    asked = DoorsConfig(tls_cert=tls.tls_cert, tls_key=tls.tls_key, tls_client_ca=roots)
+
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=asked)) as caller:
+        assert await answers(caller, shown)
+        assert not await answers(caller, trusting(authority))
+
+
+def test_files_that_cannot_be_used_are_named(tls: DoorsConfig):
+    assert tls.tls_key is not None
+    tls.tls_key.write_bytes(Authority().certify().key)
+
+    with pytest.raises(ConfigError, match="TLS cannot use .*cert.pem and .*key.pem"):
+        Certificate(tls)
+
+
+async def test_kserve_is_encrypted(tls: DoorsConfig, authority: Authority):
+    async with kserve_server("127.0.0.1:1", KserveConfig(port=0, grace=1, tls=tls)) as where:
+        credentials = grpc.ssl_channel_credentials(authority.pem)
+        async with grpc.aio.secure_channel(where, credentials) as channel:
+            assert (await Stub(channel).ServerLive(protocol.ServerLiveRequest())).live
+        async with grpc.aio.insecure_channel(where) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await Stub(channel).ServerLive(protocol.ServerLiveRequest(), timeout=5)
+
+
+class FakeServer:
+    """A server behind that asks for tokens, or does not."""
+
+    def __init__(self, asks: bool) -> None:
+        self._asks = asks
+
+    async def models(self) -> tuple[()]:
+        if self._asks:
+            raise Unauthenticated("no token", code=grpc.StatusCode.UNAUTHENTICATED)
+        return ()
+
+
+_TLS = DoorsConfig(tls_cert=Path("c"), tls_key=Path("k"))
+_MUTUAL = DoorsConfig(tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("r"))
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "asks", "has_token", "problem"),
+    [
+        ("127.0.0.1", DoorsConfig(), False, True, ""),
+        ("::1", DoorsConfig(), False, True, ""),
+        ("0.0.0.0", DoorsConfig(), True, False, "calls need to be encrypted"),
+        ("0.0.0.0", _TLS, False, False, "asks nobody who he is"),
+        ("0.0.0.0", _TLS, True, True, "would go on with --token"),
+        ("0.0.0.0", _TLS, True, False, ""),
+        ("0.0.0.0", _MUTUAL, False, True, ""),
+    ],
+)
+async def test_strangers_are_let_in_only_by_tls_and_if_somebody_asks_who_they_are(
+    host: str, tls: DoorsConfig, asks: bool, has_token: bool, problem: str
+):
+    server: Any = FakeServer(asks)
+    checked = check_reach(HttpConfig(host=host, tls=tls), server, has_token=has_token)
+    if problem:
+        with pytest.raises(ConfigError, match=problem):
+            await checked
+    else:
+        await checked
+
+
+@pytest.mark.parametrize("command", ["http", "kserve"])
+def test_other_machines_are_let_in_only_when_told_so(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run([command, "--host", "0.0.0.0"]) == 3
+    assert "host (0.0.0.0) is reached from other machines" in capsys.readouterr().err
+
+    cert, _ = Authority().certify().write(tmp_path)
+    assert run([command, "--listen-tls-cert", str(cert)]) == 2
+    assert "--listen-tls-key" in capsys.readouterr().err
+    assert run([command, "--listen-tls-client-ca", str(cert)]) == 2
+    assert "needs --listen-tls-cert" in capsys.readouterr().err
