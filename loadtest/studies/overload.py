@@ -3,6 +3,7 @@
 `python -m loadtest.studies.overload dates --out loadtest/results/overload-dates` asks a server that
 runs. Server and load test want cores of their own, or each takes what the other is measured by:
 `taskset -c 0 tokenweir serve packages/dates`, `taskset -c 1 python -m loadtest.studies.overload`.
+Closed loops and overload are sent by a LightSender, whose core would else be full of refusals.
 
 What a machine does in a second swings by a quarter within a minute. So closed loops and overload
 take turns, every overload is held against the closed loops before and behind it, and the study
@@ -22,22 +23,25 @@ import statistics
 import subprocess
 import sys
 import time
+import uuid
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.machine import machine_name
 from loadtest.arrival.arrival import ClosedLoop, OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
-from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, OwnLoad
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
 from loadtest.runner import run
+from loadtest.studies.light_sender import LightLoop, LightSender
 from loadtest.work.ask import texts
 
 _MONTHS = (
@@ -45,6 +49,9 @@ _MONTHS = (
 ).split()
 _SETTLE = 15.0  # seconds; a gateway remembers tenants for a while, and then one alone has all
 _WARM_UP = 300  # requests
+_OUTPUT = pb.Output(token_ids=True)  # as the client asks by itself
+_METHOD = "/tokenweir.v1.GenerationService/GenerateStream"
+_PATIENCE = 60.0  # seconds, the deadline in a closed loop: nobody is late there
 _FLOOD = """
 import sys
 from loadtest.studies.overload import flood
@@ -141,31 +148,46 @@ def measure_goodput(
     seeds = itertools.count(6)
 
     def closed(num_requests: int) -> float:
-        config = LoadConfig(address, model, ClosedLoop(concurrency), num_requests=num_requests)
-        return run(config, texts(prompts(next(seeds)))).summary.requests_per_second
+        requests = _requests(model, next(seeds), num_requests)
+        with closing(LightSender(address, _METHOD, _PATIENCE)) as sender:
+            return sender.closed_loop(requests, concurrency).answered_per_second
 
-    def offer(rate: float) -> LoadReport:
-        arrival, count = OpenLoop(Rates((rate,))), int(rate * seconds)
-        config = LoadConfig(address, model, arrival, num_requests=count, timeout=timeout)
-        return run(config, texts(prompts(next(seeds))))
+    def offer(rate: float) -> LightLoop:
+        requests = _requests(model, next(seeds), int(rate * seconds))
+        times = OpenLoop(Rates((rate,))).times(len(requests), None, seed=0).tolist()
+        with closing(LightSender(address, _METHOD, timeout)) as sender:
+            return sender.open_loop(requests, times)
 
     rounds = []
     before = closed(_WARM_UP)
     before = closed(int(before * seconds))
     for _ in range(num_rounds):
-        report = offer(offered := times * before)
+        loop = offer(offered := times * before)
         behind = closed(int(before * seconds))
-        answered = _answered_a_second(report, timeout, seconds)
-        capacity, errors = (before + behind) / 2, dict(report.summary.errors)
-        rounds.append(Overload(capacity, offered, answered, errors, report.own))
+        answered = _answered_a_second(loop, timeout, seconds)
+        errors = dict(Counter(call.error for call in loop.calls if not call.ok).most_common())
+        rounds.append(Overload((before + behind) / 2, offered, answered, errors, loop.own))
         before = behind
     return Goodput(timeout, tuple(rounds))
 
 
-def _answered_a_second(report: LoadReport, timeout: float, seconds: float) -> float:
+def _requests(model: str, seed: int, count: int) -> list[bytes]:
+    """Return requests as the client makes them, each with an id of its own."""
+    dates = itertools.islice(itertools.cycle(prompts(seed)), count)
+    return [_request(model, date, f"{uuid.uuid4()}") for date in dates]
+
+
+def _request(model: str, text: str, request_id: str) -> bytes:
+    request = pb.GenerateRequest(
+        model=model, inputs=[pb.Input(text=text)], request_id=request_id, output=_OUTPUT
+    )
+    data: bytes = pb.GenerateStreamRequest(request=request).SerializeToString()
+    return data
+
+
+def _answered_a_second(loop: LightLoop, timeout: float, seconds: float) -> float:
     answered = sum(
-        record.ok and record.end_to_end <= timeout <= record.finished <= seconds
-        for record in report.records
+        call.ok and call.end_to_end <= timeout <= call.finished <= seconds for call in loop.calls
     )
     return answered / (seconds - timeout)
 

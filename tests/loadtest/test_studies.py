@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,14 @@ from types import SimpleNamespace as Namespace
 from typing import Any, cast
 
 import pytest
+from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
 from engine.slots.batch import ScheduledBatch
-from loadtest.arrival.arrival import OpenLoop
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
-from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import RequestRecord, distribution
 from loadtest.studies import client_speed
@@ -296,30 +295,38 @@ def test_every_overload_is_held_against_the_closed_loops_around_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speeds = iter([1.0, 100.0, 200.0, 400.0])  # of closed loops; the first warms up
-    offered = []
+    offered, asked = [], []
 
-    def run(config: LoadConfig, work: object) -> Any:
-        is_open = isinstance(config.arrival, OpenLoop)
-        if isinstance(config.arrival, OpenLoop):
-            offered.append(config.arrival.rates.mean)
-        records = [
-            Namespace(ok=True, end_to_end=end_to_end, finished=finished)
-            for end_to_end, finished in ((0.5, 1.0), (0.5, 4.9), (0.5, 0.9), (0.5, 5.1), (1.1, 3.0))
-        ]
-        report = Namespace(records=records * 240, own=None)
-        speed = 0.0 if is_open else next(speeds)
-        report.summary = Namespace(errors={}, requests_per_second=speed)
-        return report
+    class Sender:
+        def __init__(self, address: str, method: str, timeout: float) -> None:
+            pass
 
-    monkeypatch.setattr("loadtest.studies.overload.run", run)
+        def closed_loop(self, requests: Sequence[bytes], concurrency: int) -> Any:
+            asked.extend(requests)
+            return Namespace(answered_per_second=next(speeds))
+
+        def open_loop(self, requests: Sequence[bytes], times: Sequence[float]) -> Any:
+            offered.append((len(requests), len(times), round(len(times) / times[-1], -2)))
+            ends = ((0.5, 1.0), (0.5, 4.9), (0.5, 0.9), (0.5, 5.1), (1.1, 3.0))
+            calls = [Namespace(ok=True, end_to_end=one, finished=end) for one, end in ends]
+            return Namespace(calls=calls * 240, own=None)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("loadtest.studies.overload.LightSender", Sender)
 
     goodput = measure_goodput(
         "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
     )
 
-    assert offered == [400.0, 800.0]
+    assert offered == [(2000, 2000, 400.0), (4000, 4000, 800.0)]
     assert [one.capacity for one in goodput.rounds] == [150.0, 300.0]
     assert goodput.shares == (120 / 300, 120 / 150)
+    messages = [GenerateStreamRequest.FromString(data).request for data in asked]
+    assert len({message.request_id for message in messages}) == len(messages)
+    assert {message.model for message in messages} == {"dates"}
+    assert all(len(message.inputs) == 1 for message in messages)
 
 
 async def test_a_study_that_fails_stops_its_engine() -> None:

@@ -1,0 +1,217 @@
+"""Sends streams at little cost, so that a study of overload measures the server and not itself.
+
+A client of asyncio takes half a millisecond for a call that is refused at once. This one stands on
+gRPC's core: requests are bytes that were made before, and of a call no more is kept than its times
+and how it ended. On the wire its calls are those of the Python client.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from loadtest.errors import LoadTestError
+from loadtest.metrics import OwnLoad, distribution
+
+_NO_FLAGS = 0
+_DETAILS_KEY = "grpc-status-details-bin"
+_PATIENCE = 10.0  # seconds behind the deadline of the last call, in which all have ended
+_PAUSE = 0.001  # seconds: the thread that takes events then takes all that have come
+_AT_ONCE = 0.00005  # seconds in which an event is had that is there already
+_CANCELLED = grpc.StatusCode.CANCELLED.value[0]
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_OPTIONS = (
+    ("grpc.enable_retries", 0),  # a retry hides a refusal
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_metadata_size", 64 * 2**10),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+@dataclass(slots=True)
+class LightCall:
+    """A call; times are in seconds from the start of its loop."""
+
+    due: float  # latencies count from here
+    sent: float
+    finished: float = 0.0
+    code: grpc.StatusCode = grpc.StatusCode.CANCELLED
+    details: bytes = b""  # a google.rpc.Status
+
+    @property
+    def ok(self) -> bool:
+        return self.code is grpc.StatusCode.OK
+
+    @property
+    def end_to_end(self) -> float:
+        return self.finished - self.due
+
+    @property
+    def error(self) -> str:
+        """What went wrong in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
+        return f"{self.code.name} {_reason(self.details)}".strip()
+
+
+@dataclass(frozen=True)
+class LightLoop:
+    """All calls of a loop, in the order of their ends."""
+
+    calls: tuple[LightCall, ...]
+    own: OwnLoad  # of the whole process; the delay is that of sending
+
+    @property
+    def seconds(self) -> float:
+        """From its start to the end of the last call."""
+        return self.calls[-1].finished
+
+    @property
+    def answered_per_second(self) -> float:
+        return sum(call.ok for call in self.calls) / self.seconds
+
+
+class LightSender:
+    """Sends streams of one method over one connection: a request each, read to the end."""
+
+    def __init__(self, address: str, method: str, timeout: float) -> None:
+        """Ask `method`, as "/package.Service/Method"; every call has `timeout` seconds."""
+        self._method, self._timeout = method.encode(), timeout
+        self._channel = cygrpc.Channel(address.encode(), _OPTIONS, None)
+
+    def closed_loop(self, requests: Sequence[bytes], concurrency: int) -> LightLoop:
+        """Send all requests, so many at once: the next one when one has ended."""
+        loop = _Loop(self._channel, self._method, self._timeout, len(requests))
+        rest = iter(requests)
+
+        def send_next() -> None:
+            if (request := next(rest, None)) is not None:
+                loop.send(request, loop.now())
+
+        loop.take_events(send_next)
+        for _ in range(concurrency):
+            send_next()
+        return loop.end()
+
+    def open_loop(self, requests: Sequence[bytes], times: Sequence[float]) -> LightLoop:
+        """Send every request when it is due, seconds from now."""
+        loop = _Loop(self._channel, self._method, self._timeout, len(requests))
+        loop.take_events(lambda: None)
+        for request, due in zip(requests, times, strict=True):
+            if (wait := due - loop.now()) > 0:
+                time.sleep(wait)
+            loop.send(request, due)
+        return loop.end()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close(_CANCELLED, "the load test has ended")
+
+
+class _Loop:
+    """A loop under way: whoever sends has one thread, another one takes what comes back."""
+
+    def __init__(self, channel: Any, method: bytes, timeout: float, num_calls: int) -> None:
+        self._channel, self._method, self._timeout = channel, method, timeout
+        self._num_calls = num_calls
+        self._ended: list[LightCall] = []
+        self._start, self._processor_start = time.monotonic(), time.process_time()
+
+    def now(self) -> float:
+        return time.monotonic() - self._start
+
+    def take_events(self, ended: Callable[[], None]) -> None:
+        """Take them in a thread until all calls have ended; call `ended` behind each of them."""
+        self._thread = threading.Thread(target=self._follow, args=(ended,), daemon=True)
+        self._thread.start()
+
+    def send(self, request: bytes, due: float) -> None:
+        _Exchange(self._ended, self.now).begin(
+            self._channel, self._method, request, time.time() + self._timeout, due
+        )
+
+    def end(self) -> LightLoop:
+        """Wait for the end of all; LoadTestError if that does not come."""
+        self._thread.join(self._timeout + _PATIENCE)
+        if self._thread.is_alive():
+            missing = self._num_calls - len(self._ended)
+            what = f"{missing} of {self._num_calls} calls have not ended"
+            raise LoadTestError(f"{what}, although their deadline is over")
+        share = (time.process_time() - self._processor_start) / self.now()
+        delays = distribution(call.sent - call.due for call in self._ended)
+        return LightLoop(tuple(self._ended), OwnLoad(share, delays))
+
+    def _follow(self, ended: Callable[[], None]) -> None:
+        while len(self._ended) < self._num_calls:
+            before, asked = len(self._ended), time.monotonic()
+            event = self._channel.next_call_event()
+            was_waited_for = time.monotonic() - asked > _AT_ONCE
+            event.tag(event)
+            if len(self._ended) > before:
+                ended()
+            if was_waited_for:
+                time.sleep(_PAUSE)
+
+
+class _Exchange:
+    """What is sent and received of one call."""
+
+    def __init__(self, ended: list[LightCall], now: Callable[[], float]) -> None:
+        self._ended, self._now = ended, now
+
+    def begin(
+        self, channel: Any, method: bytes, request: bytes, deadline: float, due: float
+    ) -> None:
+        sending = (
+            cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),
+            cygrpc.SendMessageOperation(request, _NO_FLAGS),
+            cygrpc.SendCloseFromClientOperation(_NO_FLAGS),
+            cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),
+        )
+        first = (
+            cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),
+            cygrpc.ReceiveMessageOperation(_NO_FLAGS),
+        )
+        self._record = LightCall(due, self._now())
+        self._num_due = 2
+        batches = ((sending, self._has_ended), (first, self._has_come))
+        self._call = channel.integrated_call(_NO_FLAGS, method, None, deadline, (), None, batches)
+
+    def _has_come(self, event: Any) -> None:
+        self._num_due -= 1
+        if event.batch_operations[-1].message() is not None:
+            operation = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
+            self._num_due += bool(self._call.operate(operation, self._has_come))
+        self._settle()
+
+    def _has_ended(self, event: Any) -> None:
+        self._num_due -= 1
+        status = event.batch_operations[-1]
+        self._record.code = _CODES.get(status.code(), grpc.StatusCode.UNKNOWN)
+        for key, value in status.trailing_metadata() or ():
+            if key == _DETAILS_KEY:
+                self._record.details = value
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._num_due:
+            self._record.finished = self._now()
+            self._ended.append(self._record)
+
+
+def _reason(details: bytes) -> str:
+    """Return the reason in the google.rpc.ErrorInfo of a status; "" without one."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        for detail in status_pb2.Status.FromString(details).details:
+            if detail.Unpack(info):
+                break
+    except DecodeError:
+        pass
+    return str(info.reason)
