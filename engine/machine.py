@@ -34,6 +34,14 @@ def machine_name() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+def processor_kind() -> str:
+    """Return what the bits of a result may depend on: processor, instructions, cache."""
+    name = _cpuinfo("model name") or platform.processor() or platform.machine()
+    cache = l2_bytes()
+    sets = " ".join(instruction_sets()) or "instruction sets unknown"
+    return f"{name}; {sets}; L2 {'unknown' if cache is None else cache}"
+
+
 def num_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))

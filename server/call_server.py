@@ -221,6 +221,14 @@ class ServerCall:
         """
         self._pass((*self._beginning(), self._sending(message)), passed)
 
+    async def wait_until_sent(self) -> None:
+        """Return when all that was written or passed on has gone."""
+        if self._is_sending:
+            self._sent = self._loop.create_future()  # first, then look: the thread does the reverse
+            if self._is_sending:
+                await self._sent
+            self._sent = None
+
     def set_trailing_metadata(self, metadata: Pairs) -> None:
         """Send this at the end of a call that succeeds."""
         self._trailing_metadata = metadata
@@ -273,11 +281,7 @@ class ServerCall:
 
         Raises aio.InternalError if the client is gone, which may show at what comes next only.
         """
-        if self._is_sending:
-            self._sent = self._loop.create_future()  # first, then look: the thread does the reverse
-            if self._is_sending:
-                await self._sent
-            self._sent = None
+        await self.wait_until_sent()
         self._is_sending = True
         if self._has_failed or self._call.start_server_batch(operations, self._has_gone):
             raise aio.InternalError("the client is gone")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from engine.config import EngineConfig
 from engine.life.lifecycle import Lifecycle
 from engine.life.trial import Trial
+from engine.machine import num_cores
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
@@ -20,6 +21,7 @@ class Engine:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
         self._package = package
         self._device = device_name(package, config)
+        self._num_threads = config.num_threads or num_cores()
         name = package.manifest.name
         self._life = Lifecycle(name, thread_name, warm_up, config.max_step_seconds)
 
@@ -32,6 +34,11 @@ class Engine:
     def device(self) -> str:
         """Where the model runs: "cpu", or the name of the GPU."""
         return self._device
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the CPU that the model may use."""
+        return self._num_threads
 
     @property
     def is_warming(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -287,6 +288,8 @@ class Gateway:
         relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         if share is None:
             return await relay(call.method, request, call)
+        if share.is_resumed:
+            relay = partial(self._relay.stream, is_resumed=True)
         arrived = time.monotonic()
         with self._requests.abortable(share.request_id):
             async with self._admission.turn(share, call.time_remaining()):

@@ -36,6 +36,7 @@ class Attempts:
     wait: float  # seconds that it waits for a worker that takes it, anew for every one it loses
     memory: Losses  # of this call and of those that asked the same before
     refused: set[Backend] = field(default_factory=set)
+    excluded: set[Backend] = field(default_factory=set)  # that give another answer
     last: CallStatus | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +54,21 @@ class Attempts:
         if lost:
             self.lost()
             self.give_up = time.monotonic() + self.wait
+        self.last = status
+
+    def go_on(self, backend: Backend, status: CallStatus, *, anew: bool) -> None:
+        """Look for a worker that goes on with what this one had; this is the end if none comes.
+
+        With `anew` for as long as a call waits at first.
+        """
+        self.refused.add(backend)
+        if anew:
+            self.give_up = time.monotonic() + self.wait
+        self.last = status
+
+    def exclude(self, backend: Backend, status: CallStatus) -> None:
+        """Never ask a worker again; this is the end if no other comes."""
+        self.excluded.add(backend)
         self.last = status
 
     def lost(self) -> None:
@@ -151,7 +167,8 @@ class Pool:
             if self._refusal is not None:
                 raise self._refusal
             serving = self.serving
-            fresh = [backend for backend in serving if backend not in attempts.refused]
+            out = attempts.refused | attempts.excluded
+            fresh = [backend for backend in serving if backend not in out]
             attempts.refuse_poison()
             if serving and not fresh and _is_full(attempts):
                 raise CallFailed(_last_status(attempts))

@@ -2,8 +2,9 @@
 
 A call is committed to a worker by the first thing that comes back: the answer of a unary call,
 the initial metadata of a stream, which a worker sends on admission. Until then another worker is
-asked when one is lost, stops or is full. Afterwards a lost worker ends the call, and the client
-may ask again, until the same request has lost too many.
+asked when one is lost, stops or is full. Afterwards a worker of the same origin goes on with a
+stream, behind what its client has; where none is there, or the stream cannot be resumed, a lost
+worker ends the call, and the client may ask again. A request that has lost too many ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
+from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
 from server.api import WAITING_KEY
@@ -21,6 +23,7 @@ from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
+from server.gateway.resumable import ResumableStream
 from server.gateway.worker_calls import Metadata, WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
 from server.status import DETAILS_KEY, CallStatus, call_status
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = 0.5  # seconds
 _OWN = frozenset({"user-agent", WAITING_KEY, METADATA_KEY})
+# What another worker may do better.
+_ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 
 
@@ -73,21 +78,45 @@ class Relay:
             assert call.response is not None, "without one its status is not OK"
             return call.response
 
-    async def stream(self, method: str, request: bytes, context: ServerCall) -> None:
-        """Write all messages of an answer; raises as `unary`."""
+    async def stream(
+        self, method: str, request: bytes, context: ServerCall, *, is_resumed: bool = False
+    ) -> None:
+        """Write all messages of an answer; raises as `unary`.
+
+        With `is_resumed` the client has the beginning from another call.
+        """
         attempts = self._attempts(method, request)
+        stream = ResumableStream(context, request)
+        if is_resumed:
+            stream.resume()
         while True:
             backend = await self._pool.choose(attempts)
-            call = backend.calls.make()
-            call.start(method, request, self._forwarded(context), context.time_remaining(), context)
             try:
-                with self._upstream(backend, call):
-                    context.set_trailing_metadata(await call.end())
-                    return
+                await self._answer(stream, backend, method, context)
+                return
             except (WorkerFailed, WorkerLost) as error:
-                if call.is_committed:
-                    raise _end_of_started(attempts, error) from error
-                _retry_or_raise(attempts, backend, error)
+                if stream.is_complete:
+                    return
+                if not stream.has_begun:
+                    _retry_or_raise(attempts, backend, error)
+                    continue
+                _go_on_or_raise(attempts, stream, backend, error)
+            except aio.InternalError:
+                if not stream.was_refused:
+                    raise
+                _look_elsewhere_or_raise(attempts, stream, backend)
+            await context.wait_until_sent()
+            stream.begin_again()
+
+    async def _answer(
+        self, stream: ResumableStream, backend: Backend, method: str, context: ServerCall
+    ) -> None:
+        """Have a worker answer a stream to its end."""
+        call = backend.calls.make()
+        time_left = context.time_remaining()
+        call.start(method, stream.request, self._forwarded(context), time_left, stream)
+        with self._upstream(backend, call):
+            context.set_trailing_metadata(await call.end())
 
     @contextmanager
     def _upstream(self, backend: Backend, call: WorkerCall) -> Iterator[None]:
@@ -123,30 +152,61 @@ class Relay:
 def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | WorkerLost) -> None:
     """Remember the failure if another worker may do better, else raise CallFailed."""
     status = _status(error, attempts.request_id)
-    if status.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+    if status.code not in _ELSEWHERE:
         raise CallFailed(status) from error
     logger.info("worker %s did not take a call: %s", backend.address, status.message)
     attempts.failed(backend, status, lost=status.reason == ReplicaLost.reason)
 
 
-def _end_of_started(attempts: Attempts, error: WorkerFailed | WorkerLost) -> CallFailed:
-    """Return how a call ends that had begun; ReplicasLost if it would end the next worker, too."""
+def _go_on_or_raise(
+    attempts: Attempts, stream: ResumableStream, backend: Backend, error: WorkerFailed | WorkerLost
+) -> None:
+    """Let another worker go on with a stream that has begun, else raise how it ends.
+
+    That is ReplicasLost if it would end the next worker, too.
+    """
     status = _status(error, attempts.request_id)
-    if status.reason == ReplicaLost.reason:
+    is_lost = status.reason == ReplicaLost.reason
+    if is_lost:
         attempts.lost()
         attempts.refuse_poison()
-    return CallFailed(status)
+    if not stream.can_go_on or status.code not in _ELSEWHERE:
+        raise CallFailed(status) from error
+    logger.info("a stream of worker %s goes on at another: %s", backend.address, status.message)
+    attempts.go_on(
+        backend,
+        status if is_lost else _lost(attempts.request_id),
+        anew=is_lost or stream.is_answered,
+    )
+
+
+def _look_elsewhere_or_raise(attempts: Attempts, stream: ResumableStream, backend: Backend) -> None:
+    """Let a worker of the same origin go on with a stream; raise if this one was, and differed."""
+    status = _lost(attempts.request_id)
+    if stream.difference:
+        logger.error(
+            "worker %s answers a request otherwise than the worker before it, from what should "
+            "give the same: %s",
+            backend.address,
+            stream.difference,
+        )
+        raise CallFailed(status)
+    attempts.exclude(backend, status)
 
 
 def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
     if isinstance(error, WorkerLost) or (error.code in _LOST and not _is_workers_own(error)):
-        lost = ReplicaLost(
-            "the replica that ran the request is gone; ask again, with the same request id",
-            _RETRY_AFTER,
-        )
-        return call_status(lost, request_id)
+        return _lost(request_id)
     return CallStatus(error.code, error.details, error.trailing_metadata)
+
+
+def _lost(request_id: str) -> CallStatus:
+    lost = ReplicaLost(
+        "the replica that ran the request is gone; ask again, with the same request id",
+        _RETRY_AFTER,
+    )
+    return call_status(lost, request_id)
 
 
 def _is_workers_own(error: WorkerFailed) -> bool:

@@ -25,6 +25,7 @@ class Share:
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
     model: str = ""  # that answers it, as the client wrote it
+    is_resumed: bool = False  # a stream of which the client has the beginning
     is_readable: bool = True  # False: its bytes are not a message
 
 
@@ -36,11 +37,14 @@ def share_of(method: str, data: bytes) -> Share:
         request = _VIEWS[method].FromString(data)
     except DecodeError:  # the worker says so
         return Share(is_readable=False)
+    is_resumed = bool(getattr(request, "origin", ""))
     request = getattr(request, "request", request)  # of a stream it is one level down
     if method.startswith(_PREDICTION):
         return Share(request_id=request.request_id, model=request.model)
     scheduling = request.scheduling
-    return Share(scheduling.tenant, scheduling.priority, request.request_id, request.model)
+    return Share(
+        scheduling.tenant, scheduling.priority, request.request_id, request.model, is_resumed
+    )
 
 
 def stamped(method: str, data: bytes, share: Share) -> bytes:
@@ -57,7 +61,7 @@ def stamped(method: str, data: bytes, share: Share) -> bytes:
 
 
 _SCHEDULED = {
-    "GenerateStreamRequest": ("request",),
+    "GenerateStreamRequest": ("request", "origin"),
     "GenerateRequest": ("scheduling", "request_id", "model"),
     "ScoreRequest": ("scheduling", "request_id", "model"),
     "Scheduling": ("tenant", "priority"),

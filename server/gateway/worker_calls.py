@@ -11,15 +11,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
 from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.call_server import ServerCall
 from server.event_thread import Event, start_event_thread
 
 logger = logging.getLogger(__name__)
@@ -29,6 +28,16 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 _NO_FLAGS = 0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CANCELLED = grpc.StatusCode.CANCELLED.value[0]
+
+
+class Client(Protocol):
+    """Takes what a worker sends, in any thread; ServerCall says how."""
+
+    def pass_metadata(self, metadata: Metadata, passed: Callable[[bool], object]) -> None:
+        """Take what comes first."""
+
+    def pass_message(self, message: bytes, passed: Callable[[bool], object]) -> None:
+        """Take a message."""
 
 
 class WorkerFailed(Exception):
@@ -92,7 +101,7 @@ class WorkerCall:
         self.response: bytes | None = None  # of a call that passes nothing on
         self._channel = channel
         self._open_calls = open_calls
-        self._client: ServerCall | None = None
+        self._client: Client | None = None
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Metadata] = self._loop.create_future()
         self._lock = threading.RLock()  # of all below
@@ -108,7 +117,7 @@ class WorkerCall:
         request: bytes,
         metadata: Metadata,
         timeout: float | None,
-        client: ServerCall | None,
+        client: Client | None,
     ) -> None:
         """Send the request; hand the answer to a client as it comes, or keep the one message."""
         self._client = client
@@ -185,7 +194,7 @@ class WorkerCall:
                 self._pass(self._client, message)
             self._settle()
 
-    def _pass(self, client: ServerCall, message: bytes) -> None:
+    def _pass(self, client: Client, message: bytes) -> None:
         """Hand a message to the client, and ask for the one that may wait behind it.
 
         So most are asked for by the thread that takes them; the other would wait for it.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import metadata
 
 from google.protobuf.duration_pb2 import Duration
 from tokenweir.v1 import common_pb2
 
+from engine.machine import processor_kind
 from engine.package.package import Package
 from engine.requests.events import Timing, Usage
+from server.worker.capabilities import BATCH_INVARIANT
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class ServedModel:
     capabilities: tuple[str, ...]
     replica_id: str
     device: str = "cpu"  # where it runs; of a GPU its name
+    num_threads: int = 1  # of the CPU
 
 
 def provenance(
@@ -28,17 +34,49 @@ def provenance(
 ) -> common_pb2.Provenance:
     """Return what answered; with `may_vary` the caller asked for no more than best effort."""
     manifest = model.package.manifest
-    is_invariant = "batch_invariant" in model.capabilities and not may_vary
     return common_pb2.Provenance(
         model=model.name,
         model_version=manifest.version,
         manifest_sha256=model.package.manifest_sha256,
         seed=seed,
         determinism=common_pb2.DETERMINISM_BATCH_INVARIANT
-        if is_invariant
+        if is_invariant(model, may_vary=may_vary)
         else common_pb2.DETERMINISM_BEST_EFFORT,
         replica_id=model.replica_id,
+        server_version=_version(),
+        processor=_processor(model.device),
+        threads=model.num_threads,
     )
+
+
+def is_invariant(model: ServedModel, *, may_vary: bool) -> bool:
+    """Return whether an answer has the same bits whatever it is batched with."""
+    return BATCH_INVARIANT in model.capabilities and not may_vary
+
+
+def origin(model: ServedModel, seed: int | None) -> str:
+    """Return what answers must have in common to be the same, for the same request.
+
+    The package, the server, where it runs, and the seed where something is drawn.
+    """
+    what = (model.package.manifest_sha256, model.device, model.num_threads)
+    return _digest(*what) + ("" if seed is None else f"-{seed:x}")
+
+
+@lru_cache(maxsize=64)
+def _digest(manifest_sha256: bytes, device: str, num_threads: int) -> str:
+    what = repr((manifest_sha256, _version(), _processor(device), num_threads))
+    return hashlib.sha256(what.encode()).hexdigest()[:32]
+
+
+@cache
+def _version() -> str:
+    return metadata.version("tokenweir")
+
+
+@cache
+def _processor(device: str) -> str:
+    return processor_kind() if device == "cpu" else device
 
 
 def usage(parts: Sequence[Usage]) -> common_pb2.Usage:

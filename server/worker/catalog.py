@@ -70,7 +70,12 @@ class Catalog:
 
     def _served(self, name: str, engine: Engine) -> ServedModel:
         return ServedModel(
-            name, engine.package, engine.capabilities, self.replica_id, engine.device
+            name,
+            engine.package,
+            engine.capabilities,
+            self.replica_id,
+            engine.device,
+            engine.num_threads,
         )
 
     def _find(self, name: str, version: str) -> Engine:

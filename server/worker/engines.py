@@ -25,6 +25,10 @@ class Engine(Protocol):
         """Where the model runs: "cpu", or the name of the GPU."""
 
     @property
+    def num_threads(self) -> int:
+        """Threads of the CPU that the model may use."""
+
+    @property
     def capabilities(self) -> tuple[str, ...]:
         """What may be asked of this model."""
 

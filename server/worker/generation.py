@@ -20,7 +20,6 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import Deltas, GenerationRequest
-from server.api import REPLICA_KEY
 from server.interceptors import Context, current_request_id
 from server.worker import requests
 from server.worker.answers import ServedModel
@@ -66,14 +65,15 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Send the increments of one input."""
         tokens_per_message = requests.check_stream_request(request)
+        seed = requests.seed_of_origin(request)
         with nested_in("request"):
             deltas = Deltas(tokens_per_message, _PAUSE)
-            found, (one,) = self._prepare(request.request, context, deltas)
+            found, (one,) = self._prepare(request.request, context, deltas, seed)
             answering = _answering(request.request, found)
             # Closing the engine's generator is what aborts the request.
             events: Any = found.engine.generate(one)
             async with aclosing(events):
-                await _send(events, answering, context)
+                await _send(events, answering, one.params.seed, context)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
@@ -93,12 +93,16 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         return answering.score_response(scores)
 
     def _prepare(
-        self, request: pb.GenerateRequest, context: Context, deltas: Deltas | None = None
+        self,
+        request: pb.GenerateRequest,
+        context: Context,
+        deltas: Deltas | None = None,
+        seed: int | None = None,
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
         found = self._catalog.generating(request.model, request.model_version)
         current_record().asked(request.model, request.scheduling.tenant)
         given = self._given(found.model, context)
-        return found, requests.generation_requests(request, deltas=deltas, **given)
+        return found, requests.generation_requests(request, deltas=deltas, seed=seed, **given)
 
     def _given(self, model: ServedModel, context: Context) -> _Given:
         return _Given(
@@ -130,15 +134,17 @@ def _may_vary(scheduling: pb.Scheduling) -> bool:
 
 
 async def _send(
-    events: AsyncIterator[GenerationEvent], answering: GenerationAnswers, context: Context
+    events: AsyncIterator[GenerationEvent],
+    answering: GenerationAnswers,
+    seed: int | None,
+    context: Context,
 ) -> None:
     number, record = 0, current_record()
     async for event in events:
         if not isinstance(event, TextDelta):
             record.note(event)
         if isinstance(event, Admitted):
-            replica = (REPLICA_KEY, answering.model.replica_id)
-            await context.send_initial_metadata((replica,))
+            await context.send_initial_metadata(answering.beginning(seed))
         elif (message := answering.message(event)) is not None:
             number += 1
             message.sequence_number = number

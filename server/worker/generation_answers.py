@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -17,7 +18,15 @@ from engine.requests.events import (
     TextDelta,
     TokenLogprob,
 )
-from server.worker.answers import ServedModel, provenance, timing, usage
+from server.api import REPLICA_KEY
+from server.worker.answers import (
+    ServedModel,
+    is_invariant,
+    origin,
+    provenance,
+    timing,
+    usage,
+)
 
 FINISH_REASONS = {
     FinishReason.EOS: common_pb2.FINISH_REASON_EOS,
@@ -47,6 +56,13 @@ class GenerationAnswers:
     source_token_bytes: Callable[[int], bytes]
     with_ids: bool = False
     may_vary: bool = False  # the caller asked for no more than best effort
+
+    def beginning(self, seed: int | None) -> tuple[tuple[str, str], ...]:
+        """Return the initial metadata of a stream; what can come again says where it is from."""
+        replica = (REPLICA_KEY, self.model.replica_id)
+        if not is_invariant(self.model, may_vary=self.may_vary):
+            return (replica,)
+        return (replica, (ORIGIN_KEY, origin(self.model, seed)))
 
     def response(self, results: Sequence[FinishedInput]) -> pb.GenerateResponse:
         """Return the answer to Generate; results are in the order of the inputs."""

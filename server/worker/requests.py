@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,8 @@ from server.worker.checks import (
 from server.worker.params import sampling_params
 
 MAX_TOKENS_PER_MESSAGE = 1024
+_MAX_ECHO = 64  # characters of a wrong value that an error repeats
+_ORIGIN = re.compile("([0-9a-f]{32}(-(?P<seed>[0-9a-f]{1,16}))?)?")  # see `answers.origin`
 
 
 def generation_requests(
@@ -44,10 +47,12 @@ def generation_requests(
     request_ids: Iterator[str],
     deadline: float | None,
     deltas: Deltas | None,
+    seed: int | None = None,
 ) -> list[GenerationRequest]:
     """Return one engine request per input, in order.
 
-    `request_ids` gives the engine's names of them. Raises CapabilityNotSupported for options that
+    `request_ids` gives the engine's names of them, `seed` is that of a request which draws and
+    names none; None: any. Raises CapabilityNotSupported for options that
     are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
     """
     assert manifest.generation is not None
@@ -57,7 +62,8 @@ def generation_requests(
     params = sampling_params(request, manifest.defaults)
     raise_if_any(_wrong_fields(request, params, manifest, limits))
     if params.strategy == "sampling" and params.seed is None:
-        params = replace(params, seed=secrets.randbits(64))  # one for all inputs, see Provenance
+        drawn = secrets.randbits(64) if seed is None else seed
+        params = replace(params, seed=drawn)  # one for all inputs, see Provenance
     return [
         GenerationRequest(
             request_id=next(request_ids),
@@ -117,6 +123,9 @@ def check_stream_request(request: generation_service_pb2.GenerateStreamRequest) 
                 "tokens_per_message", f"{tokens} is outside 1 to {MAX_TOKENS_PER_MESSAGE}"
             )
         )
+    if _ORIGIN.fullmatch(request.origin) is None:
+        what = f"{request.origin[:_MAX_ECHO]!a} is no origin; give back what the stream began with"
+        violations.append(FieldViolation("origin", what))
     if len(request.request.inputs) != 1:
         violations.append(
             FieldViolation(
@@ -127,6 +136,12 @@ def check_stream_request(request: generation_service_pb2.GenerateStreamRequest) 
         )
     raise_if_any(violations)
     return tokens
+
+
+def seed_of_origin(request: generation_service_pb2.GenerateStreamRequest) -> int | None:
+    """Return the seed by which the stream that is resumed drew; None if it is none, or drew not."""
+    found = _ORIGIN.fullmatch(request.origin)
+    return int(found["seed"], 16) if found and found["seed"] else None
 
 
 def prediction_items(

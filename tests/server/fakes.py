@@ -144,6 +144,7 @@ class _Lifecycle:
     def __init__(self, package: Package) -> None:
         self.package = package
         self.device = "cpu"
+        self.num_threads = 1
         self.is_warming = False
         self.measures = StepMeasures()
         self.healthy = True

@@ -34,11 +34,12 @@ class Process:
 
 
 @asynccontextmanager
-async def worker_process() -> AsyncIterator[Process]:
+async def worker_process(*capabilities: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.server.worker_process",
+        *capabilities,
         stdout=asyncio.subprocess.PIPE,
         cwd=_ROOT,
     )

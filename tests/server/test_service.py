@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
+from importlib import metadata
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from tokenweir.v1 import (
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import EngineFailure, QueueFull
+from engine.machine import processor_kind
 from tests.server.calls import Stubs, as_dict, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import (
     OPTIONS,
@@ -72,6 +74,9 @@ async def test_an_answer_says_what_gave_it(engine: FakeGenerator, stubs: Stubs) 
         "seed": "42",
         "determinism": "DETERMINISM_BATCH_INVARIANT",
         "replica_id": response.provenance.replica_id,
+        "server_version": metadata.version("tokenweir"),
+        "processor": processor_kind(),
+        "threads": 1,
     }
     assert response.provenance.replica_id
     assert response.timing.queue.ToMilliseconds() == 10

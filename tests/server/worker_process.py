@@ -1,12 +1,13 @@
 """A worker on an obedient engine in a process of its own, to be killed by a test.
 
 Prints its address, then the prompt of every request. One that says WAIT is never admitted; one that
-says BLOCK blocks the event loop.
+says BLOCK blocks the event loop. Arguments are capabilities beside the usual ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -29,7 +30,9 @@ class _Telling(FakeGenerator):
 
 
 async def _main() -> None:
-    worker = Worker({"dates": _Telling()}, WorkerConfig())
+    engine = _Telling()
+    engine.capabilities += tuple(sys.argv[1:])
+    worker = Worker({"dates": engine}, WorkerConfig())
     print(await worker.start(), flush=True)
     await asyncio.Event().wait()
 

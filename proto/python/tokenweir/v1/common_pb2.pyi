@@ -274,6 +274,9 @@ class Provenance(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     DETERMINISM_FIELD_NUMBER: _builtins.int
     REPLICA_ID_FIELD_NUMBER: _builtins.int
+    SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    PROCESSOR_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name."""
     model_version: _builtins.str
@@ -286,6 +289,12 @@ class Provenance(_message.Message):
     """Numeric mode that was in fact used."""
     replica_id: _builtins.str
     """Replica that answered; opaque."""
+    server_version: _builtins.str
+    """Version of the server."""
+    processor: _builtins.str
+    """What computed: of a CPU its name, instruction sets and second-level cache, of a GPU its name."""
+    threads: _builtins.int
+    """Threads that the model may use on a CPU."""
     def __init__(
         self,
         *,
@@ -295,10 +304,13 @@ class Provenance(_message.Message):
         seed: _builtins.int = ...,
         determinism: Global___Determinism.ValueType = ...,
         replica_id: _builtins.str = ...,
+        server_version: _builtins.str = ...,
+        processor: _builtins.str = ...,
+        threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["determinism", b"determinism", "manifest_sha256", b"manifest_sha256", "model", b"model", "model_version", b"model_version", "replica_id", b"replica_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["determinism", b"determinism", "manifest_sha256", b"manifest_sha256", "model", b"model", "model_version", b"model_version", "processor", b"processor", "replica_id", b"replica_id", "seed", b"seed", "server_version", b"server_version", "threads", b"threads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

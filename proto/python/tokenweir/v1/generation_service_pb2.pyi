@@ -923,17 +923,30 @@ class GenerateStreamRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MESSAGE_FIELD_NUMBER: _builtins.int
     RESUME_AFTER_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     tokens_per_message: _builtins.int
     """Tokens of a sequence to gather into a message; absent: 1, and 0 is refused.  A reader that is
     slower than the model gets more of them at a time, never a longer queue.
     """
     resume_after: _builtins.int
-    """Last sequence number received, when resuming a lost stream by request_id; 0: from its
-    beginning, absent: a new stream.
+    """Last sequence number received, when going on with a stream that broke; 0: from its beginning,
+    absent: a new stream.  All else is asked as it was at first, with `received` and `origin`
+    beside it.  A gateway has the request run again, by a worker that gives the same, and sends
+    what follows what was received; where that differs, the status is REPLICA_LOST.  A worker
+    itself does not resume.
+    """
+    origin: _builtins.str
+    """Initial metadata "tokenweir-origin" of the stream that broke, when resuming: where it came
+    from, and what it drew by.  A stream without it cannot be resumed.
     """
     @_builtins.property
     def request(self) -> Global___GenerateRequest:
         """The generation; exactly one input."""
+
+    @_builtins.property
+    def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___Received]:
+        """What was received of each sequence, when resuming; one of which nothing came is left out."""
 
     def __init__(
         self,
@@ -941,10 +954,12 @@ class GenerateStreamRequest(_message.Message):
         request: Global___GenerateRequest | None = ...,
         tokens_per_message: _builtins.int | None = ...,
         resume_after: _builtins.int | None = ...,
+        received: _abc.Iterable[Global___Received] | None = ...,
+        origin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after", "_tokens_per_message", b"_tokens_per_message", "request", b"request", "resume_after", b"resume_after", "tokens_per_message", b"tokens_per_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after", "_tokens_per_message", b"_tokens_per_message", "request", b"request", "resume_after", b"resume_after", "tokens_per_message", b"tokens_per_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after", "_tokens_per_message", b"_tokens_per_message", "origin", b"origin", "received", b"received", "request", b"request", "resume_after", b"resume_after", "tokens_per_message", b"tokens_per_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resume_after: _TypeAlias = _typing.Literal["resume_after"]  # noqa: Y015
     _WhichOneofArgType__resume_after: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after"]  # noqa: Y015
@@ -956,6 +971,51 @@ class GenerateStreamRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_message) -> _WhichOneofReturnType__tokens_per_message | None: ...
 
 Global___GenerateStreamRequest: _TypeAlias = GenerateStreamRequest  # noqa: Y015
+
+@_typing.final
+class Received(_message.Message):
+    """How much of a sequence was received, however it was cut into messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the sequence."""
+    text_bytes: _builtins.int
+    """Bytes of text (UTF-8)."""
+    tokens: _builtins.int
+    """Ids."""
+    logprobs: _builtins.int
+    """Positions with log-probabilities."""
+    finished: _builtins.bool
+    """Whether Finished has come."""
+    sha256: _builtins.bytes
+    """SHA-256 of four SHA-256 after each other: of the text; of the ids, each as a little-endian
+    int32; of the serialized PositionLogprobs, after each other; of the serialized Finished, or of
+    nothing.
+    """
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text_bytes: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        logprobs: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "logprobs", b"logprobs", "sha256", b"sha256", "text_bytes", b"text_bytes", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Received: _TypeAlias = Received  # noqa: Y015
 
 @_typing.final
 class GenerateStreamResponse(_message.Message):

@@ -1,0 +1,72 @@
+"""What one worker has said so far in answer to a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenweir.received import ReceivedSequence
+from tokenweir.v1 import common_pb2
+
+from server.gateway.stream_view import RunView, StreamView, index_of_end
+
+_MAX_BYTES = 16 * 2**10  # that are kept until they are looked at
+
+
+class Heard:
+    """Lengths and hashes of all sequences of one answer.
+
+    Messages are looked at when there are some kilobytes of them, or somebody asks: most streams
+    end before.
+    """
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, ReceivedSequence] = {}
+        self._has_summary = False
+        self._waiting = bytearray()
+
+    def add(self, message: bytes) -> None:
+        """Note a message."""
+        self._waiting += message
+        if len(self._waiting) > _MAX_BYTES:
+            self._look()
+
+    def sequence(self, index: int) -> ReceivedSequence:
+        """Return what was said of a sequence, to be added to."""
+        self._look()
+        return self._of(index)
+
+    def sequences(self) -> dict[int, ReceivedSequence]:
+        """Return what was said of all sequences, by index."""
+        self._look()
+        return self._sequences
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has ended."""
+        self._look()
+        return self._has_summary
+
+    def _look(self) -> None:
+        if not self._waiting:
+            return
+        data = bytes(self._waiting)
+        self._waiting.clear()
+        run = RunView.FromString(data)
+        if not run.delta.index:  # all are of the first sequence
+            self._add_run(run.delta)
+        else:
+            for delta in StreamView.FromString(data).delta:
+                self._of(delta.index).add(delta.text, delta.tokens.ids, delta.logprobs)
+        for end in run.finished:
+            self._of(index_of_end(end)).end = end
+        self._has_summary = self._has_summary or bool(run.summary)
+
+    def _add_run(self, deltas: Any) -> None:
+        if deltas.text or deltas.tokens or deltas.logprobs:
+            tokens = common_pb2.TokenIds.FromString(b"".join(deltas.tokens))
+            self._of(0).add(b"".join(deltas.text), tokens.ids, deltas.logprobs)
+
+    def _of(self, index: int) -> ReceivedSequence:
+        if (found := self._sequences.get(index)) is None:
+            found = self._sequences[index] = ReceivedSequence()
+        return found

@@ -1,0 +1,131 @@
+"""A stream of a client, which several workers may answer, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from google.protobuf.message import DecodeError
+from tokenweir.received import ORIGIN_KEY
+from tokenweir.v1 import generation_service_pb2 as pb
+
+from server.call_server import ServerCall
+from server.gateway.catching_up import CatchingUp, Different
+from server.gateway.heard import Heard
+from server.gateway.stream_view import numbered
+from server.gateway.worker_calls import Metadata
+
+_Passed = Callable[[bool], object]
+
+
+class ResumableStream:
+    """Hands on to a client what workers send, and nothing of it twice.
+
+    A worker says where its answer comes from: what package, server and processor, and by which
+    seed. Another one of the same origin gives the same, so it begins again, and what the client
+    has is left out. A WorkerCall takes this for the call of the client.
+    """
+
+    def __init__(self, client: ServerCall, request: bytes) -> None:
+        """`request` is that of the client."""
+        self.request = request  # for the next worker
+        self.has_begun = False  # to send something to the client
+        self.is_answered = False  # by the last worker, that may be lost since
+        self._is_of_another_origin = False  # the last answer
+        self.difference = ""  # of the last answer from what the client has
+        self._client = client
+        self._origin = ""
+        self._is_second = False  # not the first answer to the request, so messages have new numbers
+        self._num_messages = 0  # that the client has
+        self._heard = Heard()
+        self._catching_up: CatchingUp | None = None
+
+    def resume(self) -> None:
+        """Go on behind what a client has, that says so in its request; nothing if it does not.
+
+        What says so goes to no worker.
+        """
+        try:
+            request = pb.GenerateStreamRequest.FromString(self.request)
+        except DecodeError:  # the worker says so
+            return
+        if not request.HasField("resume_after") or not request.origin:
+            return
+        self._origin, self._num_messages = request.origin, max(0, request.resume_after)
+        received = {one.index: one for one in request.received}
+        request.ClearField("resume_after")
+        request.ClearField("received")
+        self.request = request.SerializeToString()
+        self._begin(received)
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the last answer was ended here."""
+        return self._is_of_another_origin or bool(self.difference)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another worker can go on where the last one has ended."""
+        return bool(self._origin)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the client has all of the answer, but for its status."""
+        return self._catching_up is None and self._heard.is_complete
+
+    def begin_again(self) -> None:
+        """Get ready for another worker, that says everything from its beginning."""
+        self.is_answered = self._is_of_another_origin = False
+        if not self._is_second:
+            self.request += pb.GenerateStreamRequest(origin=self._origin).SerializeToString()
+        if self._catching_up is not None:
+            self._begin(self._catching_up.received())
+        else:
+            self._begin({i: one.message(i) for i, one in self._heard.sequences().items()})
+
+    def pass_metadata(self, metadata: Metadata, passed: _Passed) -> None:
+        """Hand on what comes first, of the first worker; see ServerCall.pass_message."""
+        origin = next((str(value) for key, value in metadata if key == ORIGIN_KEY), "")
+        if self._is_second and origin != self._origin:
+            self._is_of_another_origin = True
+            passed(False)
+            return
+        self._origin, self.is_answered = origin, True
+        if self.has_begun:
+            passed(True)
+            return
+        self.has_begun = True
+        self._client.pass_metadata(metadata, passed)
+
+    def pass_message(self, message: bytes, passed: _Passed) -> None:
+        """Hand on what of a message the client has not; see ServerCall.pass_message."""
+        if self._origin:
+            if self._is_second:
+                rest = self._new_of(message)
+                if rest is None:
+                    passed(not self.difference)
+                    return
+                message = rest
+            else:
+                self._heard.add(message)
+        self.has_begun = True
+        self._num_messages += 1
+        self._client.pass_message(message, passed)
+
+    def _begin(self, received: Mapping[int, pb.Received]) -> None:
+        self._is_second = True
+        self._heard = Heard()
+        self._catching_up = CatchingUp(received, self._heard)
+
+    def _new_of(self, message: bytes) -> bytes | None:
+        """Return what is to be sent of a message of a second answer."""
+        if self._catching_up is not None and self._catching_up.is_done:
+            self._catching_up = None
+        if self._catching_up is None:
+            self._heard.add(message)
+            return numbered(message, self._num_messages + 1)
+        try:
+            rest = self._catching_up.rest_of(message)
+        except (Different, DecodeError) as error:
+            self.difference = str(error)
+            return None
+        return None if rest is None else numbered(rest, self._num_messages + 1)
