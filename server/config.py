@@ -64,6 +64,9 @@ class GatewayConfig:
     # second with more, and those of the other take longer.
     crowded_calls_per_worker: int = 2
     max_request_bytes: int = MEBIBYTE
+    # Whether a prompt goes to the worker that last had one with the same beginning, if that has not
+    # much more to do than others.
+    prefix_affinity: bool = False
     max_concurrent_calls: int = 4096
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     doors: DoorsConfig = field(default_factory=DoorsConfig)  # who may call
@@ -126,6 +129,7 @@ class ServeConfig:
     downscale_delay: float = 30.0  # seconds of low load before a replica is stopped
     # That Ray reserves for a replica, 0 to 1; None: 1 if a package runs on one, else 0.
     num_gpus_per_replica: float | None = None
+    with_gateway: bool = True  # or workers only, on a cluster where gateways run by themselves
     grace: float = 30.0  # seconds that running requests get when a replica or the server stops
     name: str = "tokenweir"  # of the service; two on one cluster need two names
     # Of a node, for packages that are fetched; None: tokenweir/packages in the user's cache folder
@@ -246,6 +250,29 @@ class ServeConfig:
                 f"gateway.max_calls_per_worker ({given.max_calls_per_worker}) follows from others; "
                 "set engine.max_num_seqs and target_live_requests"
             )
+
+
+@dataclass(frozen=True)
+class GatewayRoleConfig:
+    """What `tokenweir gateway` runs: a gateway of its own before the workers of a service."""
+
+    ray_address: str  # host:port of the cluster that the service runs on
+    name: str = "tokenweir"  # of the service
+    grace: float = 30.0  # seconds that running requests get when the gateway stops
+    # What requests may have follows from the service.
+    gateway: GatewayConfig = field(default_factory=lambda: GatewayConfig(prefix_affinity=True))
+    log: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "grace")
+        if not re.fullmatch(r"[^/]+:\d+", self.ray_address):
+            raise ConfigError(
+                f"ray_address ({self.ray_address}) must be HOST:PORT of the cluster's head, such "
+                "as 10.0.0.1:6379"
+            )
+        self.gateway.doors.check_reach(self.gateway.host)
 
 
 def _check_port(port: int) -> None:

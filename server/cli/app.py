@@ -15,6 +15,7 @@ from server.cli.demo import demo
 from server.cli.difference import diff
 from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.extras import how_to_install
+from server.cli.gateway import gateway
 from server.cli.generation import generate, score
 from server.cli.http import http
 from server.cli.kserve import kserve
@@ -63,6 +64,7 @@ for command in (
     verify,
     diff,
     serve,
+    gateway,
     sign,
     http,
     kserve,

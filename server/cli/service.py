@@ -26,6 +26,7 @@ from server.cli.options import (
     existing_file,
     gpu_memory_option,
 )
+from server.cli.sight_options import sight_options
 
 if TYPE_CHECKING:
     from server.cli.settings import Settings
@@ -141,31 +142,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Name of the service; two on one Ray cluster need two.",
 )
+@click.option(
+    "--gateway/--no-gateway",
+    default=True,
+    help="With a gateway, or workers only: `tokenweir gateway` then runs those, on a Ray cluster.",
+)
 @door_options
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    help="Answer Prometheus at 127.0.0.1:PORT/metrics; 0: any free port.  [default: none]",
-)
-@click.option(
-    "--otlp-endpoint",
-    metavar="URL",
-    help="Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Of what all processes log, to the standard error; every request has a line at info.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Lines for people, or a JSON object a line.",
-)
+@sight_options
 @click.option(
     "--config",
     "file",
@@ -251,6 +234,7 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
         },
         **{name: f"gateway.doors.{name}" for name in DOOR_OPTIONS},
         "threads": "engine.num_threads",
+        "gateway": "serve.with_gateway",
         "crowded_calls": "gateway.crowded_calls_per_worker",
         "metrics_port": "metrics.port",
         "otlp_endpoint": "tracing.endpoint",
@@ -329,7 +313,8 @@ def announce(service: Service, models: Iterable[str]) -> None:
     """Say where the models are served, and where the server is operated."""
     if service.admin_address is not None:
         click.echo(f"operated on {service.admin_address}", err=True)
-    click.echo(f"serving {', '.join(models)} on {service.address}; Ctrl-C stops")
+    where = f"on {service.address}" if service.address else "to gateways of this Ray cluster"
+    click.echo(f"serving {', '.join(models)} {where}; Ctrl-C stops")
 
 
 def collect_models(

@@ -53,6 +53,7 @@ class Backend:
         """Call `changed` when it serves other models; with `peers` all is encrypted."""
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
+        self._others = 0  # calls that others had there, when the worker last said how many it has
         self.serving = False  # as the worker itself reports
         self.models: frozenset[str] = frozenset()  # that are ready there
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
@@ -74,6 +75,15 @@ class Backend:
         self._idle = asyncio.Event()
         self._idle.set()
         self._watching = in_background(f"watching worker {address}", self._watch)
+
+    @property
+    def load(self) -> int:
+        """The calls under way there, as far as is known, those of other gateways too."""
+        return self.outstanding + self._others
+
+    def heard(self, load: int) -> None:
+        """Note how many calls the worker itself says that it has."""
+        self._others = max(0, load - self.outstanding)
 
     @contextmanager
     def under_way(self, call: WorkerCall) -> Iterator[None]:

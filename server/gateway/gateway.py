@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from server.config import GatewayConfig
 from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
+from server.gateway.affinity import Affinity
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.door import Door
 from server.gateway.pool import CallFailed, Pool
@@ -82,6 +83,7 @@ class Gateway:
             lost or _nothing_to_do,
             silence=config.worker_silence,
             peers=peers,
+            affinity=Affinity() if config.prefix_affinity else None,
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
@@ -131,6 +133,14 @@ class Gateway:
         another worker if that did not show yet.
         """
         await self._pool.sync(workers)
+
+    def trust(self, peers: Peers | None) -> None:
+        """Use this certificate for workers that are new from now on."""
+        self._pool.trust(peers)
+
+    def hear(self, loads: Mapping[str, int]) -> None:
+        """Take how many calls workers say that they have, by address: others send some, too."""
+        self._pool.hear(loads)
 
     @property
     def num_serving(self) -> int:

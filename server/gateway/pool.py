@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -14,8 +13,10 @@ import grpc
 
 from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
+from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Losses
+from server.gateway.share import share_of
 from server.identity.peers import Peers
 from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
@@ -42,6 +43,16 @@ class Attempts:
     def __post_init__(self) -> None:
         self.give_up = time.monotonic() + self.wait
         self.losses = self.memory.of(self.request)
+
+    @cached_property
+    def model(self) -> str:
+        """The model of the call; looked for only where workers have different ones."""
+        return share_of(self.method, self.request).model
+
+    @cached_property
+    def prefix(self) -> bytes | None:
+        """How its prompt begins; looked for only where a worker is chosen by it."""
+        return prefix_of(self.method, self.request)
 
     @cached_property
     def request_id(self) -> str:
@@ -103,15 +114,18 @@ class Pool:
         *,
         silence: float,
         peers: Peers | None = None,
+        affinity: Affinity | None = None,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
-        `silence` and `peers` are those of Backend.
+        `silence` and `peers` are those of Backend. With `affinity` a call goes to where its
+        prompt's beginning may be kept.
         """
         self._changed = changed
         self._lost = lost
         self._silence = silence
         self._peers = peers
+        self._affinity = affinity
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._refusal: TokenweirError | None = None  # of every call, once the gateway closes
@@ -141,6 +155,16 @@ class Pool:
                 )
         await self._tell()
 
+    def trust(self, peers: Peers | None) -> None:
+        """Use this certificate for workers that are new from now on."""
+        self._peers = peers
+
+    def hear(self, loads: Mapping[str, int]) -> None:
+        """Take how many calls workers say that they have, by address."""
+        for backend in self._backends.values():
+            if (load := loads.get(backend.address)) is not None:
+                backend.heard(load)
+
     async def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits for a worker, or will."""
         self._refusal = error
@@ -158,7 +182,9 @@ class Pool:
         await self._tell()
 
     async def choose(self, attempts: Attempts) -> Backend:
-        """Return the worker with the least under way, waiting until there is one to ask.
+        """Return a worker with little under way, waiting until there is one to ask.
+
+        It is one that has the model, if there is one.
 
         Raises CallFailed when all are full or none comes in time, ReplicasLost when the call has
         lost too many, and what `refuse_waiting` was given.
@@ -166,14 +192,16 @@ class Pool:
         while True:
             if self._refusal is not None:
                 raise self._refusal
-            serving = self.serving
+            serving = _having_model(self.serving, attempts)
             out = attempts.refused | attempts.excluded
             fresh = [backend for backend in serving if backend not in out]
             attempts.refuse_poison()
             if serving and not fresh and _is_full(attempts):
                 raise CallFailed(_last_status(attempts))
             if fresh:
-                return min(fresh, key=lambda backend: (backend.outstanding, random.random()))
+                if self._affinity is not None and len(serving) > 1:
+                    return self._affinity.choose(attempts.prefix, fresh)
+                return least_loaded(fresh)
             await self._wait(attempts, pause=bool(serving))
 
     async def _retire(self, backend: Backend) -> None:
@@ -196,6 +224,13 @@ class Pool:
         self._changed()
         async with self._news:
             self._news.notify_all()
+
+
+def _having_model(serving: list[Backend], attempts: Attempts) -> list[Backend]:
+    """Return the workers that have the model of a call; all, if none says so."""
+    if len({backend.models for backend in serving}) < 2:
+        return serving
+    return [backend for backend in serving if attempts.model in backend.models] or serving
 
 
 def _is_full(attempts: Attempts) -> bool:

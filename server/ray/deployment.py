@@ -54,6 +54,15 @@ def undeploy(config: ServeConfig) -> None:
         serve.delete(config.name)
 
 
+def undeploy_soon(config: ServeConfig) -> None:
+    """Begin to take it away; return before the replicas have drained."""
+    import ray
+    from ray import serve
+
+    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+        serve.delete(config.name, _blocking=False)
+
+
 def deployment_problem(name: str) -> str | None:
     """Return why Ray Serve has given up; None if it has not."""
     from ray import serve

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 
 from server.gateway.gateway import Gateway
 from server.ray.registry import Registry, WorkerInfo
+from server.ray.roster import TELL_PERIOD, Roster
 from server.ray.thread import RayThread
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,13 @@ async def follow(registry: Registry, gateway: Gateway, seen: dict[str, WorkerInf
         for worker in set(known) - set(workers):
             logger.info("left: %s", worker)
         known = workers
+
+
+async def hear_others(roster: Roster, gateway: Gateway) -> None:
+    """Tell a gateway how many calls workers have, while other gateways give them some, too."""
+    while True:
+        await asyncio.sleep(TELL_PERIOD)
+        gateway.hear(roster.loads if roster.num_followers else dict.fromkeys(roster.loads, 0))
 
 
 async def kill_hung(ray: RayThread, seen: dict[str, WorkerInfo], address: str) -> None:

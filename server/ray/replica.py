@@ -59,7 +59,8 @@ class WorkerReplica:
             await self._link.close()
             raise
         keep_what_is_there()
-        self._link.alive(self._info, self._counts.snapshot if self._counts else None)
+        measure = self._counts.snapshot if self._counts else None
+        self._link.alive(self._info, measure, self._worker.live)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def _start(

@@ -4,13 +4,19 @@ Every worker keeps one connection to the command that serves, and writes a line 
 
     {"token": "...", "pid": 4711, "stderr": "/..."}     the first: only who knows the token is
                                         heard; where it writes what it does not log
-    {"alive": {"address": ..., "pid": ..., "replica_id": ...}}      once a second while it serves
+    {"alive": {"address": ..., "pid": ..., "replica_id": ...}, "load": 3}    once a second while it
+                                        serves, and what it has under way
     {"metrics": [...]}                  what it has counted, where that has changed; see Snapshot
     {"leaving": true, "fails": false}   it takes no more calls, for it is told to end, or because it
                                         fails; the answer is a line, true if all is over, so that
                                         it need not wait for anybody
     {"level": 40, "text": "...", ...}   a record of its log: logger, fields and traceback, if any
     {"requests": [{...}, ...]}          what it says of requests that have ended, as fields
+
+A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
+once a second and when that has changed:
+
+    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}}
 """
 
 from __future__ import annotations
@@ -22,17 +28,19 @@ import json
 import logging
 import secrets
 import ssl
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.identity.peers import Peers
+from server.identity.peers import NAME, Peers
 from server.ray.last_words import last_words
-from server.ray.registry import Registry, WorkerInfo
+from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts
 from server.telemetry.logs import REQUESTS, with_fields
 from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
+TELL_PERIOD = 0.2  # seconds between two looks at what has changed
 logger = logging.getLogger(__name__)
 
 
@@ -46,6 +54,16 @@ class RosterAddress:
     peers: Peers | None = None  # where others reach the host: only they connect
 
 
+async def connect(roster: RosterAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection to a roster; OSError without one."""
+    if roster.peers is None:
+        return await asyncio.open_connection(roster.host, roster.port, limit=MAX_LINE)
+    context = roster.peers.context(ssl.Purpose.SERVER_AUTH)
+    return await asyncio.open_connection(
+        roster.host, roster.port, limit=MAX_LINE, ssl=context, server_hostname=NAME
+    )
+
+
 class Roster:
     """The server side of the connections."""
 
@@ -54,7 +72,9 @@ class Roster:
         self._token = secrets.token_hex(16)
         self._hearing: set[asyncio.Task[None]] = set()
         self._is_over = False
+        self._following: set[asyncio.Task[None]] = set()
         self.snapshots: dict[str, Snapshot] = {}  # of the workers that serve, by address
+        self.loads: dict[str, int] = {}  # likewise
         self.restarts = Restarts()
 
     @property
@@ -62,64 +82,107 @@ class Roster:
         """The number of workers that are connected, serving or not yet."""
         return len(self._hearing)
 
+    @property
+    def num_followers(self) -> int:
+        """The number of gateways in other processes that follow the workers."""
+        return len(self._following)
+
     def end(self) -> None:
         """Tell workers that leave that all is over: every call has had the time to end."""
         self._is_over = True
 
-    async def start(self, host: str, peers: Peers | None = None) -> RosterAddress:
-        """Listen on any free port of the interface; with `peers` for them only."""
+    async def start(
+        self, host: str, peers: Peers | None = None, token: str | None = None
+    ) -> RosterAddress:
+        """Listen on any free port of the interface; with `peers` for them only.
+
+        The token is that of an earlier roster whose place this one takes.
+        """
+        self._token = token or self._token
         context = None if peers is None else peers.context(ssl.Purpose.CLIENT_AUTH)
-        self._server = await asyncio.start_server(self._hear, host, 0, limit=MAX_LINE, ssl=context)
+        self._server = await asyncio.start_server(self._take, host, 0, limit=MAX_LINE, ssl=context)
         port = self._server.sockets[0].getsockname()[1]
         return RosterAddress(host, port, self._token, peers)
 
     async def close(self) -> None:
         """Hear nobody any more."""
         self._server.close()
-        for task in tuple(self._hearing):
+        tasks = (*self._hearing, *self._following)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._hearing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, until it or the roster ends."""
         task = asyncio.current_task()
         assert task is not None
-        self._hearing.add(task)
-        speaker = _Speaker(self._registry, self.snapshots, self.restarts)
+        # Broken lines, and connections that break: nothing that the other side did not cause.
+        # Cancelled is it by `close`; asyncio would report a task of its own that is.
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, asyncio.CancelledError):
+            first = json.loads(await reader.readline())
+            if hmac.compare_digest(str(first["token"]), self._token):
+                tasks = self._following if first.get("follows") else self._hearing
+                tasks.add(task)
+                try:
+                    if first.get("follows"):
+                        await self._tell(reader, writer)
+                    else:
+                        await self._hear(first, reader, writer)
+                finally:
+                    tasks.discard(task)
+        writer.close()
+
+    async def _hear(
+        self, first: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Hear a worker."""
+        speaker = _Speaker(self._registry, self.snapshots, self.loads, self.restarts)
+        speaker.name = f"process {int(first['pid'])}"
+        speaker.stderr = str(first.get("stderr", ""))
         try:
-            # Broken lines, and connections that break: nothing that the worker did not cause.
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                first = json.loads(await reader.readline())
-                if hmac.compare_digest(str(first["token"]), self._token):
-                    speaker.name = f"process {int(first['pid'])}"
-                    speaker.stderr = str(first.get("stderr", ""))
-                    while line := await reader.readline():
-                        if speaker.leaves(json.loads(line)):
-                            writer.write(json.dumps(self._is_over).encode() + b"\n")
-        except asyncio.CancelledError:
-            pass  # by `close`; asyncio would report a task of its own that is cancelled
+            while line := await reader.readline():
+                if speaker.leaves(json.loads(line)):
+                    is_over = self._is_over and not self._following
+                    writer.write(json.dumps(is_over).encode() + b"\n")
         finally:
             speaker.leave(is_lost=True)
             if not self._is_over:
                 speaker.tell_last_words()
-            writer.close()
-            self._hearing.discard(task)
+
+    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell a gateway of the workers."""
+        told, since = b"", 0.0
+        while not reader.at_eof():
+            workers = [worker.address for worker in self._registry.workers]
+            line = json.dumps({"workers": workers, "loads": self.loads}).encode() + b"\n"
+            if line != told or time.monotonic() > since + HEARTBEAT:
+                writer.write(line)
+                await writer.drain()
+                told, since = line, time.monotonic()
+            await asyncio.sleep(TELL_PERIOD)
 
 
 class _Speaker:
     """One worker at the other end of a connection."""
 
     def __init__(
-        self, registry: Registry, snapshots: dict[str, Snapshot], restarts: Restarts
+        self,
+        registry: Registry,
+        snapshots: dict[str, Snapshot],
+        loads: dict[str, int],
+        restarts: Restarts,
     ) -> None:
         self.name = self.stderr = ""
         self._has_left = False
-        self._registry, self._snapshots, self._restarts = registry, snapshots, restarts
+        self._registry, self._snapshots, self._loads = registry, snapshots, loads
+        self._restarts = restarts
         self._worker: WorkerInfo | None = None
 
     def leaves(self, message: dict[str, Any]) -> bool:
         """Take a message; return whether it says that the worker leaves."""
         if "alive" in message:
             self._live(WorkerInfo(**message["alive"]))
+            self._loads[self.name] = int(message.get("load", 0))
         elif "leaving" in message:
             self._has_left = True
             self.leave(is_lost=bool(message.get("fails")))
@@ -152,6 +215,7 @@ class _Speaker:
         self._worker = None
         self._registry.drop(worker)
         self._snapshots.pop(worker.address, None)
+        self._loads.pop(worker.address, None)
         if is_lost:
             self._restarts.lost(worker.replica_id)
 

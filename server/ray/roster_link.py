@@ -8,18 +8,16 @@ import json
 import logging
 import math
 import os
-import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from engine.background import in_background
-from server.identity.peers import NAME
 from server.ray.last_words import own_stderr
 from server.ray.registry import HEARTBEAT, WorkerInfo
-from server.ray.roster import MAX_LINE, RosterAddress
+from server.ray.roster import MAX_LINE, RosterAddress, connect
 from server.telemetry.log_budget import LogBudget
 from server.telemetry.logs import REQUESTS, fields_of, traceback_of
 from server.telemetry.metrics import Snapshot
@@ -35,8 +33,15 @@ _GATHERING = 0.1  # seconds in which requests that end are told of together
 class RosterLink:
     """Tells a roster that a worker is alive, and what it logs; connects again where it must."""
 
-    def __init__(self, roster: RosterAddress, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        roster: RosterAddress,
+        clock: Callable[[], float] = time.monotonic,
+        find: Callable[[], Awaitable[RosterAddress | None]] | None = None,
+    ) -> None:
+        """Ask `find` where the roster is by now, when it is not where it was."""
         self._roster = roster
+        self._find = find
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._worker: WorkerInfo | None = None
@@ -61,9 +66,14 @@ class RosterLink:
         """The seconds since the roster was last connected."""
         return self._clock() - self._last_contact
 
-    def alive(self, worker: WorkerInfo, measure: Callable[[], Snapshot] | None = None) -> None:
-        """Tell from now on that the worker takes calls, and what `measure` returns."""
-        self._worker, self._measure = worker, measure
+    def alive(
+        self,
+        worker: WorkerInfo,
+        measure: Callable[[], Snapshot] | None = None,
+        load: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Tell from now on that the worker takes calls, and what `measure` and `load` return."""
+        self._worker, self._measure, self._load = worker, measure, load
         self._news.set()
 
     async def leave(self, *, fails: bool = False) -> bool:
@@ -124,7 +134,7 @@ class RosterLink:
             while not listening.done():
                 self._last_contact = self._clock()
                 if self._worker is not None:
-                    _write(writer, {"alive": asdict(self._worker)})
+                    _write(writer, {"alive": asdict(self._worker), "load": self._load()})
                     self._write_metrics(writer)
                 while self._waiting:
                     _write(writer, self._waiting.popleft())
@@ -158,11 +168,12 @@ class RosterLink:
         return [self._requests.popleft() for _ in range(count)]
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, port, peers = self._roster.host, self._roster.port, self._roster.peers
-        if peers is None:
-            return await asyncio.open_connection(host, port)
-        context = peers.context(ssl.Purpose.SERVER_AUTH)
-        return await asyncio.open_connection(host, port, ssl=context, server_hostname=NAME)
+        try:
+            return await connect(self._roster)
+        except OSError:
+            if self._find is not None and (found := await self._find()) is not None:
+                self._roster = found
+            raise
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):

@@ -33,8 +33,9 @@ from server.packages.pinned import pin_all
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
-from server.ray.deployment import deploy, deployment_problem, undeploy
-from server.ray.follow import follow, kill_hung
+from server.ray.deployment import deploy, deployment_problem, undeploy, undeploy_soon
+from server.ray.follow import follow, hear_others, kill_hung
+from server.ray.publication import Publication, publish, withdraw
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.resources import shortage_now
 from server.ray.roster import Roster
@@ -44,6 +45,7 @@ from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.telemetry.tracing import make_tracing
 
+_END_TIMEOUT = 5.0  # seconds, beside the grace
 SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
 logger = logging.getLogger(__name__)
 
@@ -52,10 +54,15 @@ class Service:
     """What `serving` has started."""
 
     def __init__(
-        self, host: str, port: int, gateway: Gateway, registry: Registry, ray: RayThread
+        self,
+        host: str,
+        port: int | None,
+        gateway: Gateway | None,
+        registry: Registry,
+        ray: RayThread,
     ) -> None:
-        self.address = address_of(host, port)
-        admin_port = gateway.admin_port
+        self.address = "" if port is None else address_of(host, port)
+        admin_port = None if gateway is None else gateway.admin_port
         self.admin_address = None if admin_port is None else address_of(host, admin_port)
         self._gateway = gateway
         self._registry = registry
@@ -67,8 +74,8 @@ class Service:
 
     @property
     def num_serving(self) -> int:
-        """The number of workers that the gateway sends calls to."""
-        return self._gateway.num_serving
+        """The number of workers that take calls, of the gateway if there is one."""
+        return len(self._registry.workers) if self._gateway is None else self._gateway.num_serving
 
     async def wait_until_lost(self) -> None:
         """Raise RayLost as soon as Ray is gone: without it no worker is replaced."""
@@ -87,6 +94,11 @@ def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> No
 @contextlib.asynccontextmanager
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
+    if not (config.with_gateway or joins_cluster()):
+        raise ConfigError(
+            "with_gateway (false) leaves workers that no gateway finds: only on the Ray cluster at "
+            "RAY_ADDRESS `tokenweir gateway` finds them"
+        )
     check_distributions()
     packages, manifests = await asyncio.to_thread(
         pin_all, config.packages, config.require_signature
@@ -115,29 +127,57 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         roster_address = await roster.start(host, peers)
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
-        hung = partial(kill_hung, ray, workers)
-        gateway = Gateway(config.gateway_settings, hung, peers, tracing)
-        port = await gateway.start()
-        stack.push_async_callback(gateway.close)  # after the workers have had their last words
+        gateway = port = None
+        if config.with_gateway:
+            hung = partial(kill_hung, ray, workers)
+            gateway = Gateway(config.gateway_settings, hung, peers, tracing)
+            port = await gateway.start()
+            stack.push_async_callback(gateway.close)  # after the workers have had their last words
         if config.metrics.port is not None:
             page = _metrics_page(config.metrics, config.metrics.port, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)
         stack.push_async_callback(ray.finish, undeploy, config)
-        stack.callback(roster.end)
+        if gateway is not None:
+            stack.callback(roster.end)
         await ray.run(deploy, config, roster_address, packages)
-        following = partial(follow, registry, gateway, workers)
-        await stack.enter_async_context(beside("following the registry", following))
+        if joins_cluster():
+            stack.push_async_callback(_end_workers, config, ray, roster)
+            told = config.gateway_settings
+            publication = Publication(
+                roster_address, told.max_request_bytes, told.max_calls_per_worker
+            )
+            await ray.run(publish, config.name, publication)
+            stack.push_async_callback(ray.finish, withdraw, config.name)
+        if gateway is not None:
+            following = partial(follow, registry, gateway, workers)
+            await stack.enter_async_context(beside("following the registry", following))
+        if gateway is not None and joins_cluster():
+            hearing = partial(hear_others, roster, gateway)
+            await stack.enter_async_context(beside("hearing of other gateways", hearing))
         service = Service(config.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
-        stack.push_async_callback(gateway.drain, config.grace)
+        if gateway is not None:
+            stack.push_async_callback(gateway.drain, config.grace)
         yield service
 
 
+async def _end_workers(config: ServeConfig, ray: RayThread, roster: Roster) -> None:
+    """Let workers end what other gateways have given them, which nobody here waits for."""
+    if config.with_gateway and not roster.num_followers:
+        return
+    await ray.finish(undeploy_soon, config)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(config.grace + _END_TIMEOUT):
+            while roster.num_workers:
+                await asyncio.sleep(0.1)
+
+
 def _metrics_page(
-    config: MetricsConfig, port: int, gateway: Gateway, roster: Roster
+    config: MetricsConfig, port: int, gateway: Gateway | None, roster: Roster
 ) -> MetricsPage:
     def counted_here() -> Snapshot:
-        return [*gateway.snapshot(), ("worker_restarts", (), roster.restarts.count)]
+        counted = [] if gateway is None else gateway.snapshot()
+        return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
     page = MetricsPage(config.host, port, counted_here, lambda: list(roster.snapshots.items()))
     logger.info("metrics on http://%s/metrics", address_of(config.host, page.port))

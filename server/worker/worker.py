@@ -81,6 +81,10 @@ class Worker:
         """Return how many calls a model answers, or that wait for it, at the gateway too."""
         return self._admission.load
 
+    def live(self) -> int:
+        """Return how many calls a model answers here."""
+        return self._admission.live
+
     async def start(self) -> str:
         """Listen, start the engines, return "host:port" once they serve; until then they warm up.
 

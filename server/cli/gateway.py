@@ -1,0 +1,108 @@
+"""The command that runs a gateway by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from server.cli.door_options import DOOR_OPTIONS, door_options
+from server.cli.extras import needs
+from server.cli.options import Number, examples
+from server.cli.sight_options import sight_options
+
+if TYPE_CHECKING:
+    from server.gateway.gateway import Gateway
+
+
+@click.command(
+    short_help="Run one more gateway before the workers of a service.",
+    epilog=examples(
+        "RAY_ADDRESS=10.0.0.1:6379 tokenweir serve packages/dates --no-gateway",
+        "tokenweir gateway --ray-address 10.0.0.1:6379",
+        "tokenweir gateway --ray-address 10.0.0.1:6379 --name other --port 50052",
+    ),
+)
+@click.option(
+    "--ray-address",
+    required=True,
+    envvar="RAY_ADDRESS",
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="The head of the Ray cluster that the service runs on.",
+)
+@click.option("--name", default="tokenweir", show_default=True, help="Name of the service.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=50051,
+    show_default=True,
+    help="Port of the gateway; 0: any free one.",
+)
+@click.option(
+    "--prefix-affinity/--no-prefix-affinity",
+    default=True,
+    show_default=True,
+    help="Send a prompt to the worker that last had one with the same beginning, while others have "
+    "about as much to do.",
+)
+@click.option(
+    "--grace",
+    type=Number(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Requests in flight at SIGTERM or Ctrl-C get this long to finish.",
+)
+@door_options
+@sight_options
+@needs("serve")
+def gateway(
+    ray_address: str,
+    name: str,
+    host: str,
+    port: int,
+    prefix_affinity: bool,
+    grace: float,
+    metrics_port: int | None,
+    otlp_endpoint: str | None,
+    log_level: Any,
+    log_format: Any,
+    **doors: Any,
+) -> None:
+    """Relay calls to the workers of a service on a Ray cluster, until SIGTERM or Ctrl-C.
+
+    Run as many as are wanted, where the workers can be reached; none knows of another, and each
+    hears from the service which workers there are and how much they have to do. It waits for the
+    service, and stays when that is started anew.
+    """
+    from server.config import (
+        GatewayConfig,
+        GatewayRoleConfig,
+        LogConfig,
+        MetricsConfig,
+        TracingConfig,
+    )
+    from server.identity.config import DoorsConfig
+    from server.ray.gateway_role import run_gateway
+    from server.telemetry.logs import log_to_stderr
+
+    chosen = DoorsConfig(**{option: doors[option] for option in DOOR_OPTIONS})
+    config = GatewayRoleConfig(
+        ray_address=ray_address,
+        name=name,
+        grace=grace,
+        gateway=GatewayConfig(host=host, port=port, doors=chosen, prefix_affinity=prefix_affinity),
+        log=LogConfig(level=log_level, format=log_format),
+        metrics=MetricsConfig(port=metrics_port),
+        tracing=TracingConfig(endpoint=otlp_endpoint),
+    )
+
+    def announce(address: str, running: Gateway) -> None:
+        if running.admin_port is not None:
+            click.echo(f"operated on port {running.admin_port}", err=True)
+        click.echo(f"relaying to {name} on {address}; Ctrl-C stops")
+
+    log_to_stderr(config.log)
+    run_gateway(config, announce)

@@ -1,0 +1,44 @@
+"""Options of what operators see of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from server.cli.options import Decorator
+
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        help="Answer Prometheus at 127.0.0.1:PORT/metrics; 0: any free port.  [default: none]",
+    ),
+    click.option(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Of what all processes log, to the standard error; every request has a line at info.",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Lines for people, or a JSON object a line.",
+    ),
+)
+
+
+def sight_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,112 @@
+"""A gateway by itself: it finds a service on its Ray cluster, and follows the workers of it.
+
+It is no part of the cluster. It reads there where the service tells its workers; all else goes from
+gateway to workers. A gateway that ends takes nothing with it but the calls that it relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+
+import uvloop
+
+from server.config import GatewayConfig, GatewayRoleConfig
+from server.garbage import keep_what_is_there
+from server.gateway.door import check_files
+from server.gateway.gateway import Gateway
+from server.listening import address_of
+from server.ray.beside import beside
+from server.ray.publication import Publication, published_at
+from server.ray.roster import RosterAddress
+from server.ray.roster_follower import RosterFollower
+from server.signals import cancelled_by_signals
+from server.telemetry.metrics_page import MetricsPage
+from server.telemetry.tracing import make_tracing
+
+_PAUSE = 1.0  # seconds between two looks for a service
+logger = logging.getLogger(__name__)
+Find = Callable[[], Publication | None]
+
+
+def run_gateway(config: GatewayRoleConfig, announce: Callable[[str, Gateway], None]) -> None:
+    """Relay calls until a signal ends it, then drain; call `announce` with the address of the port.
+
+    Raises ConfigError if nobody can listen there.
+    """
+    find = partial(published_at, config.ray_address, config.name)
+    uvloop.run(_run_until_signal(config, find, announce))
+
+
+async def _run_until_signal(
+    config: GatewayRoleConfig, find: Find, announce: Callable[[str, Gateway], None]
+) -> None:
+    with cancelled_by_signals() as seen:
+        try:
+            async with running_gateway_role(config, find) as (address, gateway):
+                keep_what_is_there()
+                announce(address, gateway)
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not seen:
+                raise
+
+
+@contextlib.asynccontextmanager
+async def running_gateway_role(
+    config: GatewayRoleConfig, find: Find
+) -> AsyncIterator[tuple[str, Gateway]]:
+    """Run a gateway before the workers of the service that `find` finds; at the end drain it."""
+    check_files(config.gateway.doors)
+    tracing = make_tracing(config.tracing, config.name, "gateway")
+    async with contextlib.AsyncExitStack() as stack:
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        first = await _wait_for(find, config.name)
+        settings = _settings(config.gateway, first)
+        gateway = Gateway(settings, None, first.roster.peers, tracing)
+        port = await gateway.start()
+        stack.push_async_callback(gateway.close)
+        if config.metrics.port is not None:
+            page = MetricsPage(config.metrics.host, config.metrics.port, gateway.snapshot, list)
+            stack.push_async_callback(asyncio.to_thread, page.close)
+
+        async def find_roster() -> RosterAddress | None:
+            found = await asyncio.to_thread(find)
+            if found is not None and _settings(config.gateway, found) != settings:
+                logger.warning("the service has other limits by now; start this gateway again")
+            return None if found is None else found.roster
+
+        follower = RosterFollower(find_roster, gateway)
+        await stack.enter_async_context(beside("following the service", follower.follow))
+        stack.push_async_callback(gateway.drain, config.grace)
+        yield address_of(settings.host, port), gateway
+
+
+async def _wait_for(find: Find, name: str) -> Publication:
+    """Return what the service tells as soon as it does; a gateway may be started before it."""
+    is_told = False
+    while True:
+        problem = f"nobody serves under the name {name!r} there"
+        try:
+            if (found := await asyncio.to_thread(find)) is not None:
+                return found
+        except OSError as error:
+            problem = str(error)
+        if not is_told:
+            logger.warning("waiting for the service: %s", problem)
+            is_told = True
+        await asyncio.sleep(_PAUSE)
+
+
+def _settings(config: GatewayConfig, service: Publication) -> GatewayConfig:
+    """Return the settings with what follows from those of the service."""
+    return replace(
+        config,
+        max_request_bytes=service.max_request_bytes,
+        max_calls_per_worker=service.max_calls_per_worker,
+    )

@@ -1,0 +1,245 @@
+"""Gateways by themselves: each hears of a service's workers, and none needs another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engine.errors import ConfigError
+from server.cli.app import run
+from server.config import GatewayConfig, GatewayRoleConfig
+from server.gateway.gateway import Gateway
+from server.identity.peers import Peers, peers_of
+from server.ray.gateway_role import running_gateway_role
+from server.ray.publication import Publication
+from server.ray.registry import Registry, WorkerInfo
+from server.ray.roster import Roster, RosterAddress, connect
+from server.ray.roster_follower import RosterFollower
+from server.ray.roster_link import RosterLink
+from tests.server.calls import generate, stream, stubs_for, until
+from tests.server.fakes import FakeGenerator, running_worker
+
+WORKERS = [WorkerInfo(f"127.0.0.1:{n}", pid=n, replica_id=str(n)) for n in (1, 2)]
+CONFIG = GatewayRoleConfig(ray_address="127.0.0.1:1", gateway=GatewayConfig(worker_wait=5), grace=5)
+
+
+class _Gateway:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.workers: list[str] = []
+        self.loads: Mapping[str, int] = {}
+        self.peers: list[Peers | None] = []
+
+    def trust(self, peers: Peers | None) -> None:
+        self.peers.append(peers)
+
+    async def sync(self, workers: list[str]) -> None:
+        self.workers = workers
+
+    def hear(self, loads: Mapping[str, int]) -> None:
+        self.loads = loads
+
+
+@asynccontextmanager
+async def listening(peers: Peers | None = None) -> AsyncIterator[tuple[Roster, RosterAddress]]:
+    roster = Roster(Registry())
+    try:
+        yield roster, await roster.start("127.0.0.1", peers)
+    finally:
+        await roster.close()
+
+
+@asynccontextmanager
+async def living(
+    address: RosterAddress, worker: WorkerInfo, load: int = 0
+) -> AsyncIterator[RosterLink]:
+    """A worker that tells a roster that it is alive."""
+    link = RosterLink(address)
+    link.alive(worker, None, lambda: load)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+@asynccontextmanager
+async def following(*found: RosterAddress | None) -> AsyncIterator[_Gateway]:
+    """A gateway that finds these rosters one after the other, the last one ever again."""
+    rosters, gateway = list(found), _Gateway()
+
+    async def find() -> RosterAddress | None:
+        return rosters.pop(0) if len(rosters) > 1 else rosters[0]
+
+    task = asyncio.create_task(RosterFollower(find, gateway).follow())
+    try:
+        yield gateway
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("peers", [None, peers_of("10.0.0.7")])
+async def test_a_gateway_hears_of_workers_and_of_how_busy_they_are(peers: Peers | None) -> None:
+    async with listening(peers) as (roster, address), following(address) as gateway:
+        async with living(address, WORKERS[0], load=3), living(address, WORKERS[1]):
+            await until(lambda: gateway.loads == {"127.0.0.1:1": 3, "127.0.0.1:2": 0})
+            assert sorted(gateway.workers) == ["127.0.0.1:1", "127.0.0.1:2"]
+            assert (roster.num_followers, roster.num_workers) == (1, 2)
+        await until(lambda: not gateway.loads)
+
+    assert gateway.peers == [peers]
+
+
+async def test_a_gateway_that_goes_leaves_the_roster_to_the_others() -> None:
+    async with listening() as (roster, address), following(address) as stays:
+        async with following(address):
+            await until(lambda: roster.num_followers == 2)
+        await until(lambda: roster.num_followers == 1)
+        async with living(address, WORKERS[0]):
+            await until(lambda: stays.workers == ["127.0.0.1:1"])
+
+
+async def test_workers_stay_known_when_the_roster_is_lost_and_while_another_is_young(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="server")
+    async with contextlib.AsyncExitStack() as first, listening() as (_, later):
+        roster, address = await first.enter_async_context(listening())
+        link = await first.enter_async_context(living(address, WORKERS[0]))
+        async with following(address, None, later) as gateway:
+            await until(lambda: gateway.workers == ["127.0.0.1:1"])
+            await roster.close()
+            await until(lambda: "those known stay" in caplog.text)
+            assert gateway.workers == ["127.0.0.1:1"]
+            async with living(later, WORKERS[1]):
+                async with asyncio.timeout(10):
+                    while len(gateway.workers) < 2:
+                        await asyncio.sleep(0.01)
+            assert "are told again" in caplog.text
+        await link.close()
+
+
+async def test_a_worker_finds_a_roster_that_is_elsewhere_by_now() -> None:
+    async with listening() as (roster, address):
+        async with listening() as (_, before):
+            pass  # closed: nobody is there
+
+        async def find() -> RosterAddress:
+            return address
+
+        link = RosterLink(before, find=find)
+        link.alive(WORKERS[0])
+        await until(lambda: roster.num_workers == 1)
+        await link.close()
+
+
+async def test_strangers_hear_nothing() -> None:
+    async with listening() as (roster, address):
+        reader, writer = await connect(address)
+        writer.write(json.dumps({"token": "guessed", "pid": 1, "follows": True}).encode() + b"\n")
+
+        assert await reader.read() == b""
+        assert roster.num_followers == 0
+        writer.close()
+
+
+async def test_a_worker_that_leaves_waits_for_its_calls_while_other_gateways_send_some() -> None:
+    async with listening() as (roster, address), living(address, WORKERS[0]) as link:
+        await until(lambda: roster.num_workers == 1)
+        roster.end()
+        async with following(address):
+            await until(lambda: roster.num_followers == 1)
+            assert not await link.leave()
+        await until(lambda: roster.num_followers == 0)
+        assert await link.leave()
+
+
+@pytest.mark.parametrize("peers", [None, peers_of("10.0.0.7")])
+def test_what_a_service_tells_is_read_as_it_was_written(peers: Peers | None) -> None:
+    told = Publication(RosterAddress("10.0.0.7", 1, "secret", peers), 1 << 20, 33)
+
+    assert Publication.from_json(told.to_json()) == told
+
+
+@asynccontextmanager
+async def role(address: RosterAddress) -> AsyncIterator[tuple[str, Gateway]]:
+    """One more gateway, as the command runs it, with what a cluster would tell."""
+    async with running_gateway_role(CONFIG, lambda: Publication(address, 1 << 20, 33)) as running:
+        yield running
+
+
+async def test_two_gateways_share_workers_and_one_that_ends_takes_nothing_with_it() -> None:
+    engines = FakeGenerator(), FakeGenerator()
+    async with (
+        listening() as (_, address),
+        running_worker(engines[0]) as (first, one),
+        running_worker(engines[1]) as (second, two),
+        contextlib.AsyncExitStack() as links,
+    ):
+        for worker, where in ((first, one), (second, two)):
+            link = RosterLink(address)
+            links.push_async_callback(link.close)
+            link.alive(WorkerInfo(where, pid=1, replica_id=where), None, worker.live)
+        async with role(address) as (stays, gateway), stubs_for(stays) as stubs:
+            async with role(address) as (goes, other), stubs_for(goes) as others:
+                await until(lambda: gateway.num_serving == other.num_serving == 2)
+                held = [others.generation.GenerateStream(stream("HOLD")) for _ in range(4)]
+                for call in held:
+                    await call.initial_metadata()
+                assert [len(engine.requests) for engine in engines] == [2, 2]
+                for engine in engines:
+                    engine.release.set()
+                assert all([[message async for message in call] for call in held])
+            await stubs.generation.Generate(generate("a"))
+
+
+async def test_a_gateway_waits_for_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    async with listening() as (_, address):
+        answers: list[Publication | None] = [None, Publication(address, 1 << 20, 33)]
+        async with running_gateway_role(CONFIG, lambda: answers.pop(0) if answers else None):
+            pass
+
+    assert "nobody serves under the name 'tokenweir' there" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://10.0.0.1:10001", "10.0.0.1", ""])
+def test_an_address_that_is_no_head_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="must be HOST:PORT"):
+        GatewayRoleConfig(ray_address=address)
+
+
+def test_the_command_takes_the_options_of_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[GatewayRoleConfig] = []
+    monkeypatch.setattr(
+        "server.ray.gateway_role.run_gateway", lambda config, announce: started.append(config)
+    )
+    monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
+    options = "--name a --port 7 --no-prefix-affinity --grace 3 --admin-port 0 --metrics-port 9"
+
+    assert run(["gateway", "--ray-address", "10.0.0.1:6379", *options.split()]) == 0
+
+    (config,) = started
+    assert (config.ray_address, config.name, config.grace) == ("10.0.0.1:6379", "a", 3.0)
+    assert (config.gateway.port, config.gateway.prefix_affinity) == (7, False)
+    assert (config.gateway.doors.admin_port, config.metrics.port) == (0, 9)
+
+
+def test_a_gateway_that_strangers_could_call_is_refused() -> None:
+    assert run(["gateway", "--ray-address", "10.0.0.1:6379", "--host", "0.0.0.0"]) == 3
+
+
+def test_workers_that_no_gateway_could_find_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    assert run(["serve", "--model", "dates=nowhere", "--no-gateway"]) == 3
+
+    assert "with_gateway (false) leaves workers that no gateway finds" in capsys.readouterr().err
