@@ -41,10 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_as_in_a_terminal() -> Iterator[None]:
-    """Behind `nohup` commands leave SIGHUP alone, as they should; tests want them to end by it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """A shell has its background jobs ignore Ctrl-C, and `nohup` SIGHUP; tests send both."""
+    handlers = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class FakeClock:

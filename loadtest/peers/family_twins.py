@@ -83,6 +83,7 @@ def _spread(name: str, weight: Tensor, config: Any) -> float:
     inputs = weight.shape[0] if ".c_" in name else weight.shape[1]  # GPT-2's are [in, out]
     if "Attention.q." in name:  # of T5, whose scores are not scaled: its queries are smaller
         inputs *= config.d_kv
-    spread: float = _GAIN * inputs**-0.5
+    # A gated feed-forward multiplies two of them, and with the gain in each so do their errors.
+    spread: float = (1 if "DenseReluDense.wi_" in name else _GAIN) * inputs**-0.5
     # What a Marian or BART reads of its source would drown beside the token that it wrote last.
     return 2 * spread if any(part in name for part in _OF_SOURCE) else spread
