@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import ConfigError, PackageError
+from engine.errors import CertificateError, ConfigError, PackageError
 from engine.package.files import hash_file
 from engine.package.manifest import (
     FORMAT_VERSION,
@@ -32,6 +34,8 @@ from exporter.graphs.package_graphs import build_package_graphs, check_format, w
 from exporter.graphs.target import DEFAULT
 from exporter.toolchain import read_toolchain
 
+_log = logging.getLogger(__name__)
+
 
 def export_package(
     checkpoint_dir: str | os.PathLike[str] | Checkpoint,
@@ -52,7 +56,9 @@ def export_package(
     The model is served under `name`, else under that of `out_dir`, and its answers tell `version`.
     In half precision the graphs are as near to the eager model as it is itself in that type. Where
     weights or cache are rounded, the certificate says what was lost, on `text` too, and `limits`
-    (else DEFAULT_LIMITS of the weights) bound it. `progress(done, total)` follows the certificate.
+    (else DEFAULT_LIMITS of the weights) bound it. Without `kv_cache`, int8 weights for a CPU have
+    an int8 cache beside them, where the limits let them. `progress(done, total)` follows the
+    certificate.
     A package at `out_dir` is replaced when the new one is whole. Raises ConfigError,
     CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
@@ -63,15 +69,30 @@ def export_package(
     checkpoint = opened(checkpoint_dir)
     check_format(form, checkpoint)
     scored = None if text is None else read_text(text, checkpoint)
-    with stage(out) as staging:
-        directory = staging.directory
-        _write_files(checkpoint, form, directory)
+
+    def export(form: PackageFormat) -> Manifest:
         most = (limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None
-        report = progress or _no_progress
-        found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
-        manifest = _write_manifest(title, checkpoint, form, directory, found)
-        staging.publish()
-    return manifest
+        with stage(out) as staging:
+            directory = staging.directory
+            _write_files(checkpoint, form, directory)
+            report = progress or _no_progress
+            found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
+            manifest = _write_manifest(title, checkpoint, form, directory, found)
+            staging.publish()
+        return manifest
+
+    if kv_cache is None and _is_faster_with_int8_cache(form, checkpoint):
+        try:
+            return export(replace(form, kv_cache="int8"))
+        except CertificateError as error:
+            _log.warning("%s keeps its cache in %s: in int8, %s", title.name, precision, error)
+    return export(form)
+
+
+def _is_faster_with_int8_cache(form: PackageFormat, checkpoint: Checkpoint) -> bool:
+    """Say whether weights are so small that a step waits for keys and values; see cache_int8."""
+    generates = contract_of(checkpoint.config.model, form).generation is not None
+    return generates and form.target == "cpu" and form.weights == "int8"
 
 
 def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:

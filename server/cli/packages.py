@@ -71,7 +71,8 @@ text_option = click.option(
 @click.option(
     "--kv-cache",
     type=click.Choice(["fp32", "fp16", "bf16", "int8"]),
-    help="Number format of a decoder's cached keys and values.  [default: --precision]",
+    help="Number format of a decoder's cached keys and values.  [default: --precision; beside "
+    "int8 weights for a CPU int8, if that does not lose too much]",
 )
 @text_option
 @click.option("--max-token-loss", type=_SHARE, help="Greedy tokens that may differ, as a share.")

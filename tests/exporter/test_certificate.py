@@ -1184,6 +1184,6 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
     monkeypatch.setattr(export, "write_graphs", write_mutant)
 
     with pytest.raises(CertificateError, match=message):
-        export.export_package(checkpoint, tmp_path / "package", weights="int8")
+        export.export_package(checkpoint, tmp_path / "package", weights="int8", kv_cache="fp32")
 
     assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,10 @@ import onnx
 import pytest
 
 from engine.errors import CheckpointError
-from engine.package.manifest import PackageFormat
+from engine.package.manifest import CacheDtype, Certificate, Loss, PackageFormat, Weights
 from engine.package.package import load_package
 from engine.slots.rows import SlotCache
+from exporter import export
 from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
@@ -29,6 +30,24 @@ TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 MakeCheckpoint = Callable[..., Path]
 
 ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
+LITTLE_LOSS = LossLimits(max_token_loss=1, max_logit_loss=0.5, max_perplexity_loss=1)
+CERTIFICATE = Certificate(
+    cases=1,
+    tokens_compared=1,
+    tokens_equal=1,
+    max_abs_logit_diff=0.1,
+    tolerance=100.0,
+    batch_invariant=True,
+    dtype="any",
+    loss=Loss(
+        mean_abs_logit_diff=0.1,
+        logit_std=1.0,
+        max_token_loss=1,
+        max_logit_loss=100,
+        max_perplexity_loss=100,
+    ),
+    covered={},
+)
 LLAMA = {
     "positions": "rotary",
     "norm": "rms",
@@ -78,6 +97,49 @@ def test_weights_and_cache_may_both_be_8_bits(
     rows = [v for v in (*graph.input, *graph.output) if v.name.endswith((".key", ".value"))]
     assert len(rows) == 2 * 2 * 2
     assert {v.type.tensor_type.elem_type for v in rows} == {onnx.TensorProto.INT8}
+
+
+@pytest.mark.parametrize(
+    ("weights", "said", "kv_cache"),
+    [("int8", None, "int8"), ("int8", "fp32", "fp32"), ("int4", None, "fp32")],
+)
+def test_beside_int8_weights_a_cache_is_int8_unless_it_is_said(
+    weights: Weights,
+    said: CacheDtype | None,
+    kv_cache: CacheDtype,
+    tiny_graphs: TinyGraphs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint, graphs = tiny_graphs("gpt")
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
+    monkeypatch.setattr(export, "certify", lambda *_, **__: CERTIFICATE)
+
+    manifest = export.export_package(
+        checkpoint, tmp_path / "package", weights=weights, kv_cache=said, limits=ANY_LOSS
+    )
+
+    assert manifest.format == PackageFormat(weights=weights, kv_cache=kv_cache)
+
+
+def test_weights_that_are_rounded_alone_where_the_cache_would_lose_too_much(
+    tiny_graphs: TinyGraphs,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    checkpoint, _ = tiny_graphs("gpt")
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda *_, **__: tiny_graphs("gpt")[1])
+    cut_off = [CacheScale(1e-3, 1e-3)] * 2
+    monkeypatch.setattr(package_graphs, "calibrate", lambda *_: cut_off)
+
+    manifest = export_package(checkpoint, tmp_path / "package", weights="int8", limits=LITTLE_LOSS)
+
+    assert manifest.format == PackageFormat(weights="int8")
+    assert load_package(tmp_path / "package").manifest == manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["package"]
+    assert "package keeps its cache in fp32: in int8, " in caplog.text
+    assert "allowed" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def package(checkpoint: Path) -> Path:
     text = checkpoint.parent / "text.tsv"
     text.write_text(PAIRS)
     out = checkpoint.parent / "package"
-    export_package(checkpoint, out, weights="int8", limits=ANY_LOSS, text=text)
+    export_package(checkpoint, out, weights="int8", kv_cache="fp32", limits=ANY_LOSS, text=text)
     return out
 
 
