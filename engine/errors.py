@@ -22,6 +22,9 @@
     │   └── ReplicaLost
     ├── CapabilityNotSupported
     ├── RequestAborted
+    ├── OperationRefused          an operator asks for what would harm what is served
+    │   └── LoadFailed            ... the workers of a model do not start: says why
+    ├── OperationInProgress       another operator is at it
     ├── EngineFailure             a step failed: names the request, never a stack trace
     │   └── ReplicasLost          one after the other with the request: not worth a retry
     ├── DeviceError               a GPU, or the library that runs it, is not there or failed
@@ -194,6 +197,24 @@ class RequestAborted(TokenweirError):
     """The request was ended from outside: by its client or by an operator."""
 
     reason = "ABORTED_BY_OPERATOR"
+
+
+class OperationRefused(TokenweirError):
+    """What an operator asks for would harm what is served."""
+
+    reason = "OPERATION_REFUSED"
+
+
+class LoadFailed(OperationRefused):
+    """The workers of a model do not start; what served before goes on."""
+
+    reason = "LOAD_FAILED"
+
+
+class OperationInProgress(TokenweirError):
+    """Models are loaded and unloaded one after the other, and one of it runs."""
+
+    reason = "OPERATION_IN_PROGRESS"
 
 
 class EngineFailure(TokenweirError):

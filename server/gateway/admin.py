@@ -17,7 +17,10 @@ from tokenweir.v1 import admin_service_pb2_grpc
 from engine.errors import CapabilityNotSupported
 from server.api import API_MINOR, HEALTH
 from server.gateway.backend import Backend
+from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
+from server.gateway.traffic import ModelVersion, Traffic
+from server.gateway.versions import LoadOrder, Versions
 from server.interceptors import Context
 from server.running_requests import RunningRequests
 
@@ -31,10 +34,20 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     """Asks every worker, and answers once for all of them."""
 
     def __init__(
-        self, pool: Pool, requests: RunningRequests, drain: Callable[[], Awaitable[None]]
+        self,
+        pool: Pool,
+        traffic: Traffic,
+        requests: RunningRequests,
+        drain: Callable[[], Awaitable[None]],
+        versions: Versions | None = None,
     ) -> None:
-        """`drain` has the gateway refuse new calls, and returns when none runs any more."""
+        """`drain` has the gateway refuse new calls, and returns when none runs any more.
+
+        Without `versions` this gateway cannot start or end workers.
+        """
         self._pool = pool
+        self._traffic = traffic
+        self._versions = versions
         self._requests = requests
         self._drain = drain
         self._instance_id = uuid.uuid4().hex
@@ -90,21 +103,70 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     async def LoadModel(
         self, request: pb.LoadModelRequest, context: Context
     ) -> pb.LoadModelResponse:
-        """Refuse: models are loaded at start."""
-        raise _not_there("LoadModel")
+        """Load a version beside what serves; answer once it takes calls."""
+        order = LoadOrder(
+            package=request.package,
+            model=request.model,
+            model_version=request.model_version,
+            replicas=request.replicas,
+            share=request.share,
+            validate_only=request.validate_only,
+            request_id=request.request_id,
+        )
+        one, package = await self._operated("LoadModel").load(order)
+        info = await self._info(one)
+        info.manifest_sha256 = package.manifest_sha256
+        return pb.LoadModelResponse(model_info=info)
 
     async def UnloadModel(
         self, request: pb.UnloadModelRequest, context: Context
     ) -> pb.UnloadModelResponse:
-        """Refuse: models are unloaded at the end."""
-        raise _not_there("UnloadModel")
+        """End a version; answer when its processes are gone."""
+        versions = self._operated("UnloadModel")
+        await versions.unload(request.model, request.model_version, request.request_id)
+        return pb.UnloadModelResponse()
+
+    async def SetTraffic(
+        self, request: pb.SetTrafficRequest, context: Context
+    ) -> pb.SetTrafficResponse:
+        """Give a version its share of the calls; answer with all versions of its model."""
+        versions = self._operated("SetTraffic")
+        versions.set_share(ModelVersion(request.model, request.model_version), request.share)
+        await self._pool.tell()
+        models = [info for info in await self._list() if info.model == request.model]
+        return pb.SetTrafficResponse(models=models)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        """Refuse: everybody may ask that, at the public port."""
-        what = "ListModels is answered at the public port"
-        raise CapabilityNotSupported(what, ["ListModels"])
+        """Return all versions, those that come and go too, and what they have of the calls."""
+        return page_of(await self._list(), request)
+
+    async def _list(self) -> list[pb.ModelInfo]:
+        models = {version_of(info): info for info in await list_models(self._pool)}
+        if self._versions is not None:
+            states = (
+                (self._versions.loading, pb.MODEL_STATE_LOADING),
+                (self._versions.leaving, pb.MODEL_STATE_DRAINING),
+            )
+            for one, state in states:
+                if one is not None:
+                    models.setdefault(one, _named(one)).state = state
+        for one, info in models.items():
+            info.traffic.share = self._traffic.share(one)
+            info.traffic.replicas = len(self._pool.serving_version(one))
+        return [models[one] for one in sorted(models)]
+
+    async def _info(self, one: ModelVersion) -> pb.ModelInfo:
+        """Return what is told of a version; its names if it is not there."""
+        found = (info for info in await self._list() if version_of(info) == one)
+        return next(found, _named(one))
+
+    def _operated(self, method: str) -> Versions:
+        if self._versions is None:
+            what = f"{method} is not for a gateway without workers of its own"
+            raise CapabilityNotSupported(what, [method])
+        return self._versions
 
     async def _ask(self, ask: Callable[[Backend], Awaitable[T]]) -> list[T]:
         """Return what the workers answer; those that do not are left out, and logged."""
@@ -121,5 +183,5 @@ async def _answer(ask: Callable[[Backend], Awaitable[T]], worker: Backend) -> T 
         return None
 
 
-def _not_there(method: str) -> CapabilityNotSupported:
-    return CapabilityNotSupported(f"{method} is not in this version of the server", [method])
+def _named(one: ModelVersion) -> pb.ModelInfo:
+    return pb.ModelInfo(model=one.model, model_version=one.version)

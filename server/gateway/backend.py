@@ -15,6 +15,7 @@ from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from engine.background import in_background
+from server.gateway.traffic import ModelVersion
 from server.gateway.worker_calls import WorkerCall, WorkerCalls
 from server.identity.peers import CHANNEL_OPTIONS, Peers
 
@@ -55,7 +56,7 @@ class Backend:
         self.outstanding = 0  # calls of this gateway under way there
         self._others = 0  # calls that others had there, when the worker last said how many it has
         self.serving = False  # as the worker itself reports
-        self.models: frozenset[str] = frozenset()  # that are ready there
+        self.models: frozenset[ModelVersion] = frozenset()  # that are ready there
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
         # The channel is that of health and admin.
         if peers is None:
@@ -160,16 +161,17 @@ class Backend:
             await self._set(None)
             await asyncio.sleep(max(0.0, started + RECONNECT_PAUSE - time.monotonic()))
 
-    async def _list_models(self) -> frozenset[str]:
+    async def _list_models(self) -> frozenset[ModelVersion]:
         response: admin_service_pb2.ListModelsResponse = await self.admin.ListModels(
             admin_service_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT
         )
-        return frozenset(model.model for model in response.models)
+        return frozenset(ModelVersion(one.model, one.model_version) for one in response.models)
 
-    async def _set(self, models: frozenset[str] | None) -> None:
+    async def _set(self, models: frozenset[ModelVersion] | None) -> None:
         if (models is not None, models or frozenset()) != (self.serving, self.models):
             self.serving, self.models = models is not None, models or frozenset()
-            what = f"serves {', '.join(sorted(self.models))}" if self.serving else "does not serve"
+            names = ", ".join(map(str, sorted(self.models)))
+            what = f"serves {names}" if self.serving else "does not serve"
             logger.info("worker %s %s", self.address, what)
             await self._changed()
 

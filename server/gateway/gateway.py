@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
+from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
 from engine.errors import (
     CapabilityNotSupported,
     Draining,
+    FieldViolation,
+    MalformedMessage,
     PermissionDenied,
     QueueFull,
     TenantQuota,
@@ -32,10 +35,13 @@ from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.door import Door
+from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import RequestReader
 from server.gateway.share import Share, share_of
+from server.gateway.traffic import Traffic
+from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
 from server.identity.peers import Peers
 from server.identity.quotas import Visit
@@ -72,18 +78,25 @@ class Gateway:
         lost: Callable[[str], Awaitable[None]] | None = None,
         peers: Peers | None = None,
         tracing: Tracing | None = None,
+        deployment: tuple[Deployment, Group] | None = None,
     ) -> None:
         """Call `lost` with the address of a worker that `sync` left out and that hangs.
 
-        `peers` are those that the workers take calls of, None for workers that take all.
+        `peers` are those that the workers take calls of, None for workers that take all. With a
+        deployment, and what it has started, operators load and unload models.
         """
         self._config = config
+        self._traffic = Traffic()
         self._pool = Pool(
             self._publish_health,
             lost or _nothing_to_do,
             silence=config.worker_silence,
+            traffic=self._traffic,
             peers=peers,
             affinity=Affinity() if config.prefix_affinity else None,
+        )
+        self._versions = (
+            None if deployment is None else Versions(self._pool, self._traffic, *deployment)
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
@@ -174,6 +187,8 @@ class Gateway:
         self._relay.end_calls(_draining())
         self._health.close()
         self._late.cancel()
+        if self._versions is not None:
+            await self._versions.close()
         await self._server.stop(LAST_WORDS)
         if self._admin is not None:
             await self._admin.close()
@@ -181,15 +196,20 @@ class Gateway:
 
     def _open_admin_port(self) -> None:
         if (port := self._config.doors.admin_port) is not None:
-            service = AdminService(self._pool, self._requests, lambda: self.drain(None))
+            service = AdminService(
+                self._pool, self._traffic, self._requests, lambda: self.drain(None), self._versions
+            )
             self._admin = AdminPort(self._config, service, self._health)
             self.admin_port = self._admin.start(port)
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
         most, crowded = self._config.max_calls_per_worker, self._config.crowded_calls_per_worker
-        self._admission.set_places(len(serving) * most or None, len(serving) * crowded)
-        ready = {name for backend in serving for name in backend.models}
+        self._traffic.see(one for backend in serving for one in backend.models)
+        taking = [b for b in serving if any(map(self._traffic.share, b.models))]
+        self._admission.set_places(len(taking) * most or None, len(taking) * crowded)
+        served = {one for backend in serving for one in backend.models}
+        ready = {one.model for one in served if self._traffic.is_open(one)}
         self._models |= ready
         for name in ("", *SERVICES):
             self._health.publish(name, serving=bool(serving))
@@ -295,16 +315,27 @@ class Gateway:
     async def _response(
         self, call: ServerCall, request: bytes, share: Share | None
     ) -> bytes | None:
+        if share is None and not self._pool.is_uniform:
+            return await self._list_models(request)
         relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         if share is None:
             return await relay(call.method, request, call)
-        if share.is_resumed:
-            relay = partial(self._relay.stream, is_resumed=True)
         arrived = time.monotonic()
         with self._requests.abortable(share.request_id):
             async with self._admission.turn(share, call.time_remaining()):
                 self._outcomes.had_its_turn(time.monotonic() - arrived)
-                return await relay(call.method, request, call)
+                return await relay(call.method, request, call, share)
+
+    async def _list_models(self, data: bytes) -> bytes:
+        """Return what all workers have; where each has all that any has, one of them says it."""
+        try:
+            request = admin_service_pb2.ListModelsRequest.FromString(data)
+        except DecodeError:
+            what = f"{len(data)} bytes are not a request of {_LIST_MODELS}"
+            raise MalformedMessage([FieldViolation("request", what)]) from None
+        found = await list_models(self._pool)
+        models = [info for info in found if self._traffic.is_open(version_of(info))]
+        return page_of(models, request).SerializeToString()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:

@@ -16,7 +16,8 @@ from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Losses
-from server.gateway.share import share_of
+from server.gateway.share import Share
+from server.gateway.traffic import ModelVersion, Traffic
 from server.identity.peers import Peers
 from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
@@ -36,6 +37,7 @@ class Attempts:
     request: bytes
     wait: float  # seconds that it waits for a worker that takes it, anew for every one it loses
     memory: Losses  # of this call and of those that asked the same before
+    share: Share  # which model it is for
     refused: set[Backend] = field(default_factory=set)
     excluded: set[Backend] = field(default_factory=set)  # that give another answer
     last: CallStatus | None = None
@@ -43,11 +45,6 @@ class Attempts:
     def __post_init__(self) -> None:
         self.give_up = time.monotonic() + self.wait
         self.losses = self.memory.of(self.request)
-
-    @cached_property
-    def model(self) -> str:
-        """The model of the call; looked for only where workers have different ones."""
-        return share_of(self.method, self.request).model
 
     @cached_property
     def prefix(self) -> bytes | None:
@@ -58,6 +55,11 @@ class Attempts:
     def request_id(self) -> str:
         """The client's id of the call; looked for only where the gateway has an error to tell."""
         return request_id_in(self.method, self.request)
+
+    @cached_property
+    def key(self) -> bytes:
+        """What is the same when the call is made again."""
+        return self.share.request_id.encode() or self.request
 
     def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
         """Remember that a worker did not take the call."""
@@ -113,14 +115,16 @@ class Pool:
         lost: Callable[[str], Awaitable[None]],
         *,
         silence: float,
+        traffic: Traffic | None = None,
         peers: Peers | None = None,
         affinity: Affinity | None = None,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
-        `silence` and `peers` are those of Backend. With `affinity` a call goes to where its
-        prompt's beginning may be kept.
+        `silence` and `peers` are those of Backend. `traffic` says which versions get which calls.
+        With `affinity` a call goes to where its prompt's beginning may be kept.
         """
+        self._traffic = traffic or Traffic()
         self._changed = changed
         self._lost = lost
         self._silence = silence
@@ -151,9 +155,9 @@ class Pool:
         for address in dict.fromkeys(addresses):
             if address not in self._backends:
                 self._backends[address] = Backend(
-                    address, self._tell, silence=self._silence, peers=self._peers
+                    address, self.tell, silence=self._silence, peers=self._peers
                 )
-        await self._tell()
+        await self.tell()
 
     def trust(self, peers: Peers | None) -> None:
         """Use this certificate for workers that are new from now on."""
@@ -179,22 +183,20 @@ class Pool:
         backends = tuple(self._backends.values())
         self._backends.clear()
         await asyncio.gather(*retiring, *(b.close() for b in backends), return_exceptions=True)
-        await self._tell()
+        await self.tell()
 
     async def choose(self, attempts: Attempts) -> Backend:
-        """Return a worker with little under way, waiting until there is one to ask.
-
-        It is one that has the model, if there is one.
+        """Return a worker of its version with little under way; wait until there is one.
 
         Raises CallFailed when all are full or none comes in time, ReplicasLost when the call has
-        lost too many, and what `refuse_waiting` was given.
+        lost too many, NotFound for a model or version that no worker has, and what
+        `refuse_waiting` was given.
         """
         while True:
             if self._refusal is not None:
                 raise self._refusal
-            serving = _having_model(self.serving, attempts)
-            out = attempts.refused | attempts.excluded
-            fresh = [backend for backend in serving if backend not in out]
+            serving = self._able(attempts)
+            fresh = [backend for backend in serving if backend not in attempts.refused]
             attempts.refuse_poison()
             if serving and not fresh and _is_full(attempts):
                 raise CallFailed(_last_status(attempts))
@@ -203,6 +205,41 @@ class Pool:
                     return self._affinity.choose(attempts.prefix, fresh)
                 return least_loaded(fresh)
             await self._wait(attempts, pause=bool(serving))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every worker has all that any has: then each can say what there is."""
+        return len({backend.models for backend in self.serving}) < 2
+
+    def serving_version(self, one: ModelVersion) -> list[Backend]:
+        """Return the workers that take calls for a version now."""
+        return [backend for backend in self.serving if one in backend.models]
+
+    async def wait_for(self, addresses: Sequence[str]) -> None:
+        """Return when all these workers, which `sync` was or will be told of, take calls."""
+        async with self._news:
+            await self._news.wait_for(
+                lambda: {*addresses} <= {backend.address for backend in self.serving}
+            )
+
+    def _able(self, attempts: Attempts) -> list[Backend]:
+        """Return the serving workers of the version that a call falls to.
+
+        Where none is left of that one, those of another version that may answer; all of them where
+        any one can say that the model or version is not there. Else raises NotFound.
+        """
+        named = ModelVersion(attempts.share.model, attempts.share.model_version)
+        if not named.model:
+            return _without(attempts.excluded, self.serving)
+        candidates = self._traffic.candidates(*named, attempts.key)
+        for version in candidates:
+            if able := _without(attempts.excluded, self.serving_version(version)):
+                return able
+        if candidates:
+            return []
+        if self.is_uniform and not self._traffic.is_closed(named):
+            return _without(attempts.excluded, self.serving)
+        self._traffic.refuse(named)
 
     async def _retire(self, backend: Backend) -> None:
         if not await backend.retire():
@@ -220,17 +257,15 @@ class Pool:
         except TimeoutError:
             attempts.refused.clear()
 
-    async def _tell(self) -> None:
+    async def tell(self) -> None:
+        """Let calls look again for a worker: workers, or what they are sent, have changed."""
         self._changed()
         async with self._news:
             self._news.notify_all()
 
 
-def _having_model(serving: list[Backend], attempts: Attempts) -> list[Backend]:
-    """Return the workers that have the model of a call; all, if none says so."""
-    if len({backend.models for backend in serving}) < 2:
-        return serving
-    return [backend for backend in serving if attempts.model in backend.models] or serving
+def _without(excluded: set[Backend], workers: list[Backend]) -> list[Backend]:
+    return [worker for worker in workers if worker not in excluded] if excluded else workers
 
 
 def _is_full(attempts: Attempts) -> bool:

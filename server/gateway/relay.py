@@ -24,6 +24,7 @@ from server.gateway.backend import Backend, WorkerLost
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.resumable import ResumableStream
+from server.gateway.share import Share
 from server.gateway.worker_calls import Metadata, WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
 from server.status import DETAILS_KEY, CallStatus, call_status
@@ -34,6 +35,7 @@ _RETRY_AFTER = 0.5  # seconds
 _OWN = frozenset({"user-agent", WAITING_KEY, METADATA_KEY})
 # What another worker may do better.
 _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+_NOBODY = Share()  # whose call it is, where that is of no weight
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 
 
@@ -59,9 +61,11 @@ class Relay:
         for call in tuple(self._calls):
             call.cancel()
 
-    async def unary(self, method: str, request: bytes, context: ServerCall) -> bytes:
+    async def unary(
+        self, method: str, request: bytes, context: ServerCall, share: Share = _NOBODY
+    ) -> bytes:
         """Return the answer of a call that has one; CallFailed with how it ends otherwise."""
-        attempts = self._attempts(method, request)
+        attempts = self._attempts(method, request, share)
         while True:
             backend = await self._pool.choose(attempts)
             call = backend.calls.make()
@@ -79,15 +83,15 @@ class Relay:
             return call.response
 
     async def stream(
-        self, method: str, request: bytes, context: ServerCall, *, is_resumed: bool = False
+        self, method: str, request: bytes, context: ServerCall, share: Share = _NOBODY
     ) -> None:
         """Write all messages of an answer; raises as `unary`.
 
-        With `is_resumed` the client has the beginning from another call.
+        Of a resumed one the client has the beginning from another call.
         """
-        attempts = self._attempts(method, request)
+        attempts = self._attempts(method, request, share)
         stream = ResumableStream(context, request)
-        if is_resumed:
+        if share.is_resumed:
             stream.resume()
         while True:
             backend = await self._pool.choose(attempts)
@@ -145,8 +149,8 @@ class Relay:
             *((key, value) for key, value in pairs if _is_clients(key)),
         )
 
-    def _attempts(self, method: str, request: bytes) -> Attempts:
-        return Attempts(method, request, self._worker_wait, self._losses)
+    def _attempts(self, method: str, request: bytes, share: Share) -> Attempts:
+        return Attempts(method, request, self._worker_wait, self._losses, share)
 
 
 def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | WorkerLost) -> None:

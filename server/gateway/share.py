@@ -25,6 +25,7 @@ class Share:
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
     model: str = ""  # that answers it, as the client wrote it
+    model_version: str = ""  # of it; "": any
     is_resumed: bool = False  # a stream of which the client has the beginning
     is_readable: bool = True  # False: its bytes are not a message
 
@@ -40,10 +41,19 @@ def share_of(method: str, data: bytes) -> Share:
     is_resumed = bool(getattr(request, "origin", ""))
     request = getattr(request, "request", request)  # of a stream it is one level down
     if method.startswith(_PREDICTION):
-        return Share(request_id=request.request_id, model=request.model)
+        return Share(
+            request_id=request.request_id,
+            model=request.model,
+            model_version=request.model_version,
+        )
     scheduling = request.scheduling
     return Share(
-        scheduling.tenant, scheduling.priority, request.request_id, request.model, is_resumed
+        scheduling.tenant,
+        scheduling.priority,
+        request.request_id,
+        request.model,
+        request.model_version,
+        is_resumed,
     )
 
 
@@ -60,13 +70,14 @@ def stamped(method: str, data: bytes, share: Share) -> bytes:
     return data + cast(bytes, stamp.SerializeToString())
 
 
+_NAMES = ("request_id", "model", "model_version")
 _SCHEDULED = {
     "GenerateStreamRequest": ("request", "origin"),
-    "GenerateRequest": ("scheduling", "request_id", "model"),
-    "ScoreRequest": ("scheduling", "request_id", "model"),
+    "GenerateRequest": ("scheduling", *_NAMES),
+    "ScoreRequest": ("scheduling", *_NAMES),
     "Scheduling": ("tenant", "priority"),
 }
-_PREDICTED = {f"{name}Request": ("request_id", "model") for name in ("Classify", "Label", "Embed")}
+_PREDICTED = {f"{name}Request": _NAMES for name in ("Classify", "Label", "Embed")}
 
 
 def message_views(

@@ -37,8 +37,10 @@ def claim_name(name: str) -> Any:
         time.sleep(0.5)
 
 
-def undeploy_if_abandoned(name: str) -> None:
-    """Take a service away whose name nobody holds: Ray ends the claim of a command that ends.
+def undeploy_if_abandoned(name: str, group: str) -> None:
+    """Take away workers of a service whose name nobody holds.
+
+    Ray ends the claim of a command that ends.
 
     Called in a replica, which holds the name meanwhile: what a new command of that name deploys
     stays.
@@ -51,5 +53,5 @@ def undeploy_if_abandoned(name: str) -> None:
     except ValueError:  # its command lives, or another has the name
         return
     logger.error("the command that serves %s is gone; its workers end", name)
-    serve.delete(name, _blocking=False)
+    serve.delete(group, _blocking=False)
     del claim

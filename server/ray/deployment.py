@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from server.config import ServeConfig
 from server.packages.pinned import PinnedPackage
+from server.ray.address import joins_cluster
 from server.ray.autoscaling import scaling
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
@@ -16,9 +17,9 @@ from server.ray.roster import RosterAddress
 
 
 def deploy(
-    config: ServeConfig, roster: RosterAddress, packages: Mapping[str, PinnedPackage]
+    config: ServeConfig, roster: RosterAddress, packages: Mapping[str, PinnedPackage], name: str
 ) -> None:
-    """Tell Ray Serve what to run; return before it runs."""
+    """Tell Ray Serve to run workers under this name; return before they run."""
     from ray import serve
 
     deployment = serve.deployment(
@@ -29,7 +30,7 @@ def deploy(
         graceful_shutdown_timeout_s=config.grace + 10,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=2,
-        ray_actor_options=_actor_options(config),
+        ray_actor_options=_actor_options(config, name),
         **scaling(config),
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -37,7 +38,7 @@ def deploy(
     serve.run_many(
         [
             serve.RunTarget(
-                deployment.bind(config, roster, packages), name=config.name, route_prefix=None
+                deployment.bind(config, roster, packages, name), name=name, route_prefix=None
             )
         ],
         wait_for_ingress_deployment_creation=False,
@@ -45,22 +46,32 @@ def deploy(
     )
 
 
-def undeploy(config: ServeConfig) -> None:
-    """Take everything away that `deploy` has made; replicas drain."""
+def undeploy(names: Collection[str]) -> None:
+    """Take away what `deploy` has made under these names; replicas drain."""
     import ray
     from ray import serve
 
+    undeploy_soon(names)
     with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-        serve.delete(config.name)
+        for name in names:
+            serve.delete(name)
 
 
-def undeploy_soon(config: ServeConfig) -> None:
+def undeploy_soon(names: Collection[str]) -> None:
     """Begin to take it away; return before the replicas have drained."""
     import ray
     from ray import serve
 
     with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-        serve.delete(config.name, _blocking=False)
+        for name in names:
+            serve.delete(name, _blocking=False)
+
+
+def is_deployed(name: str) -> bool:
+    """Say whether Ray Serve has workers under this name, some that end among them."""
+    from ray import serve
+
+    return name in serve.status().applications
 
 
 def deployment_problem(name: str) -> str | None:
@@ -76,6 +87,9 @@ def deployment_problem(name: str) -> str | None:
     return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else "Ray Serve gives no reason"
 
 
-def _actor_options(config: ServeConfig) -> dict[str, float]:
+def _actor_options(config: ServeConfig, name: str) -> dict[str, float]:
     names = {"CPU": "num_cpus", "GPU": "num_gpus"}
-    return {names[resource]: amount for resource, amount in resources(config).items()}
+    wanted = resources(config)
+    if name != config.name and not joins_cluster():
+        wanted["CPU"] = 0  # a Ray of our own has the cores of the first workers; they share them
+    return {names[resource]: amount for resource, amount in wanted.items()}

@@ -17,6 +17,7 @@ class WorkerInfo:
     pid: int
     replica_id: str  # as in Provenance
     actor: str = ""  # that the process is to Ray, by name
+    group: str = ""  # with which it was started, by the name of its application
 
     def __str__(self) -> str:
         return f"worker {self.address}, process {self.pid}, replica {self.replica_id}"

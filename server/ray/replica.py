@@ -45,13 +45,15 @@ class WorkerReplica:
         config: ServeConfig,
         roster: RosterAddress,
         packages: Mapping[str, PinnedPackage],
+        group: str,
     ) -> None:
         self._link = RosterLink(roster)
         _forward_log(self._link, config.log)
-        look = partial(self._end_without_command, config.name)
+        look = partial(self._end_without_command, config.name, group)
         self._looking = in_background("looking for the command", look)
         try:
-            self._info = await self._start(config, packages, roster.peers)
+            info = await self._start(config, packages, roster.peers)
+            self._info = dataclasses.replace(info, group=group)
         except Exception as error:
             is_expected = isinstance(error, TokenweirError)
             logger.error("it cannot start: %s", error, exc_info=not is_expected)
@@ -110,12 +112,12 @@ class WorkerReplica:
             await asyncio.to_thread(self._tracing.close)
         await self._link.close()
 
-    async def _end_without_command(self, name: str) -> None:
-        """Undeploy the service once its command is gone: a cluster would run it forever."""
+    async def _end_without_command(self, name: str, group: str) -> None:
+        """Undeploy the group once its command is gone: a cluster would run it forever."""
         while True:
             await asyncio.sleep(HEARTBEAT)
             if self._link.silence > ABANDONED_AFTER:
-                await asyncio.to_thread(undeploy_if_abandoned, name)
+                await asyncio.to_thread(undeploy_if_abandoned, name, group)
 
     async def _end_when_unhealthy(self) -> None:
         """End the process at once: Ray Serve would ask three times, then allow the whole grace."""

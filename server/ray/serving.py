@@ -27,19 +27,21 @@ from server.config import MetricsConfig, ServeConfig
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
+from server.gateway.versions import Group
 from server.identity.peers import peers_of
 from server.listening import address_of
 from server.packages.pinned import pin_all
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
-from server.ray.deployment import deploy, deployment_problem, undeploy, undeploy_soon
+from server.ray.deployment import deploy, deployment_problem
 from server.ray.follow import follow, hear_others, kill_hung
 from server.ray.publication import Publication, publish, withdraw
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.resources import shortage_now
 from server.ray.roster import Roster
 from server.ray.thread import RayThread
+from server.ray.versions import RayDeployment, loaded
 from server.signals import cancelled_by_signals
 from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
@@ -107,6 +109,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     devices = [
         device_of(m, place, config.engine) for m, place in zip(manifests, places, strict=True)
     ]
+    given = config
     config = config.settled([manifest.target for manifest in manifests])
     if not joins_cluster() and "cuda" in devices:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
@@ -127,21 +130,24 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         roster_address = await roster.start(host, peers)
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
+        deployment = RayDeployment(given, ray, registry, roster_address)
         gateway = port = None
         if config.with_gateway:
             hung = partial(kill_hung, ray, workers)
-            gateway = Gateway(config.gateway_settings, hung, peers, tracing)
+            found = zip(packages.items(), manifests, strict=True)
+            first = Group("", {name: loaded(pinned, m) for (name, pinned), m in found})
+            gateway = Gateway(config.gateway_settings, hung, peers, tracing, (deployment, first))
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
         if config.metrics.port is not None:
             page = _metrics_page(config.metrics, config.metrics.port, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)
-        stack.push_async_callback(ray.finish, undeploy, config)
+        stack.push_async_callback(ray.finish, deployment.undeploy)
         if gateway is not None:
             stack.callback(roster.end)
-        await ray.run(deploy, config, roster_address, packages)
+        await ray.run(deploy, config, roster_address, packages, config.name)
         if joins_cluster():
-            stack.push_async_callback(_end_workers, config, ray, roster)
+            stack.push_async_callback(_end_workers, config, ray, roster, deployment)
             told = config.gateway_settings
             publication = Publication(
                 roster_address, told.max_request_bytes, told.max_calls_per_worker
@@ -161,11 +167,13 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         yield service
 
 
-async def _end_workers(config: ServeConfig, ray: RayThread, roster: Roster) -> None:
+async def _end_workers(
+    config: ServeConfig, ray: RayThread, roster: Roster, deployment: RayDeployment
+) -> None:
     """Let workers end what other gateways have given them, which nobody here waits for."""
     if config.with_gateway and not roster.num_followers:
         return
-    await ray.finish(undeploy_soon, config)
+    await ray.finish(deployment.undeploy_soon)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(config.grace + _END_TIMEOUT):
             while roster.num_workers:

@@ -89,14 +89,20 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     async def LoadModel(
         self, request: pb.LoadModelRequest, context: Context
     ) -> pb.LoadModelResponse:
-        """Refuse: models are loaded at start."""
-        raise _not_there("LoadModel")
+        """Refuse: a worker serves what it was started with."""
+        raise _not_of_a_worker("LoadModel")
 
     async def UnloadModel(
         self, request: pb.UnloadModelRequest, context: Context
     ) -> pb.UnloadModelResponse:
-        """Refuse: models are unloaded at the end."""
-        raise _not_there("UnloadModel")
+        """Refuse: a worker serves what it was started with."""
+        raise _not_of_a_worker("UnloadModel")
+
+    async def SetTraffic(
+        self, request: pb.SetTrafficRequest, context: Context
+    ) -> pb.SetTrafficResponse:
+        """Refuse: a worker answers what it is sent."""
+        raise _not_of_a_worker("SetTraffic")
 
     async def AbortRequests(
         self, request: pb.AbortRequestsRequest, context: Context
@@ -132,5 +138,6 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         return pb.MODEL_STATE_READY, ""
 
 
-def _not_there(method: str) -> CapabilityNotSupported:
-    return CapabilityNotSupported(f"{method} is not in this version of the server", [method])
+def _not_of_a_worker(method: str) -> CapabilityNotSupported:
+    what = f"{method} is not for a worker; ask at the admin port of `tokenweir serve`"
+    return CapabilityNotSupported(what, [method])

@@ -91,13 +91,13 @@ def certificate(*, batch_invariant: bool = True) -> Certificate:
 
 
 def generation_package(
-    name: str = "dates", *, batch_invariant: bool = True, **defaults: object
+    name: str = "dates", *, version: str = "7", batch_invariant: bool = True, **defaults: object
 ) -> Package:
     cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=64, head_dim=8)
     manifest = Manifest(
         format_version=1,
         name=name,
-        version="7",
+        version=version,
         architecture="encoder-decoder",
         task="generate",
         target="cpu",

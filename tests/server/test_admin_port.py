@@ -153,14 +153,27 @@ async def test_a_drain_refuses_new_calls_everywhere_and_ends_with_the_last_one(
         assert (await failure_of(worker.generation.Generate(generate("a")))).reason == "DRAINING"
 
 
-@pytest.mark.parametrize("name", ["LoadModel", "UnloadModel"])
-async def test_what_is_not_there_yet_says_so(name: str, operated: Operated) -> None:
-    method = getattr(operated.admin.admin, name)
+@pytest.mark.parametrize("name", ["LoadModel", "UnloadModel", "SetTraffic"])
+async def test_who_starts_no_workers_loads_no_models(name: str, operated: Operated) -> None:
+    request = getattr(pb, f"{name}Request")()
 
-    refused = await failure_of(method(getattr(pb, f"{name}Request")(), metadata=OPERATOR))
+    for asked in (operated.admin, operated.workers[0]):
+        refused = await failure_of(getattr(asked.admin, name)(request, metadata=OPERATOR))
 
-    assert refused.code is grpc.StatusCode.UNIMPLEMENTED
-    assert f"{name} is not in this version" in refused.message
+        assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+        assert f"{name} is not for a " in refused.message
+
+
+async def test_the_list_of_operators_tells_shares_and_workers(operated: Operated) -> None:
+    found = await operated.admin.admin.ListModels(pb.ListModelsRequest(), metadata=OPERATOR)
+
+    (model,) = found.models
+    assert (model.model, model.traffic.share, model.traffic.replicas) == ("dates", 100, 2)
+    assert (
+        not (await operated.public.admin.ListModels(pb.ListModelsRequest()))
+        .models[0]
+        .HasField("traffic")
+    )
 
 
 async def test_a_worker_that_does_not_answer_is_left_out(

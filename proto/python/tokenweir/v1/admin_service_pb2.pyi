@@ -227,6 +227,7 @@ class ModelInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     DEFAULTS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name."""
     model_version: _builtins.str
@@ -265,6 +266,10 @@ class ModelInfo(_message.Message):
         "beam", "length_power", "banned_tokens", ...  An absent one is as the request's field says.
         """
 
+    @_builtins.property
+    def traffic(self) -> Global___VersionTraffic:
+        """At an admin port: what it has of the calls."""
+
     def __init__(
         self,
         *,
@@ -281,14 +286,121 @@ class ModelInfo(_message.Message):
         device: _builtins.str = ...,
         precision: _builtins.str = ...,
         defaults: _struct_pb2.Struct | None = ...,
+        traffic: Global___VersionTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "parity", b"parity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "parity", b"parity", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "defaults", b"defaults", "device", b"device", "labels", b"labels", "limits", b"limits", "manifest_sha256", b"manifest_sha256", "message", b"message", "model", b"model", "model_version", b"model_version", "parity", b"parity", "precision", b"precision", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "defaults", b"defaults", "device", b"device", "labels", b"labels", "limits", b"limits", "manifest_sha256", b"manifest_sha256", "message", b"message", "model", b"model", "model_version", b"model_version", "parity", b"parity", "precision", b"precision", "state", b"state", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class VersionTraffic(_message.Message):
+    """What a version of a model has of the calls for the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    COMPARISONS_FIELD_NUMBER: _builtins.int
+    share: _builtins.float
+    """Percent of the new calls that name no version."""
+    replicas: _builtins.int
+    """Workers that take calls for it."""
+    @_builtins.property
+    def comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___Comparison]:
+        """Its answers compared with those of other versions, since it was loaded."""
+
+    def __init__(
+        self,
+        *,
+        share: _builtins.float = ...,
+        replicas: _builtins.int = ...,
+        comparisons: _abc.Iterable[Global___Comparison] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparisons", b"comparisons", "replicas", b"replicas", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionTraffic: _TypeAlias = VersionTraffic  # noqa: Y015
+
+@_typing.final
+class Comparison(_message.Message):
+    """Answers of two versions to the same requests: a sample of those that are greedy or have a seed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    EQUAL_FIELD_NUMBER: _builtins.int
+    DIFFERENT_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    FIRST_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    model_version: _builtins.str
+    """The other version."""
+    equal: _builtins.int
+    """Requests that both answered with the same tokens."""
+    different: _builtins.int
+    """Requests that they answered with different ones."""
+    failed: _builtins.int
+    """Requests that one of them did not answer."""
+    @_builtins.property
+    def first_difference(self) -> Global___Difference:
+        """The first one that they answered differently."""
+
+    def __init__(
+        self,
+        *,
+        model_version: _builtins.str = ...,
+        equal: _builtins.int = ...,
+        different: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        first_difference: Global___Difference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_difference", b"first_difference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["different", b"different", "equal", b"equal", "failed", b"failed", "first_difference", b"first_difference", "model_version", b"model_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
+
+@_typing.final
+class Difference(_message.Message):
+    """Where two answers begin to differ."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As its client called the request."""
+    input: _builtins.int
+    """Which input of the request."""
+    output: _builtins.int
+    """Which of its outputs."""
+    token: _builtins.int
+    """Which token of that; the number of all if one answer is the other's beginning."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        input: _builtins.int = ...,
+        output: _builtins.int = ...,
+        token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "request_id", b"request_id", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Difference: _TypeAlias = Difference  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
@@ -472,24 +584,42 @@ class LoadModelRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    PACKAGE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of a folder in the repository; never a path."""
+    """Name that requests call it by; empty: that of its package."""
     model_version: _builtins.str
-    """Version."""
+    """Version that its package must have; empty: whichever that is."""
     validate_only: _builtins.bool
-    """Check only."""
+    """Check the package only."""
+    package: _builtins.str
+    """Where its package lies: a directory, as the server sees it; required."""
+    replicas: _builtins.int
+    """Worker processes; 0: as many as the server was started with."""
+    share: _builtins.float
+    """As in VersionTraffic; absent: 0, or all if no other version of the model serves."""
+    request_id: _builtins.str
+    """UUID chosen by the client: asked again with the same one, a load is waited for, not refused."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
         validate_only: _builtins.bool = ...,
+        package: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+        share: _builtins.float | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "model", b"model", "model_version", b"model_version", "package", b"package", "replicas", b"replicas", "request_id", b"request_id", "share", b"share", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__share: _TypeAlias = _typing.Literal["share"]  # noqa: Y015
+    _WhichOneofArgType__share: _TypeAlias = _typing.Literal["_share", b"_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share) -> _WhichOneofReturnType__share | None: ...
 
 Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
 
@@ -502,7 +632,7 @@ class LoadModelResponse(_message.Message):
     MODEL_INFO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model_info(self) -> Global___ModelInfo:
-        """Its state."""
+        """Its state; of a check only its names and hash."""
 
     def __init__(
         self,
@@ -525,19 +655,25 @@ class UnloadModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name."""
     model_version: _builtins.str
-    """Version."""
+    """Version; may be empty if there is one only."""
+    request_id: _builtins.str
+    """UUID chosen by the client: asked again with the same one, an unload is waited for, and one that
+    is done is answered as done.
+    """
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,6 +695,60 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class SetTrafficRequest(_message.Message):
+    """Which traffic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name."""
+    model_version: _builtins.str
+    """Version."""
+    share: _builtins.float
+    """As in VersionTraffic, 0 to 100; the other versions have the rest, in the proportions they had."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTrafficRequest: _TypeAlias = SetTrafficRequest  # noqa: Y015
+
+@_typing.final
+class SetTrafficResponse(_message.Message):
+    """What that makes of the versions of the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
+        """The versions of the model."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ModelInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTrafficResponse: _TypeAlias = SetTrafficResponse  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):

@@ -56,6 +56,11 @@ class AdminServiceStub(object):
                 request_serializer=tokenweir_dot_v1_dot_admin__service__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=tokenweir_dot_v1_dot_admin__service__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.SetTraffic = channel.unary_unary(
+                '/tokenweir.v1.AdminService/SetTraffic',
+                request_serializer=tokenweir_dot_v1_dot_admin__service__pb2.SetTrafficRequest.SerializeToString,
+                response_deserializer=tokenweir_dot_v1_dot_admin__service__pb2.SetTrafficResponse.FromString,
+                _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/tokenweir.v1.AdminService/GetLoad',
                 request_serializer=tokenweir_dot_v1_dot_admin__service__pb2.GetLoadRequest.SerializeToString,
@@ -86,22 +91,37 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """What is loaded, with capabilities and limits.
+        """What is loaded, with capabilities and limits.  At an admin port also what is being loaded or
+        unloaded, and which traffic each version has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads a version, warms it up and checks its parity certificate before it is
-        made ready; the version that serves meanwhile goes on serving.  UNIMPLEMENTED yet.
+        """Loads a version in processes of its own, warms it up and checks its parity certificate before
+        it is made ready; what serves meanwhile goes on serving, whatever becomes of it.  Answers when
+        it is ready, and goes on whatever becomes of the call.  Errors, besides those of the fields:
+        FAILED_PRECONDITION  LOAD_FAILED (its workers do not start: why), OPERATION_REFUSED
+        (another package serves as this version)
+        ABORTED              OPERATION_IN_PROGRESS (another load or unload runs)
+        Loaded already, it is answered as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Drains and unloads a version.  UNIMPLEMENTED yet.
+        """Sends a version no new calls, lets those that run end within the server's grace, and ends its
+        processes.  Answers when they are gone.  Errors as of LoadModel; NOT_FOUND for what is not
+        loaded, OPERATION_REFUSED for the last of all versions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTraffic(self, request, context):
+        """Gives a version that is ready its share of the calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +173,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=tokenweir_dot_v1_dot_admin__service__pb2.UnloadModelRequest.FromString,
                     response_serializer=tokenweir_dot_v1_dot_admin__service__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'SetTraffic': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTraffic,
+                    request_deserializer=tokenweir_dot_v1_dot_admin__service__pb2.SetTrafficRequest.FromString,
+                    response_serializer=tokenweir_dot_v1_dot_admin__service__pb2.SetTrafficResponse.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
@@ -280,6 +305,33 @@ class AdminService(object):
             '/tokenweir.v1.AdminService/UnloadModel',
             tokenweir_dot_v1_dot_admin__service__pb2.UnloadModelRequest.SerializeToString,
             tokenweir_dot_v1_dot_admin__service__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTraffic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenweir.v1.AdminService/SetTraffic',
+            tokenweir_dot_v1_dot_admin__service__pb2.SetTrafficRequest.SerializeToString,
+            tokenweir_dot_v1_dot_admin__service__pb2.SetTrafficResponse.FromString,
             options,
             channel_credentials,
             insecure,

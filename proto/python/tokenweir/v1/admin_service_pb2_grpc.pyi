@@ -40,13 +40,25 @@ class AdminServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetServerInfoRequest, _admin_service_pb2.GetServerInfoResponse]
     """What this server is, and its replicas."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListModelsRequest, _admin_service_pb2.ListModelsResponse]
-    """What is loaded, with capabilities and limits."""
+    """What is loaded, with capabilities and limits.  At an admin port also what is being loaded or
+    unloaded, and which traffic each version has.
+    """
     LoadModel: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.LoadModelRequest, _admin_service_pb2.LoadModelResponse]
-    """Loads a version, warms it up and checks its parity certificate before it is
-    made ready; the version that serves meanwhile goes on serving.  UNIMPLEMENTED yet.
+    """Loads a version in processes of its own, warms it up and checks its parity certificate before
+    it is made ready; what serves meanwhile goes on serving, whatever becomes of it.  Answers when
+    it is ready, and goes on whatever becomes of the call.  Errors, besides those of the fields:
+      FAILED_PRECONDITION  LOAD_FAILED (its workers do not start: why), OPERATION_REFUSED
+                           (another package serves as this version)
+      ABORTED              OPERATION_IN_PROGRESS (another load or unload runs)
+    Loaded already, it is answered as it is.
     """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UnloadModelRequest, _admin_service_pb2.UnloadModelResponse]
-    """Drains and unloads a version.  UNIMPLEMENTED yet."""
+    """Sends a version no new calls, lets those that run end within the server's grace, and ends its
+    processes.  Answers when they are gone.  Errors as of LoadModel; NOT_FOUND for what is not
+    loaded, OPERATION_REFUSED for the last of all versions.
+    """
+    SetTraffic: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SetTrafficRequest, _admin_service_pb2.SetTrafficResponse]
+    """Gives a version that is ready its share of the calls."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetLoadRequest, _admin_service_pb2.GetLoadResponse]
     """Load of the replicas now, for routers and autoscalers.  A gateway answers for
     all of its replicas.
@@ -69,13 +81,25 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetServerInfoRequest, _admin_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What this server is, and its replicas."""
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListModelsRequest, _admin_service_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """What is loaded, with capabilities and limits."""
+    """What is loaded, with capabilities and limits.  At an admin port also what is being loaded or
+    unloaded, and which traffic each version has.
+    """
     LoadModel: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.LoadModelRequest, _admin_service_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads a version, warms it up and checks its parity certificate before it is
-    made ready; the version that serves meanwhile goes on serving.  UNIMPLEMENTED yet.
+    """Loads a version in processes of its own, warms it up and checks its parity certificate before
+    it is made ready; what serves meanwhile goes on serving, whatever becomes of it.  Answers when
+    it is ready, and goes on whatever becomes of the call.  Errors, besides those of the fields:
+      FAILED_PRECONDITION  LOAD_FAILED (its workers do not start: why), OPERATION_REFUSED
+                           (another package serves as this version)
+      ABORTED              OPERATION_IN_PROGRESS (another load or unload runs)
+    Loaded already, it is answered as it is.
     """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UnloadModelRequest, _admin_service_pb2.UnloadModelResponse]  # type: ignore[assignment]
-    """Drains and unloads a version.  UNIMPLEMENTED yet."""
+    """Sends a version no new calls, lets those that run end within the server's grace, and ends its
+    processes.  Answers when they are gone.  Errors as of LoadModel; NOT_FOUND for what is not
+    loaded, OPERATION_REFUSED for the last of all versions.
+    """
+    SetTraffic: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SetTrafficRequest, _admin_service_pb2.SetTrafficResponse]  # type: ignore[assignment]
+    """Gives a version that is ready its share of the calls."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetLoadRequest, _admin_service_pb2.GetLoadResponse]  # type: ignore[assignment]
     """Load of the replicas now, for routers and autoscalers.  A gateway answers for
     all of its replicas.
@@ -107,7 +131,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListModelsResponse, _abc.Awaitable[_admin_service_pb2.ListModelsResponse]]:
-        """What is loaded, with capabilities and limits."""
+        """What is loaded, with capabilities and limits.  At an admin port also what is being loaded or
+        unloaded, and which traffic each version has.
+        """
 
     @_abc_1.abstractmethod
     def LoadModel(
@@ -115,8 +141,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.LoadModelResponse, _abc.Awaitable[_admin_service_pb2.LoadModelResponse]]:
-        """Loads a version, warms it up and checks its parity certificate before it is
-        made ready; the version that serves meanwhile goes on serving.  UNIMPLEMENTED yet.
+        """Loads a version in processes of its own, warms it up and checks its parity certificate before
+        it is made ready; what serves meanwhile goes on serving, whatever becomes of it.  Answers when
+        it is ready, and goes on whatever becomes of the call.  Errors, besides those of the fields:
+          FAILED_PRECONDITION  LOAD_FAILED (its workers do not start: why), OPERATION_REFUSED
+                               (another package serves as this version)
+          ABORTED              OPERATION_IN_PROGRESS (another load or unload runs)
+        Loaded already, it is answered as it is.
         """
 
     @_abc_1.abstractmethod
@@ -125,7 +156,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.UnloadModelResponse, _abc.Awaitable[_admin_service_pb2.UnloadModelResponse]]:
-        """Drains and unloads a version.  UNIMPLEMENTED yet."""
+        """Sends a version no new calls, lets those that run end within the server's grace, and ends its
+        processes.  Answers when they are gone.  Errors as of LoadModel; NOT_FOUND for what is not
+        loaded, OPERATION_REFUSED for the last of all versions.
+        """
+
+    @_abc_1.abstractmethod
+    def SetTraffic(
+        self,
+        request: _admin_service_pb2.SetTrafficRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SetTrafficResponse, _abc.Awaitable[_admin_service_pb2.SetTrafficResponse]]:
+        """Gives a version that is ready its share of the calls."""
 
     @_abc_1.abstractmethod
     def GetLoad(

@@ -1,0 +1,64 @@
+"""What all workers of a gateway serve, as one list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from grpc import aio
+from tokenweir.v1 import admin_service_pb2 as pb
+
+from engine.errors import FieldViolation, InvalidRequest
+from server.gateway.backend import Backend
+from server.gateway.pool import Pool
+from server.gateway.traffic import ModelVersion
+
+_TIMEOUT = 2.0  # seconds; of a worker that is slower another one is asked
+logger = logging.getLogger(__name__)
+
+
+async def list_models(pool: Pool) -> list[pb.ModelInfo]:
+    """Return every version that some worker serves, by name: one worker of each kind is asked."""
+    kinds: dict[frozenset[ModelVersion], list[Backend]] = {}
+    for backend in pool.serving:
+        kinds.setdefault(backend.models, []).append(backend)
+    answers = await asyncio.gather(*map(_first_answer, kinds.values()))
+    found = {version_of(info): info for answer in answers for info in answer}
+    return [found[one] for one in sorted(found)]
+
+
+def version_of(info: pb.ModelInfo) -> ModelVersion:
+    """Return which version a message speaks of."""
+    return ModelVersion(info.model, info.model_version)
+
+
+def page_of(models: Sequence[pb.ModelInfo], request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+    """Return a page of a list by name; a token is the last name of the page before.
+
+    Raises InvalidRequest for a size below 0.
+    """
+    if request.page_size < 0:
+        what = f"{request.page_size} is below 0; 0 means all"
+        raise InvalidRequest([FieldViolation("page_size", what)])
+    rest = [info for info in models if _token(info) > request.page_token]
+    page = rest[: request.page_size or None]
+    token = _token(page[-1]) if len(page) < len(rest) else ""
+    return pb.ListModelsResponse(models=page, next_page_token=token)
+
+
+def _token(info: pb.ModelInfo) -> str:
+    return f"{info.model} {info.model_version}"
+
+
+async def _first_answer(workers: Sequence[Backend]) -> Sequence[pb.ModelInfo]:
+    for worker in workers:
+        try:
+            answer: pb.ListModelsResponse = await worker.admin.ListModels(
+                pb.ListModelsRequest(), timeout=_TIMEOUT
+            )
+        except aio.AioRpcError as error:
+            logger.warning("worker %s did not answer: %s", worker.address, error.details())
+        else:
+            return answer.models
+    return ()

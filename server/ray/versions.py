@@ -1,0 +1,138 @@
+"""Starts and ends workers while others serve: each group of them is an application of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engine.errors import LoadFailed
+from engine.factory import device_of
+from engine.package.manifest import Manifest
+from server.config import ServeConfig
+from server.gateway.versions import Group, LoadedPackage
+from server.packages.pinned import PinnedPackage, pin
+from server.ray.address import joins_cluster
+from server.ray.deployment import (
+    deploy,
+    deployment_problem,
+    is_deployed,
+    undeploy,
+    undeploy_soon,
+)
+from server.ray.registry import Registry, WorkerInfo
+from server.ray.resources import num_threads, shortage_now
+from server.ray.roster import RosterAddress
+from server.ray.thread import RayThread
+
+_POLL = 0.2  # seconds
+_SHORTAGE_AFTER = 5.0  # seconds: what ended workers had is free a moment later
+_START_TIMEOUT = 1800.0  # seconds
+_END_TIMEOUT = 30.0  # seconds beyond the grace
+_SEPARATOR = "+"  # no service has it in its name
+
+
+class RayDeployment:
+    """The workers of a service, by group."""
+
+    def __init__(
+        self, config: ServeConfig, ray: RayThread, registry: Registry, roster: RosterAddress
+    ) -> None:
+        """`config` is as it was given, not settled for the packages of the start."""
+        self._config = config
+        self._ray = ray
+        self._registry = registry
+        self._roster = roster
+        self._applications = {config.name}
+
+    def read(self, address: str) -> LoadedPackage:
+        """Check a package where it lies; PackageError says what is wrong."""
+        pinned, manifest = pin(address, self._config.require_signature)
+        device_of(manifest, address, self._config.engine)
+        return loaded(pinned, manifest)
+
+    async def start(self, group: Group) -> Sequence[str]:
+        """Start workers; return their addresses once all are warm. Raises LoadFailed."""
+        name, config = self._name(group), self._config_of(group)
+        await self._wait_for_room(config)
+        self._applications.add(name)
+        packages = {model: _pinned(one) for model, one in group.packages.items()}
+        await self._ray.run(deploy, config, self._roster, packages, name)
+        deadline = time.monotonic() + _START_TIMEOUT
+        while len(workers := self._workers(name)) < config.min_replicas:
+            if problem := await self._ray.run(deployment_problem, name):
+                raise LoadFailed(f"the workers do not start: {problem}")
+            if time.monotonic() > deadline:
+                raise LoadFailed(f"after {_START_TIMEOUT:g} s the workers have not started")
+            await asyncio.sleep(_POLL)
+        return [worker.address for worker in workers]
+
+    async def end(self, group: Group) -> None:
+        """Have workers drain within the grace; return when their processes are gone."""
+        if (name := self._name(group)) not in self._applications:
+            return  # it has never begun
+        pids = [] if joins_cluster() else [worker.pid for worker in self._workers(name)]
+        await self._ray.run(undeploy_soon, (name,))
+        async with asyncio.timeout(self._config.grace + _END_TIMEOUT):
+            while await self._is_there(name) or _any_runs(pids):
+                await asyncio.sleep(_POLL)
+        self._applications.discard(name)
+
+    def undeploy_soon(self) -> None:
+        """Begin to take away all workers that are left; return before they have drained."""
+        undeploy_soon(self._applications)
+
+    def undeploy(self) -> None:
+        """Take away all workers that are left; replicas drain."""
+        undeploy(self._applications)
+
+    async def _is_there(self, name: str) -> bool:
+        is_there: bool = await self._ray.run(is_deployed, name)
+        return is_there or bool(self._workers(name))
+
+    async def _wait_for_room(self, config: ServeConfig) -> None:
+        """Raise LoadFailed if Ray has no room for the workers."""
+        deadline = time.monotonic() + _SHORTAGE_AFTER
+        while problem := await self._ray.run(shortage_now, config.min_replicas, config):
+            if time.monotonic() > deadline:
+                raise LoadFailed(problem)
+            await asyncio.sleep(_POLL)
+
+    def _config_of(self, group: Group) -> ServeConfig:
+        config = replace(
+            self._config,
+            packages={model: one.address for model, one in group.packages.items()},
+            engine=replace(self._config.engine, num_threads=num_threads(self._config)),
+        )
+        if group.replicas:
+            config = replace(config, min_replicas=group.replicas, max_replicas=group.replicas)
+        return config.settled([one.target for one in group.packages.values()])
+
+    def _name(self, group: Group) -> str:
+        """Return what the group is called by Ray Serve."""
+        service = self._config.name
+        return f"{service}{_SEPARATOR}{group.name}" if group.name else service
+
+    def _workers(self, name: str) -> list[WorkerInfo]:
+        return [worker for worker in self._registry.workers if worker.group == name]
+
+
+def loaded(package: PinnedPackage, manifest: Manifest) -> LoadedPackage:
+    """Return what the gateway knows of a package."""
+    return LoadedPackage(
+        address=package.address,
+        name=manifest.name,
+        version=manifest.version,
+        manifest_sha256=bytes.fromhex(package.manifest_sha256),
+        target=manifest.target,
+    )
+
+
+def _pinned(package: LoadedPackage) -> PinnedPackage:
+    return PinnedPackage(package.address, package.manifest_sha256.hex())
+
+
+def _any_runs(pids: Collection[int]) -> bool:
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
