@@ -20,6 +20,7 @@ from server.cli.generation import generate, score
 from server.cli.http import http
 from server.cli.kserve import kserve
 from server.cli.load_test import loadtest
+from server.cli.operation import load_model, traffic, unload_model
 from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
 from server.cli.service import serve
@@ -75,6 +76,9 @@ for command in (
     label,
     embed,
     models,
+    load_model,
+    traffic,
+    unload_model,
     health,
     loadtest,
     bench,

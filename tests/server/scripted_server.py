@@ -154,6 +154,9 @@ class _Admin(_Servicer):
     def UnloadModel(self, request, context):
         return self._script.answer("UnloadModel", request, context)
 
+    def SetTraffic(self, request, context):
+        return self._script.answer("SetTraffic", request, context)
+
     def AbortRequests(self, request, context):
         return self._script.answer("AbortRequests", request, context)
 

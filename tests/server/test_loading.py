@@ -81,6 +81,7 @@ class Served:
     deployment: ScriptedDeployment
     public: Stubs
     admin: Any  # the stub of the AdminService
+    admin_address: str
 
     async def load(self, package: str, **fields: Any) -> pb.ModelInfo:
         return (await self.admin.LoadModel(load_of(package, **fields))).model_info
@@ -120,8 +121,9 @@ async def served() -> AsyncIterator[Served]:
         await until(lambda: gateway.num_serving == 1)
         deployment.starting.clear()
         public = await stack.enter_async_context(stubs_for(f"127.0.0.1:{port}"))
-        admin = await stack.enter_async_context(stubs_for(f"127.0.0.1:{gateway.admin_port}"))
-        yield Served(deployment, public, admin.admin)
+        address = f"127.0.0.1:{gateway.admin_port}"
+        admin = await stack.enter_async_context(stubs_for(address))
+        yield Served(deployment, public, admin.admin, address)
 
 
 async def test_a_version_is_loaded_beside_the_old_one_and_gets_its_share(served: Served) -> None:

@@ -86,6 +86,8 @@ from tokenweir._streams import (
 from tokenweir._types import (
     Answers,
     Classification,
+    Comparison,
+    Difference,
     Embedding,
     GeneratedSequence,
     Generation,
@@ -108,6 +110,7 @@ from tokenweir._types import (
     Timing,
     TokenLogprob,
     Usage,
+    VersionTraffic,
     WastedWork,
 )
 from tokenweir.client import (
@@ -127,7 +130,9 @@ __all__ = [
     "Chat",
     "Classification",
     "Client",
+    "Comparison",
     "DeadlineExceeded",
+    "Difference",
     "Embedding",
     "FieldViolation",
     "GenerateOptions",
@@ -169,6 +174,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "VersionTraffic",
     "WastedWork",
     "load",
 ]

@@ -14,6 +14,8 @@ from tokenweir._errors import BrokenStream
 from tokenweir._types import (
     Answers,
     Classification,
+    Comparison,
+    Difference,
     Embedding,
     GeneratedSequence,
     Generation,
@@ -36,6 +38,7 @@ from tokenweir._types import (
     Timing,
     TokenLogprob,
     Usage,
+    VersionTraffic,
     WastedWork,
 )
 from tokenweir.v1 import (
@@ -176,6 +179,24 @@ def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
         defaults={
             name: _plain(value) for name, value in sorted(MessageToDict(model.defaults).items())
         },
+        traffic=_traffic(model.traffic) if model.HasField("traffic") else None,
+    )
+
+
+def _traffic(traffic: admin_service_pb2.VersionTraffic) -> VersionTraffic:
+    comparisons = map(_comparison, traffic.comparisons)
+    return VersionTraffic(traffic.share, traffic.replicas, tuple(comparisons))
+
+
+def _comparison(one: admin_service_pb2.Comparison) -> Comparison:
+    found = one.first_difference if one.HasField("first_difference") else None
+    return Comparison(
+        model_version=one.model_version,
+        equal=one.equal,
+        different=one.different,
+        failed=one.failed,
+        first_difference=found
+        and Difference(found.request_id, found.input, found.output, found.token),
     )
 
 

@@ -21,6 +21,23 @@ Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, t
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 
 
+class OperationOptions(TypedDict, total=False):
+    """Options of what an operator asks for."""
+
+    request_id: str | None  # asked again with the same one, what it has begun is waited for
+    timeout: float | None  # seconds to wait, 600 if left out; it goes on in any case
+
+
+class LoadOptions(OperationOptions, total=False):
+    """Options of a load."""
+
+    model: str | None  # that requests name; that of the package if left out
+    model_version: str | None  # that the package must have
+    replicas: int | None  # as many as the server was started with if left out
+    share: float | None  # percent of the calls that name no version; 0 if left out
+    validate_only: bool | None  # check the package, start nothing
+
+
 class CallOptions(TypedDict, total=False):
     """Options of every call that runs a model."""
 

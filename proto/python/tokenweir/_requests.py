@@ -11,15 +11,20 @@ from tokenweir._decoding import decoding, output, scheduling, stopping, without_
 from tokenweir._fields import extend_field, set_field, set_fields, token_ids
 from tokenweir._options import (
     Aggregation,
+    CallOptions,
     Chat,
     GenerateOptions,
     Item,
+    LoadOptions,
+    OperationOptions,
     PredictOptions,
     Prompt,
     ScoreOptions,
     StreamOptions,
 )
-from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
+from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
+
+_OPERATION_TIMEOUT = 600.0  # seconds
 
 PredictionRequest = (
     prediction_service_pb2.ClassifyRequest
@@ -73,6 +78,32 @@ def stream_request(
     )
     set_fields(request, options, "tokens_per_message")
     return request
+
+
+def load_model_request(package: str, options: LoadOptions) -> admin_service_pb2.LoadModelRequest:
+    """Return the request to load a package."""
+    check_names(options, LoadOptions)
+    request = admin_service_pb2.LoadModelRequest(package=package)
+    set_fields(request, options, "model", "model_version", "replicas", "share", "validate_only")
+    request.request_id = options.get("request_id") or str(uuid.uuid4())
+    return request
+
+
+def unload_model_request(
+    model: str, model_version: str, options: OperationOptions
+) -> admin_service_pb2.UnloadModelRequest:
+    """Return the request to unload a version."""
+    check_names(options, OperationOptions)
+    return admin_service_pb2.UnloadModelRequest(
+        model=model,
+        model_version=model_version,
+        request_id=options.get("request_id") or str(uuid.uuid4()),
+    )
+
+
+def patient(options: OperationOptions) -> CallOptions:
+    """Return how long an operator waits: to load a model takes longer than to ask one."""
+    return {"timeout": options.get("timeout", _OPERATION_TIMEOUT)}
 
 
 def check_single_output(options: StreamOptions) -> None:

@@ -262,6 +262,36 @@ class ParityCertificate:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Where the answers of two versions to a request begin to differ."""
+
+    request_id: str
+    input: int
+    output: int  # of the input
+    token: int  # of the output; the number of all if one answer is the other's beginning
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Answers of a version to a sample of requests, and those of another one to the same."""
+
+    model_version: str  # the other one
+    equal: int
+    different: int
+    failed: int  # requests that one of them did not answer
+    first_difference: Difference | None
+
+
+@dataclass(frozen=True)
+class VersionTraffic:
+    """What a version of a model has of the calls for the model."""
+
+    share: float  # percent of the new calls that name no version
+    replicas: int  # that take calls
+    comparisons: tuple[Comparison, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """A model that the server has."""
 
@@ -279,6 +309,7 @@ class ModelInfo:
     precision: str  # in which it computes: "fp32", "fp16", "bf16"; "" of an older server
     # What a generation gets for options that it leaves away, by their names.
     defaults: Mapping[str, object] = field(default_factory=dict)
+    traffic: VersionTraffic | None = None  # told at an admin port
 
 
 @dataclass(frozen=True)

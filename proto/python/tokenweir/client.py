@@ -19,6 +19,8 @@ from tokenweir._options import (
     Chat,
     GenerateOptions,
     Item,
+    LoadOptions,
+    OperationOptions,
     PredictOptions,
     Prompt,
     ScoreOptions,
@@ -237,6 +239,33 @@ class Client:
     def drain(self) -> None:
         """Have a server refuse new calls for good, at an admin port; return when none runs."""
         self._call(self._admin.Drain, admin_service_pb2.DrainRequest())
+
+    def load_model(self, package: str, **options: Unpack[LoadOptions]) -> ModelInfo:
+        """Have a server load a package, a path or URL there, at an admin port; wait for it.
+
+        What serves goes on; what is loaded already is returned as it is.
+        """
+        request = requests.load_model_request(package, options)
+        response = self._call(self._admin.LoadModel, request, requests.patient(options))
+        return answers.model_info(response.model_info)
+
+    def unload_model(
+        self, model: str, model_version: str = "", **options: Unpack[OperationOptions]
+    ) -> None:
+        """Have a server end a version, at an admin port; return when its processes are gone."""
+        request = requests.unload_model_request(model, model_version, options)
+        self._call(self._admin.UnloadModel, request, requests.patient(options))
+
+    def set_traffic(self, model: str, model_version: str, share: float) -> tuple[ModelInfo, ...]:
+        """Give a version `share` percent of the calls that name none, at an admin port.
+
+        Returns all versions of the model.
+        """
+        request = admin_service_pb2.SetTrafficRequest(
+            model=model, model_version=model_version, share=share
+        )
+        response = self._call(self._admin.SetTraffic, request)
+        return tuple(map(answers.model_info, response.models))
 
     def health(self, service: str = "") -> str:
         """Return "SERVING" or "NOT_SERVING" for a service or model, "" for the whole server.
@@ -471,6 +500,36 @@ class AsyncClient:
     async def drain(self) -> None:
         """Have a server refuse new calls for good, at an admin port; return when none runs."""
         await self._call(self._open().admin.Drain, admin_service_pb2.DrainRequest())
+
+    async def load_model(self, package: str, **options: Unpack[LoadOptions]) -> ModelInfo:
+        """Have a server load a package, a path or URL there, at an admin port; wait for it.
+
+        What serves goes on; what is loaded already is returned as it is.
+        """
+        request = requests.load_model_request(package, options)
+        patient = requests.patient(options)
+        response = await self._call(self._open().admin.LoadModel, request, patient)
+        return answers.model_info(response.model_info)
+
+    async def unload_model(
+        self, model: str, model_version: str = "", **options: Unpack[OperationOptions]
+    ) -> None:
+        """Have a server end a version, at an admin port; return when its processes are gone."""
+        request = requests.unload_model_request(model, model_version, options)
+        await self._call(self._open().admin.UnloadModel, request, requests.patient(options))
+
+    async def set_traffic(
+        self, model: str, model_version: str, share: float
+    ) -> tuple[ModelInfo, ...]:
+        """Give a version `share` percent of the calls that name none, at an admin port.
+
+        Returns all versions of the model.
+        """
+        request = admin_service_pb2.SetTrafficRequest(
+            model=model, model_version=model_version, share=share
+        )
+        response = await self._call(self._open().admin.SetTraffic, request)
+        return tuple(map(answers.model_info, response.models))
 
     async def health(self, service: str = "") -> str:
         """Return "SERVING" or "NOT_SERVING" for a service or model, "" for the whole server.

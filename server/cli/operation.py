@@ -1,0 +1,130 @@
+"""The commands of operators, at the admin port of a server: load-model, traffic, unload-model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from server.cli.connection import open_client
+from server.cli.json_lines import print_json
+from server.cli.options import Number, examples, json_option
+from server.cli.server_options import Server, server_option
+
+if TYPE_CHECKING:
+    from tokenweir import ModelInfo
+
+_percent = Number(min=0, max=100)
+
+
+@click.command(
+    "load-model",
+    short_help="Load a package beside what a server serves.",
+    epilog=examples(
+        "tokenweir load-model packages/dates-2 --canary 5 --server 127.0.0.1:50052",
+        "tokenweir load-model s3://models/dates-2 --replicas 2 --server 127.0.0.1:50052",
+    ),
+)
+@click.argument("package", metavar="PACKAGE")
+@click.option("--model", metavar="NAME", help="Serve it under another name than its own.")
+@click.option("--model-version", metavar="VERSION", help="Load no other version than this.")
+@click.option(
+    "--replicas", type=click.IntRange(1), help="Worker processes.  [default: as at the start]"
+)
+@click.option(
+    "--canary",
+    "share",
+    type=_percent,
+    metavar="PERCENT",
+    help="Of the calls that name no version.  [default: 0; all if no other version serves]",
+)
+@click.option("--check", is_flag=True, help="Check the package only.")
+@json_option
+@server_option
+def load_model(
+    package: str,
+    model: str | None,
+    model_version: str | None,
+    replicas: int | None,
+    share: float | None,
+    check: bool,
+    as_json: bool,
+    server: Server,
+) -> None:
+    """Load a PACKAGE, a directory or URL as the server sees it; return when it takes calls.
+
+    It gets worker processes of its own. Whatever becomes of it, what serves goes on. --server is
+    the admin port.
+    """
+    if Path(package).is_dir():
+        package = str(Path(package).resolve())  # the server has another working directory
+    with open_client(server) as client:
+        info = client.load_model(
+            package,
+            model=model,
+            model_version=model_version,
+            replicas=replicas,
+            share=share,
+            validate_only=check,
+        )
+    if check and not as_json:
+        click.echo(f"{info.model} {info.model_version} can be loaded")
+    else:
+        _print([info], as_json)
+
+
+@click.command(
+    "traffic",
+    short_help="Give a version its share of the calls.",
+    epilog=examples("tokenweir traffic dates 2 100 --server 127.0.0.1:50052"),
+)
+@click.argument("model", metavar="MODEL")
+@click.argument("model_version", metavar="VERSION")
+@click.argument("share", type=_percent, metavar="PERCENT")
+@json_option
+@server_option
+def traffic(model: str, model_version: str, share: float, as_json: bool, server: Server) -> None:
+    """Give a VERSION so many PERCENT of the calls for a MODEL that name no version.
+
+    The others share the rest as before. --server is the admin port.
+    """
+    with open_client(server) as client:
+        _print(client.set_traffic(model, model_version, share), as_json)
+
+
+@click.command(
+    "unload-model",
+    short_help="End a version of a model, and its processes.",
+    epilog=examples("tokenweir unload-model dates 1 --server 127.0.0.1:50052"),
+)
+@click.argument("model", metavar="MODEL")
+@click.argument("model_version", default="", metavar="[VERSION]")
+@json_option
+@server_option
+def unload_model(model: str, model_version: str, as_json: bool, server: Server) -> None:
+    """End a VERSION of a MODEL: it gets no new calls, and its processes end behind the last one.
+
+    --server is the admin port.
+    """
+    with open_client(server) as client:
+        client.unload_model(model, model_version)
+        left = [info for info in client.models() if info.model == model]
+    if left or as_json:
+        _print(left, as_json)
+    else:
+        click.echo(f"{server} serves no {model} any more")
+
+
+def _print(models: Iterable[ModelInfo], as_json: bool) -> None:
+    for info in models:
+        if as_json:
+            print_json(info)
+        elif info.traffic is None:
+            click.echo(f"{info.model} {info.model_version}: {info.state}")
+        else:
+            click.echo(
+                f"{info.model} {info.model_version}: {info.state}, {info.traffic.share:g} % of the "
+                f"calls, workers: {info.traffic.replicas}"
+            )
