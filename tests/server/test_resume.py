@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc import aio
+from tokenweir import AsyncClient, Client, Unavailable
 from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
@@ -91,10 +94,12 @@ class Run:
 class Cell:
     """A gateway before two workers, whose calls end as `runs` say, one after the other."""
 
+    stubs: Stubs
+
     def __init__(
-        self, stubs: Stubs, gateway: Gateway, addresses: dict[str, str], runs: list[Run]
+        self, address: str, gateway: Gateway, addresses: dict[str, str], runs: list[Run]
     ) -> None:
-        self.stubs, self.gateway, self.runs = stubs, gateway, runs
+        self.address, self.gateway, self.runs = address, gateway, runs
         self.addresses = addresses  # of the workers, by their ids
 
     async def ask(self, *runs: Run, **fields: Any) -> list[pb.GenerateStreamResponse]:
@@ -174,8 +179,9 @@ def serving(
             stack.push_async_callback(gateway.close)
             await gateway.sync([*addresses.values()])
             await until(lambda: gateway.num_serving == len(addresses))
-            stubs = await stack.enter_async_context(stubs_for(f"127.0.0.1:{port}"))
-            yield Cell(stubs, gateway, addresses, runs)
+            cell = Cell(f"127.0.0.1:{port}", gateway, addresses, runs)
+            cell.stubs = await stack.enter_async_context(stubs_for(cell.address))
+            yield cell
 
     return serve
 
@@ -363,6 +369,85 @@ async def test_an_origin_that_is_none_is_named(cell: Cell) -> None:
     wrong = await failure_of(cell.stubs.generation.GenerateStream(asked(origin="nowhere")))
 
     assert list(wrong.violations) == ["origin"]
+
+
+# A client whose connection broke.
+
+
+@asynccontextmanager
+async def cut_off_after(address: str, num_messages: int) -> AsyncIterator[str]:
+    """Relay streams to a server; the first call to begin breaks after so many messages."""
+    left = [num_messages]
+
+    async def relay(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        async with aio.insecure_channel(address) as channel:
+            call = channel.unary_stream(STREAM)(request, timeout=context.time_remaining())
+            await context.send_initial_metadata(await call.initial_metadata())
+            try:
+                async for message in call:
+                    if left and not left[0]:
+                        break
+                    yield message
+                    left[:] = [one - 1 for one in left]
+                else:
+                    return
+            except aio.AioRpcError as error:
+                await context.abort(error.code(), error.details())
+            left.clear()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    server = aio.server()
+    handler = grpc.unary_stream_rpc_method_handler(relay)
+    service, method = STREAM.removeprefix("/").split("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
+OPTIONS: dict[str, Any] = {"temperature": 2, "seed": 7, "logprobs": 2, "max_new_tokens": 8}
+
+
+@pytest.mark.parametrize("num_messages", [0, 1, 5, 8])
+async def test_a_client_goes_on_by_itself(cell: Cell, num_messages: int) -> None:
+    async with cut_off_after(cell.address, num_messages) as address, AsyncClient(address) as client:
+        stream = client.stream(MODEL, "ab", **OPTIONS)
+        text = "".join([piece async for piece in stream])
+        whole = await AsyncClient(channel=cell.stubs.channel).generate(MODEL, "ab", **OPTIONS)
+
+    assert (text, stream.result.sequences) == (whole.text, whole.sequences)
+
+
+async def test_so_does_one_for_threads(cell: Cell) -> None:
+    def ask(address: str) -> tuple[str, Any]:
+        with Client(address) as client, client.stream(MODEL, "ab", **OPTIONS) as stream:
+            return "".join(stream), stream.result.sequences
+
+    async with cut_off_after(cell.address, 4) as address:
+        text, sequences = await asyncio.to_thread(ask, address)
+    whole = await AsyncClient(channel=cell.stubs.channel).generate(MODEL, "ab", **OPTIONS)
+
+    assert (text, sequences) == (whole.text, whole.sequences)
+
+
+async def test_a_client_that_may_try_once_only_does_not(cell: Cell) -> None:
+    async with cut_off_after(cell.address, 4) as address:
+        async with AsyncClient(address, max_attempts=1) as client:
+            with pytest.raises(Unavailable, match="Socket closed"):
+                _ = [piece async for piece in client.stream(MODEL, "ab", **OPTIONS)]
+
+
+async def test_before_a_server_that_cannot_go_on_the_loss_is_told(cell: Cell) -> None:
+    worker = next(iter(cell.addresses.values()))
+    async with cut_off_after(worker, 4) as address, AsyncClient(address) as client:
+        with pytest.raises(Unavailable, match="Socket closed"):
+            _ = [piece async for piece in client.stream(MODEL, "ab", **OPTIONS)]
 
 
 # What is heard of an answer, and recognised in another one.

@@ -41,6 +41,7 @@ from tokenweir._types import (
     VersionTraffic,
     WastedWork,
 )
+from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import (
     admin_service_pb2,
     common_pb2,
@@ -259,7 +260,7 @@ class StreamAssembler:
     """
 
     def __init__(self) -> None:
-        self._num_messages = 0
+        self.num_messages = 0
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -268,10 +269,10 @@ class StreamAssembler:
 
     def feed(self, message: generation_service_pb2.GenerateStreamResponse) -> str:
         """Take the next message; return its text, which may be empty."""
-        self._num_messages += 1
-        if message.sequence_number != self._num_messages:
+        self.num_messages += 1
+        if message.sequence_number != self.num_messages:
             raise BrokenStream(
-                f"message {message.sequence_number} came where {self._num_messages} was due"
+                f"message {message.sequence_number} came where {self.num_messages} was due"
             )
         match message.WhichOneof("event"):
             case "delta":
@@ -286,11 +287,22 @@ class StreamAssembler:
                 self._summary = message.summary
         return ""
 
+    def received(self) -> list[generation_service_pb2.Received]:
+        """Return how much has come, for a server to go on behind it."""
+        if not self.num_messages:
+            return []
+        sequence = ReceivedSequence()
+        logprobs = [_position_bytes(one) for one in self._logprobs]
+        sequence.add("".join(self._pieces).encode(), self._token_ids, logprobs)
+        if self._finished is not None:
+            sequence.end = self._finished.SerializeToString()
+        return [sequence.message(0)]
+
     def finish(self) -> Generation:
         """Return the whole answer."""
         if self._finished is None or self._summary is None:
             raise BrokenStream(
-                f"the stream ended after {self._num_messages} messages without its "
+                f"the stream ended after {self.num_messages} messages without its "
                 f"{'end of the sequence' if self._finished is None else 'summary'}"
             )
         return Generation(
@@ -420,6 +432,17 @@ def _token(token: common_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(token.id, token.piece, token.logprob, token.rank)
 
 
+def _position_bytes(position: PositionLogprobs) -> bytes:
+    """Return the bytes that it came as."""
+    chosen, *top = (
+        common_pb2.TokenLogprob(
+            id=token.token_id, piece=token.piece, logprob=token.logprob, rank=token.rank
+        )
+        for token in (position.chosen, *position.top)
+    )
+    return common_pb2.PositionLogprobs(chosen=chosen, top=top).SerializeToString()
+
+
 def _matched_stop(
     end: generation_service_pb2.Sequence | generation_service_pb2.GenerateStreamResponse.Finished,
 ) -> str | int | None:
@@ -466,6 +489,9 @@ def _provenance(provenance: common_pb2.Provenance) -> Provenance:
             common_pb2.Determinism.DESCRIPTOR, provenance.determinism, "DETERMINISM_"
         ),
         replica_id=provenance.replica_id,
+        server_version=provenance.server_version,
+        processor=provenance.processor,
+        threads=provenance.threads,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol, Self, cast
 
@@ -10,12 +11,8 @@ import grpc
 import grpc.aio
 
 from tokenweir._answers import StreamAssembler
-from tokenweir._errors import (
-    BrokenStream,
-    closed_under_way,
-    error_from_call,
-    is_task_cancelled,
-)
+from tokenweir._errors import TokenweirClientError, closed_under_way, is_task_cancelled
+from tokenweir._resuming import Resumption
 from tokenweir._types import Generation
 from tokenweir.v1 import generation_service_pb2
 
@@ -34,12 +31,15 @@ class _StreamCall(Protocol):
 class TextStream(Iterator[str]):
     """The pieces of a text as they come; `result` holds the whole answer after the end.
 
+    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
+    client's `max_attempts` counts for that, too.
+
     Closing it before the end, or leaving its `with` block, cancels the call at the server.
     """
 
-    def __init__(self, call: _StreamCall, deadline: float | None = None) -> None:
-        self._call = call
-        self._deadline = deadline
+    def __init__(self, resumption: Resumption[_StreamCall]) -> None:
+        self._resumption = resumption
+        self._call = resumption.begin()
         self._assembler = StreamAssembler()
         self._result: Generation | None = None
         self._closed = False
@@ -52,19 +52,26 @@ class TextStream(Iterator[str]):
         return self._result
 
     def __next__(self) -> str:
-        if self._closed:
-            raise StopIteration
         try:
-            for message in self._call:
-                if text := self._assembler.feed(message):
-                    return text
-            self._result = self._assembler.finish()
-        except grpc.RpcError as error:
-            self.close()
-            raise error_from_call(error, self._deadline) from error
-        except BrokenStream:
+            while not self._closed:
+                try:
+                    return self._next_text()
+                except grpc.RpcError as error:
+                    pause = self._resumption.pause_after(error)
+                time.sleep(pause)
+                if not self._closed:
+                    self._call = self._resumption.go_on(self._assembler)
+        except TokenweirClientError:
             self.close()
             raise
+        raise StopIteration
+
+    def _next_text(self) -> str:
+        """Return the next text; StopIteration behind the last, when the result is there."""
+        for message in self._call:
+            if text := self._assembler.feed(message):
+                return text
+        self._result = self._assembler.finish()
         self.close()
         raise StopIteration
 
@@ -83,20 +90,24 @@ class TextStream(Iterator[str]):
 class AsyncTextStream(AsyncIterator[str]):
     """The pieces of a text as they come; `result` holds the whole answer after the end.
 
+    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
+    client's `max_attempts` counts for that, too.
+
     Closing it before the end, leaving its `async with` block, or cancelling the task that reads it
     cancels the call at the server.
     """
 
     def __init__(
         self,
-        call: grpc.aio.UnaryStreamCall[
-            generation_service_pb2.GenerateStreamRequest,
-            generation_service_pb2.GenerateStreamResponse,
+        resumption: Resumption[
+            grpc.aio.UnaryStreamCall[
+                generation_service_pb2.GenerateStreamRequest,
+                generation_service_pb2.GenerateStreamResponse,
+            ]
         ],
-        deadline: float | None = None,
     ) -> None:
-        self._call = call
-        self._deadline = deadline
+        self._resumption = resumption
+        self._call = resumption.begin()
         self._read: asyncio.Task[object] | None = None  # in flight, or the last one
         self._assembler = StreamAssembler()
         self._result: Generation | None = None
@@ -112,15 +123,14 @@ class AsyncTextStream(AsyncIterator[str]):
     async def __anext__(self) -> str:
         try:
             while not self._closed:
-                message = await self._next_message()
-                if message is None:
-                    self._result = self._assembler.finish()
+                try:
+                    text = await self._next_text()
+                except grpc.RpcError as error:
+                    await self._go_on(self._resumption.pause_after(error))
+                    continue
+                if text is None:
                     break
-                if text := self._assembler.feed(message):
-                    return text
-        except grpc.RpcError as error:
-            self._cancel()
-            raise error_from_call(error, self._deadline) from error
+                return text
         except asyncio.CancelledError as error:
             was_closed = self._closed
             self._cancel()
@@ -128,11 +138,24 @@ class AsyncTextStream(AsyncIterator[str]):
                 raise
             if not was_closed:
                 raise closed_under_way() from error
-        except BrokenStream:
+        except TokenweirClientError:
             self._cancel()
             raise
         self._cancel()
         raise StopAsyncIteration
+
+    async def _next_text(self) -> str | None:
+        """Return the next text; None behind the last, when the result is there."""
+        while (message := await self._next_message()) is not None:
+            if text := self._assembler.feed(message):
+                return text
+        self._result = self._assembler.finish()
+        return None
+
+    async def _go_on(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        if not self._closed:
+            self._call = self._resumption.go_on(self._assembler)
 
     async def aclose(self) -> None:
         """End the call; a call that has ended stays as it is."""

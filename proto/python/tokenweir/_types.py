@@ -42,6 +42,9 @@ class Provenance:
     seed: int  # that was in fact used
     determinism: str  # "batch_invariant" or "best_effort": what was in fact used
     replica_id: str
+    server_version: str = ""
+    processor: str = ""  # of a CPU its name, instruction sets and L2 cache, of a GPU its name
+    threads: int = 0  # of the CPU, that the model may use
 
 
 @dataclass(frozen=True)

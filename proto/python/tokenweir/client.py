@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Self, TypeVar, Unpack
 
 import grpc
@@ -26,6 +27,7 @@ from tokenweir._options import (
     ScoreOptions,
     StreamOptions,
 )
+from tokenweir._resuming import Resumption
 from tokenweir._streams import AsyncTextStream, TextStream
 from tokenweir._types import (
     Answers,
@@ -52,6 +54,7 @@ from tokenweir.v1 import (
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
+CallT = TypeVar("CallT")
 
 
 class Client:
@@ -74,10 +77,11 @@ class Client:
         closed with the client; its own options say what is retried. `token` says who calls, and
         `metadata` goes with every call too. `timeout` is the deadline of a call in seconds, None
         for no deadline; `max_attempts` is the number of times that a call is tried in all, 1 for no
-        retry.
+        retry. A stream that broke goes on where it broke as often, too.
         """
         end = far_end(address, channel, credentials, max_attempts)
         self._timeout = timeout
+        self._max_attempts = max_attempts
         self._metadata = call_metadata(metadata, token)
         self._closed = False
         self._channel = end if isinstance(end, grpc.Channel) else end.channel()
@@ -110,11 +114,11 @@ class Client:
         """Generate, and return an iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
-        timeout = options.get("timeout", self._timeout)
-        deadline = deadline_after(timeout)
+        deadline = deadline_after(options.get("timeout", self._timeout))
         self._check_open()
-        call = self._generation.GenerateStream(request, timeout=timeout, metadata=self._metadata)
-        return TextStream(call, deadline)
+        method = self._generation.GenerateStream
+        start = partial(_start, method, self._metadata)
+        return TextStream(Resumption(start, request, deadline, self._max_attempts))
 
     def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -320,6 +324,7 @@ class AsyncClient:
         """Take the arguments of Client; a `channel` is one of grpc.aio."""
         self._end = far_end(address, channel, credentials, max_attempts)
         self._timeout = timeout
+        self._max_attempts = max_attempts
         self._metadata = call_metadata(metadata, token)
         self._closed = False
         self._stubs: _AsyncStubs | None = None
@@ -349,10 +354,10 @@ class AsyncClient:
         """Generate, and return an asynchronous iterator of the pieces of text as they come."""
         request = requests.stream_request(model, prompt, options)
         requests.check_single_output(options)
-        timeout = options.get("timeout", self._timeout)
-        deadline = deadline_after(timeout)
+        deadline = deadline_after(options.get("timeout", self._timeout))
         method = self._open().generation.GenerateStream
-        return AsyncTextStream(method(request, timeout=timeout, metadata=self._metadata), deadline)
+        start = partial(_start, method, self._metadata)
+        return AsyncTextStream(Resumption(start, request, deadline, self._max_attempts))
 
     async def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -550,7 +555,11 @@ class AsyncClient:
         if token is not None:
             own = tuple(entry for entry in own if entry[0] != "authorization")
         other = AsyncClient(
-            channel=stubs.channel, token=token, metadata=(*own, *metadata), timeout=self._timeout
+            channel=stubs.channel,
+            token=token,
+            metadata=(*own, *metadata),
+            timeout=self._timeout,
+            max_attempts=self._max_attempts,
         )
         other._stubs = stubs
         return other
@@ -588,6 +597,15 @@ class AsyncClient:
         timeout = (options or {}).get("timeout", self._timeout)
         with typed_errors(deadline_after(timeout)):
             return await method(request, timeout=timeout, metadata=self._metadata)
+
+
+def _start(
+    method: Callable[..., CallT],
+    metadata: Sequence[tuple[str, str | bytes]],
+    request: generation_service_pb2.GenerateStreamRequest,
+    timeout: float | None,
+) -> CallT:
+    return method(request, timeout=timeout, metadata=metadata)
 
 
 class _AsyncStubs:

@@ -1,0 +1,74 @@
+"""A stream whose connection broke is asked for again, behind what has come of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import grpc
+
+from tokenweir._answers import StreamAssembler
+from tokenweir._errors import NotSupported, TokenweirClientError, Unavailable, error_from_call
+from tokenweir.received import ORIGIN_KEY
+from tokenweir.v1 import generation_service_pb2
+
+CallT = TypeVar("CallT")
+Request = generation_service_pb2.GenerateStreamRequest
+
+_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the second attempt, and before any
+
+
+class Resumption(Generic[CallT]):
+    """Starts the calls of one stream: the first, and those that go on where one broke."""
+
+    def __init__(
+        self,
+        start: Callable[[Request, float | None], CallT],
+        request: Request,
+        deadline: float | None,
+        max_attempts: int,
+    ) -> None:
+        """`start` makes a call with a timeout; `deadline` is that of `deadline_after`."""
+        self.deadline = deadline
+        self._start = start
+        self._request = request
+        self._num_left = max_attempts - 1
+        self._pause = _PAUSE
+        self._origin = ""
+        self._first_error: TokenweirClientError | None = None
+
+    def begin(self) -> CallT:
+        """Return the first call."""
+        return self._start(self._request, self._time_left())
+
+    def pause_after(self, error: grpc.RpcError) -> float:
+        """Return the seconds after which the stream may go on; raise how it ends if it may not.
+
+        It may after UNAVAILABLE, where it had begun and said where it is from.
+        """
+        typed = error_from_call(error, self.deadline)
+        pairs = cast(grpc.Call, error).initial_metadata() or ()
+        self._origin = next((str(v) for k, v in pairs if k == ORIGIN_KEY), self._origin)
+        if isinstance(typed, NotSupported) and self._first_error is not None:
+            raise self._first_error from error  # whoever answers now cannot go on
+        if not isinstance(typed, Unavailable) or not self._origin or self._num_left < 1:
+            raise typed from error
+        pause = max(self._pause, min(typed.retry_after or 0.0, _MAX_PAUSE))
+        if (left := self._time_left()) is not None and left <= pause:
+            raise typed from error
+        self._first_error = self._first_error or typed
+        self._num_left -= 1
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
+        return pause
+
+    def go_on(self, assembler: StreamAssembler) -> CallT:
+        """Return a call that brings what is behind the messages of the assembler."""
+        self._request.resume_after = assembler.num_messages
+        del self._request.received[:]
+        self._request.received.extend(assembler.received())
+        self._request.origin = self._origin
+        return self._start(self._request, self._time_left())
+
+    def _time_left(self) -> float | None:
+        return None if self.deadline is None else self.deadline - time.monotonic()
