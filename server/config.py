@@ -25,6 +25,7 @@ FOLLOWING: Mapping[str, str] = MappingProxyType(
         "worker.limits": "engine.limits",
         "gateway.host": "serve.host",
         "gateway.port": "serve.port",
+        "gateway.local_socket": "serve.http_port",
         "gateway.max_request_bytes": "worker.max_request_bytes",
         "gateway.max_calls_per_worker": "engine.max_num_seqs and serve.target_live_requests",
     }
@@ -56,6 +57,9 @@ class GatewayConfig:
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
+    # For processes of this machine, which need no certificate there but tokens as everywhere; that
+    # of the admin port is beside it.
+    local_socket: Path | None = None
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
     worker_silence: float = 4.0  # seconds; a worker that leaves a ping unanswered so long is lost
     client_silence: float = 20.0  # seconds; the same for clients, whose calls end then
@@ -89,7 +93,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where Prometheus reads the metrics; nobody is asked there who he is."""
+    """Where Prometheus reads the metrics; it shows a token of operators where there are any."""
 
     port: int | None = None  # 0: any that is free; None: nothing is counted for it
     host: str = "127.0.0.1"
@@ -123,6 +127,7 @@ class ServeConfig:
     packages: Mapping[str, Path | str]
     host: str = "127.0.0.1"  # of the gateway
     port: int = 50051  # of the gateway; 0: any that is free
+    http_port: int | None = None  # OpenAI's protocol, by a process of its own; None: not answered
     min_replicas: int = 1
     max_replicas: int = 1
     target_live_requests: float = 16.0  # per replica; more and another one is started
@@ -144,6 +149,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         _check_port(self.port)
+        _check_port(self.http_port or 0)
         _check_at_least_one(self, "min_replicas", "max_replicas")
         if math.isinf(self.target_live_requests):
             raise ConfigError("target_live_requests (inf) must be a number; 1e6 adds no replica")
@@ -152,6 +158,11 @@ class ServeConfig:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ConfigError(
                 f"name ({self.name!r}) may have letters, digits, '_', '.' and '-' only"
+            )
+        if self.http_port is not None and not self.with_gateway:
+            raise ConfigError(
+                f"http_port ({self.http_port}) needs the gateway; leave it out, and run "
+                "`tokenweir http` beside a gateway"
             )
         if not self.packages:
             raise ConfigError("packages is empty; name at least one package to serve")
@@ -241,15 +252,28 @@ class ServeConfig:
                 f"gateway.max_request_bytes ({given.max_request_bytes}) is the worker's; "
                 "set worker.max_request_bytes alone"
             )
-        if self.port and self.port == given.doors.admin_port:
-            raise ConfigError(
-                f"port and admin_port are both {self.port}; give the admin port another one"
-            )
+        self._check_ports()
         if given.max_calls_per_worker != defaults.max_calls_per_worker:
             raise ConfigError(
                 f"gateway.max_calls_per_worker ({given.max_calls_per_worker}) follows from others; "
                 "set engine.max_num_seqs and target_live_requests"
             )
+
+    def _check_ports(self) -> None:
+        """Refuse two services on one port."""
+        ports = {
+            "port": self.port,
+            "http_port": self.http_port,
+            "admin_port": self.gateway.doors.admin_port,
+        }
+        names: dict[int, str] = {}
+        for name, port in ports.items():
+            if port and port in names:
+                raise ConfigError(
+                    f"{names[port]} and {name} are both {port}; give one of them another port"
+                )
+            if port:
+                names[port] = name
 
 
 @dataclass(frozen=True)

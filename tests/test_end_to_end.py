@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import random
 import re
@@ -124,7 +125,8 @@ def packages(
 @pytest.fixture(scope="module")
 def server(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The one server of this file; the last test stops it."""
-    with _serve(packages, tmp_path_factory.mktemp("server"), "--metrics-port", "0") as server:
+    more = ("--metrics-port", "0", "--http-port", "0", "--admin-port", "0")
+    with _serve(packages, tmp_path_factory.mktemp("server"), *more) as server:
         yield server
 
 
@@ -241,8 +243,25 @@ async def test_metrics_of_gateway_and_workers_are_one_answer(server: Server) -> 
     assert "tokenweir_worker_restarts_total 0.0" in text
 
 
-def _read(page: str) -> str:
-    with urllib.request.urlopen(page, timeout=10) as answer:
+async def test_openais_protocol_and_the_load_are_answered_beside_it(
+    server: Server, eager: Callable[[str, str, int], str]
+) -> None:
+    (url,) = re.findall(
+        r"OpenAI's protocol at (http://127\.0\.0\.1:\d+)/v1", server.log.read_text()
+    )
+    asked = {"model": CONTINUE, "prompt": "w3", "max_tokens": 8, "temperature": 0}
+
+    answer = json.loads(
+        await asyncio.to_thread(_read, f"{url}/v1/completions", json.dumps(asked).encode())
+    )
+    load = json.loads(await asyncio.to_thread(_read, f"{url}/page/load"))
+
+    assert answer["choices"][0]["text"] == eager(CONTINUE, "w3", 8)
+    assert {worker["replica_id"] for worker in load["workers"]} == {*server.pids()}
+
+
+def _read(page: str, data: bytes | None = None) -> str:
+    with urllib.request.urlopen(page, data, timeout=30) as answer:
         text: str = answer.read().decode()
         return text
 

@@ -148,6 +148,12 @@ if TYPE_CHECKING:
     help="With a gateway, or workers only: `tokenweir gateway` then runs those, on a Ray cluster.",
 )
 @door_options
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    help="Answer OpenAI's protocol over HTTP too, and a page for people; 0: any free port.  "
+    "[default: none]",
+)
 @sight_options
 @click.option(
     "--config",
@@ -212,6 +218,7 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
             for name in (
                 "host",
                 "port",
+                "http_port",
                 "min_replicas",
                 "max_replicas",
                 "target_live_requests",
@@ -313,6 +320,8 @@ def announce(service: Service, models: Iterable[str]) -> None:
     """Say where the models are served, and where the server is operated."""
     if service.admin_address is not None:
         click.echo(f"operated on {service.admin_address}", err=True)
+    if service.http_url is not None:
+        click.echo(f"answering OpenAI's protocol at {service.http_url}/v1", err=True)
     where = f"on {service.address}" if service.address else "to gateways of this Ray cluster"
     click.echo(f"serving {', '.join(models)} {where}; Ctrl-C stops")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import cast
 
 from grpc import aio
@@ -31,6 +32,11 @@ logger = logging.getLogger(__name__)
 _HEALTH = f"/{HEALTH}/"
 
 
+def admin_socket(socket: Path) -> Path:
+    """Return where the admin port is beside a local socket of the gateway."""
+    return socket.with_suffix(".admin")
+
+
 class AdminPort:
     """Answers the AdminService, to who shows a token of an operator where one is asked for."""
 
@@ -56,6 +62,8 @@ class AdminPort:
         options = server_options(config.max_request_bytes, config.client_silence)
         self._server = CallServer(self._arrived, options)
         bound = listen(self._server, config.host, port, credentials)
+        if config.local_socket is not None:
+            listen(self._server, f"unix:{admin_socket(config.local_socket)}", 0)
         self._server.start()
         return bound
 

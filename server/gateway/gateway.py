@@ -133,6 +133,8 @@ class Gateway:
             self._arrived, server_options(max_bytes, self._config.client_silence)
         )
         port = listen(self._server, self._config.host, self._config.port, credentials)
+        if (socket := self._config.local_socket) is not None:
+            listen(self._server, f"unix:{socket}", 0)
         self._publish_health()
         self._open_admin_port()
         self._server.start()

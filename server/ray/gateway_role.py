@@ -72,7 +72,8 @@ async def running_gateway_role(
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
-            page = MetricsPage(config.metrics.host, config.metrics.port, gateway.snapshot, list)
+            where = config.metrics.host, config.metrics.port
+            page = MetricsPage(*where, gateway.snapshot, list, config.gateway.doors.admin_tokens)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
         async def find_roster() -> RosterAddress | None:

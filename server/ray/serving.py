@@ -16,6 +16,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 
 import uvloop
@@ -23,7 +24,7 @@ import uvloop
 from engine.device.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
-from server.config import MetricsConfig, ServeConfig
+from server.config import ServeConfig
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
@@ -36,6 +37,7 @@ from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
 from server.ray.deployment import deploy, deployment_problem
 from server.ray.follow import follow, hear_others, kill_hung
+from server.ray.http_process import http_beside, private_socket
 from server.ray.publication import Publication, publish, withdraw
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.resources import shortage_now
@@ -66,6 +68,7 @@ class Service:
         self.address = "" if port is None else address_of(host, port)
         admin_port = None if gateway is None else gateway.admin_port
         self.admin_address = None if admin_port is None else address_of(host, admin_port)
+        self.http_url: str | None = None
         self._gateway = gateway
         self._registry = registry
         self._ray = ray
@@ -115,7 +118,8 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     check_files(config.gateway.doors)
     check_port_is_free(config.host, config.port)
-    check_port_is_free(config.host, config.gateway.doors.admin_port or 0)
+    check_port_is_free(config.host, config.gateway.doors.admin_port or 0, "--admin-port")
+    check_port_is_free(config.host, config.http_port or 0, "--http-port")
     if config.metrics.port is not None:
         check_port_is_free(config.metrics.host, config.metrics.port, "--metrics-port")
     tracing = make_tracing(config.tracing, config.name, "gateway")
@@ -130,17 +134,20 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         roster_address = await roster.start(host, peers)
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
+        settings = config.gateway_settings
+        if config.http_port is not None:
+            settings = replace(settings, local_socket=stack.enter_context(private_socket()))
         deployment = RayDeployment(given, ray, registry, roster_address)
         gateway = port = None
         if config.with_gateway:
             hung = partial(kill_hung, ray, workers)
             found = zip(packages.items(), manifests, strict=True)
             first = Group("", {name: loaded(pinned, m) for (name, pinned), m in found})
-            gateway = Gateway(config.gateway_settings, hung, peers, tracing, (deployment, first))
+            gateway = Gateway(settings, hung, peers, tracing, (deployment, first))
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
         if config.metrics.port is not None:
-            page = _metrics_page(config.metrics, config.metrics.port, gateway, roster)
+            page = _metrics_page(config, config.metrics.port, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)
         stack.push_async_callback(ray.finish, deployment.undeploy)
         if gateway is not None:
@@ -162,6 +169,9 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
             await stack.enter_async_context(beside("hearing of other gateways", hearing))
         service = Service(config.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
+        if settings.local_socket is not None:
+            beside_it = http_beside(settings, config.http_port or 0, config.grace)
+            service.http_url = await stack.enter_async_context(beside_it)
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.grace)
         yield service
@@ -181,14 +191,16 @@ async def _end_workers(
 
 
 def _metrics_page(
-    config: MetricsConfig, port: int, gateway: Gateway | None, roster: Roster
+    config: ServeConfig, port: int, gateway: Gateway | None, roster: Roster
 ) -> MetricsPage:
     def counted_here() -> Snapshot:
         counted = [] if gateway is None else gateway.snapshot()
         return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
-    page = MetricsPage(config.host, port, counted_here, lambda: list(roster.snapshots.items()))
-    logger.info("metrics on http://%s/metrics", address_of(config.host, page.port))
+    host, operators = config.metrics.host, config.gateway.doors.admin_tokens
+    workers = roster.snapshots
+    page = MetricsPage(host, port, counted_here, lambda: list(workers.items()), operators)
+    logger.info("metrics on http://%s/metrics", address_of(host, page.port))
     return page
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, Unauthenticated
+from server.identity.tokens import METADATA_KEY, TokenFile
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
     METRICS,
@@ -22,17 +25,27 @@ from server.telemetry.metrics import (
 )
 
 Source = Callable[[], Snapshot]
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # of WSGI
 Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
 
 
 class MetricsPage:
     """Answers on a port of its own, in a thread of its own."""
 
-    def __init__(self, host: str, port: int, gateway: Source, workers: Sources) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        gateway: Source,
+        workers: Sources,
+        operators: Path | None = None,
+    ) -> None:
         """Listen; `gateway` and `workers` are asked in another thread, whenever somebody reads.
 
-        Raises ConfigError if nobody can listen there.
+        Who reads shows a token of the file of `operators`, if there is one. Raises ConfigError for
+        a file that cannot be used, and if nobody can listen there.
         """
+        tokens = None if operators is None else TokenFile(operators)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(gateway, workers))
         ProcessCollector(registry=registry)
@@ -43,6 +56,8 @@ class MetricsPage:
                 f"metrics cannot be had on {host}:{port}: {error.strerror or error}; stop what "
                 "uses the port, or choose another with --metrics-port (0: any that is free)"
             ) from error
+        if tokens is not None:
+            self._server.set_app(_for_operators(cast(App, self._server.get_app()), tokens))
         self.port: int = self._server.server_port
 
     def close(self) -> None:
@@ -50,6 +65,19 @@ class MetricsPage:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _for_operators(app: App, operators: TokenFile) -> App:
+    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            operators.identity([(METADATA_KEY, environ.get("HTTP_AUTHORIZATION", ""))])
+        except Unauthenticated as error:
+            headers = [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")]
+            start_response("401 Unauthorized", headers)
+            return [f"{error}\n".encode()]
+        return app(environ, start_response)
+
+    return guarded
 
 
 class _Page(Collector):

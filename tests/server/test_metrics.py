@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import socket
+import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,8 +58,9 @@ class Cell:
         return sum(value for (n, had), value in found if n == name and had >= set(wanted))
 
 
-def _get(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+def _get(port: int, headers: Mapping[str, str] = MappingProxyType({})) -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=dict(headers))
+    with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.read().decode()
 
 
@@ -184,6 +188,23 @@ async def test_names_and_units_are_those_of_prometheus(cell: Cell) -> None:
         if metric.kind == "histogram":
             assert metric.name.endswith(("_seconds", "_size"))
     assert "process_cpu_seconds" in families
+
+
+async def test_where_operators_have_tokens_only_they_read_the_page(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"tw_ops").hexdigest()
+    (tmp_path / "ops.toml").write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "ops"\n')
+    page = MetricsPage("127.0.0.1", 0, list, list, tmp_path / "ops.toml")
+    try:
+        for header in ({}, {"Authorization": "Bearer tw_other"}):
+            with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+                await asyncio.to_thread(_get, page.port, header)
+            assert refused.value.headers["WWW-Authenticate"] == "Bearer"
+            refused.value.close()
+        found = await asyncio.to_thread(_get, page.port, {"Authorization": "Bearer tw_ops"})
+    finally:
+        await asyncio.to_thread(page.close)
+
+    assert "process_cpu_seconds_total" in found
 
 
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:

@@ -1,0 +1,138 @@
+"""The HTTP server that `serve` runs beside its gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tokenweir import AsyncClient, Unauthenticated
+
+from engine.errors import ConfigError
+from server.config import GatewayConfig, ServeConfig
+from server.gateway.admin_port import admin_socket
+from server.gateway.gateway import Gateway
+from server.identity.config import DoorsConfig
+from server.ray.http_process import HttpProcess, http_beside, private_socket
+from tests.server.calls import until
+from tests.server.certificates import Authority
+from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
+
+
+@asynccontextmanager
+async def gateway_at(path: Path, doors: DoorsConfig) -> AsyncIterator[Gateway]:
+    generator = FakeGenerator()
+    generator.capabilities += OPTIONS
+    async with running_worker(generator) as (_, address):
+        gateway = Gateway(GatewayConfig(local_socket=path, doors=doors))
+        await gateway.start()
+        await gateway.sync([address])
+        await until(lambda: gateway.num_serving == 1)
+        try:
+            yield gateway
+        finally:
+            await gateway.close()
+
+
+async def test_the_local_socket_asks_for_tokens_but_for_no_certificate(tmp_path: Path):
+    cert, key = Authority().certify().write(tmp_path)
+    tokens = tmp_path / "tokens.toml"
+    digest = hashlib.sha256(b"tw_a").hexdigest()
+    tokens.write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "a"\n')
+    doors = DoorsConfig(
+        tls_cert=cert, tls_key=key, tokens=tokens, admin_port=0, admin_tokens=tokens
+    )
+    with private_socket() as path:
+        async with gateway_at(path, doors):
+            assert path.parent.stat().st_mode & 0o077 == 0
+            async with AsyncClient(f"unix:{path}", max_attempts=1) as client:
+                with pytest.raises(Unauthenticated):
+                    await client.models()
+                known = client.calling_as("tw_a")
+                assert (await known.generate("dates", "a b")).text == "a b "
+            async with AsyncClient(f"unix:{admin_socket(path)}", token="tw_a") as admin:
+                assert len((await admin.server_info()).replicas) == 1
+
+
+async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("TOKENWEIR_TOKEN", "tw_a")
+    authority = Authority()
+    cert, key = authority.certify().write(tmp_path)
+    tokens = tmp_path / "tokens.toml"
+    digest = hashlib.sha256(b"tw_a").hexdigest()
+    tokens.write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "a"\n')
+    doors = DoorsConfig(tls_cert=cert, tls_key=key, tokens=tokens, admin_port=0)
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    asked = {"model": "dates", "prompt": "a b"}
+    with private_socket() as path:
+        async with gateway_at(path, doors):
+            config = GatewayConfig(local_socket=path, doors=doors)
+            async with http_beside(config, 0, grace=1) as url:
+                async with aiohttp.ClientSession() as session:
+
+                    async def status(token: str) -> int:
+                        headers = {"Authorization": f"Bearer {token}"} if token else {}
+                        async with session.post(
+                            f"{url}/v1/completions", json=asked, headers=headers, ssl=context
+                        ) as found:
+                            return found.status
+
+                    assert url.startswith("https://127.0.0.1:")
+                    assert [await status(token) for token in ("", "tw_b", "tw_a")] == [
+                        *(401, 401, 200)
+                    ]
+                    async with session.get(f"{url}/page/load", ssl=context) as found:
+                        assert found.status == 200
+    assert caplog.text == ""
+
+
+async def test_it_is_started_again_on_its_port_when_it_dies(caplog: pytest.LogCaptureFixture):
+    process = HttpProcess(["--server", "127.0.0.1:1"], 0, 1)
+    await process.start()
+    url, first = process.url, process.pid
+    keeping = asyncio.create_task(process.keep())
+    try:
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: process.pid != first and process.url == url)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{url}/health") as found:
+                assert found.status == 503
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await process.stop()
+
+    assert "has ended with -9, and is started again" in caplog.text
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+async def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = HttpProcess([], taken.getsockname()[1], 1)
+        with pytest.raises(ConfigError, match="does not start: error: cannot listen on 127.0.0.1"):
+            await process.start()
+
+
+def test_without_a_gateway_there_is_nothing_to_call():
+    with pytest.raises(ConfigError, match="http_port .9. needs the gateway"):
+        ServeConfig(packages={"m": Path("x")}, with_gateway=False, http_port=9)
+
+
+@pytest.mark.parametrize("other", ["port", "http_port"])
+def test_two_services_on_one_port_are_refused(other: str):
+    gateway = GatewayConfig(doors=DoorsConfig(admin_port=7))
+    ports = {"port": 8, "http_port": 9} | {other: 7}
+
+    with pytest.raises(ConfigError, match=f"{other} and admin_port are both 7"):
+        ServeConfig(packages={"m": Path("x")}, gateway=gateway, **ports)
