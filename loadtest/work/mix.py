@@ -74,7 +74,7 @@ class Mix:
 def parse_kind(text: str) -> Kind:
     """Return a kind from `SHARE NAME OPTION=VALUE ...`; LoadTestError for what is none.
 
-    `method` and `target` are no options of a call: they say which it is, and what it scores.
+    `method` and `target` are not options of a call: they say which it is, and what it scores.
     """
     try:
         share, name, *assignments = shlex.split(text)

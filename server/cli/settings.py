@@ -21,7 +21,7 @@ from server.config import FOLLOWING, ServeConfig
 from server.packages.remote import is_remote
 
 _OWN = "serve"  # the section of ServeConfig's own fields
-_STRICT = ConfigDict(strict=True)  # "8" is no number, and 1 is not true
+_STRICT = ConfigDict(strict=True)  # "8" is not a number, and 1 is not true
 # Where the command has another default than the dataclass: it chooses for the device.
 _DEFAULTS: Mapping[str, Any] = {"engine.max_num_seqs": 0}
 

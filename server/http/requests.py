@@ -99,7 +99,7 @@ class GenerationRequest(OpenAiRequest):
     def options(self) -> StreamOptions:
         """The options of our client; what is left out has the model's default.
 
-        Raises ValueError for a bias whose token is no number.
+        Raises ValueError for a bias whose token is not a number.
         """
         typed = self.model_dump(exclude={"model", "stream", "stream_options", *self._apart()})
         said = {
@@ -115,7 +115,7 @@ class GenerationRequest(OpenAiRequest):
         return cast(StreamOptions, said)
 
     def _apart(self) -> set[str]:
-        """Return the fields that are no options."""
+        """Return the fields that are not options."""
         return set()
 
     def _own_names(self) -> frozenset[str]:

@@ -39,7 +39,7 @@ class GenerationServiceStub(object):
     "Bearer TOKEN")
     PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
     INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
-    MALFORMED_MESSAGE (the bytes are no message of the expected type)
+    MALFORMED_MESSAGE (the bytes are not a message of the expected type)
     NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
     RESOURCE_EXHAUSTED QUEUE_FULL, TOKEN_BUDGET_FULL, TENANT_QUOTA (QuotaFailure)
     DEADLINE_EXCEEDED  EXPIRED_IN_QUEUE, EXPIRED_IN_DECODE, CANNOT_MEET (shed early)
@@ -87,7 +87,7 @@ class GenerationServiceServicer(object):
     "Bearer TOKEN")
     PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
     INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
-    MALFORMED_MESSAGE (the bytes are no message of the expected type)
+    MALFORMED_MESSAGE (the bytes are not a message of the expected type)
     NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
     RESOURCE_EXHAUSTED QUEUE_FULL, TOKEN_BUDGET_FULL, TENANT_QUOTA (QuotaFailure)
     DEADLINE_EXCEEDED  EXPIRED_IN_QUEUE, EXPIRED_IN_DECODE, CANNOT_MEET (shed early)
@@ -163,7 +163,7 @@ class GenerationService(object):
     "Bearer TOKEN")
     PERMISSION_DENIED  PERMISSION_DENIED (the token is not for this model)
     INVALID_ARGUMENT   INVALID_FIELD (BadRequest with one FieldViolation per field),
-    MALFORMED_MESSAGE (the bytes are no message of the expected type)
+    MALFORMED_MESSAGE (the bytes are not a message of the expected type)
     NOT_FOUND          MODEL_NOT_FOUND, MODEL_VERSION_NOT_FOUND, ADAPTER_NOT_FOUND
     RESOURCE_EXHAUSTED QUEUE_FULL, TOKEN_BUDGET_FULL, TENANT_QUOTA (QuotaFailure)
     DEADLINE_EXCEEDED  EXPIRED_IN_QUEUE, EXPIRED_IN_DECODE, CANNOT_MEET (shed early)
