@@ -30,10 +30,10 @@ from loadtest.studies.stand_in import (
 from server.config import GatewayConfig, WorkerConfig
 from server.garbage import keep_what_is_there
 from server.identity.config import DoorsConfig
-from server.studies.stand_in_doors import make_doors
 from server.worker.engines import Engine
 
-# The gateway tells gRPC how to listen when it is imported: a worker has a process without that.
+# The gateway tells gRPC how to listen when it is imported, before all else that imports gRPC. A
+# worker has a process without that.
 
 
 async def serve_worker(num_slots: int, model: str) -> None:
@@ -51,6 +51,7 @@ async def serve_worker(num_slots: int, model: str) -> None:
 async def serve_gateway(num_slots: int, worker: str, folder: str = "") -> None:
     """Run a gateway before a worker, with doors if there is a folder of theirs."""
     from server.gateway.gateway import Gateway
+    from server.studies.stand_in_doors import make_doors
 
     doors = make_doors(Path(folder)) if folder else DoorsConfig()
     gateway = Gateway(GatewayConfig(max_calls_per_worker=num_slots, doors=doors))

@@ -22,7 +22,7 @@ from server.status import call_status
 from tests.server.calls import failure_of, until
 
 METHOD = "/test.Service/Method"
-# Imports what the command imports that serves, and tells what gRPC finds in its environment.
+# Imports what a process imports that serves, and tells what gRPC finds in its environment.
 _IMPORT = """
 import os, sys
 class Watch:
@@ -30,7 +30,7 @@ class Watch:
         if name == "grpc._cython.cygrpc":
             print(os.environ.get("GRPC_EXPERIMENTS"))
 sys.meta_path.insert(0, Watch())
-import server.ray.serving
+import {modules}
 print(os.environ.get("GRPC_EXPERIMENTS"))
 """
 
@@ -236,13 +236,20 @@ async def test_a_server_that_rests_passes_several_calls_on_at_a_time(
     await server.stop(0)
 
 
-@pytest.mark.parametrize("mine", [None, "event_engine_fork"])
+@pytest.mark.parametrize(
+    ("modules", "mine"),
+    [
+        ("server.ray.serving", None),
+        ("server.ray.serving", "event_engine_fork"),
+        ("server.studies.served_stand_in, server.gateway.gateway", None),
+    ],
+)
 def test_where_models_are_served_grpc_has_no_threads_before_that_of_the_server(
-    mine: str | None,
+    modules: str, mine: str | None
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if "GRPC" not in name}
     environment |= {"GRPC_EXPERIMENTS": mine} if mine else {}
-    command = [sys.executable, "-c", _IMPORT]
+    command = [sys.executable, "-c", _IMPORT.format(modules=modules)]
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
