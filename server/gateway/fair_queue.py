@@ -117,7 +117,10 @@ class FairQueue:
         Those of higher priorities; of its own, its tenant's and as many of every other tenant.
         """
         with self._lock:
-            before = sum(one.size for other, one in self._classes.items() if other < priority)
+            before = 0
+            for other, one in self._classes.items():  # a generator costs more than all of it
+                if other < priority:
+                    before += one.size
             if (own := self._classes.get(priority)) is not None:
                 num_own = len(own.lines.get(tenant, ()))
                 before += min(own.size, num_own * max(1, len(own.lines)) + len(own.lines) - 1)

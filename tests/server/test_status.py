@@ -123,3 +123,21 @@ def test_details_stay_below_the_limit_of_metadata_whatever_a_request_echoes() ->
     sent = sum(len(key) + len(value) * 4 / 3 for key, value in status.trailing_metadata)
     assert sent + 3 * len(status.message) < 8192
     assert status.message.isascii()
+
+
+@pytest.mark.parametrize("request_id", ["", "r", "x" * 127, "é\n" * 90])
+@pytest.mark.parametrize("retry_after", [None, 0.1, 1.0, 4_000_000.0])
+def test_details_are_the_same_whatever_the_length_of_an_id(
+    request_id: str, retry_after: float | None
+) -> None:
+    status = call_status(errors.CannotMeet("too late", retry_after), request_id)
+
+    whole = status_pb2.Status.FromString(dict(status.trailing_metadata)[DETAILS_KEY])  # type: ignore[arg-type]
+    info, *retries = _details(dict(status.trailing_metadata)[DETAILS_KEY])
+    assert (whole.code, whole.message) == (status.code.value[0], "too late")
+    assert isinstance(info, error_details_pb2.ErrorInfo)
+    shown = request_id.encode("ascii", "backslashreplace").decode().replace("\n", " ")
+    assert info.metadata["request_id"][:150] == shown[:150]
+    assert (info.reason, info.domain, len(info.metadata)) == ("CANNOT_MEET", "tokenweir", 1)
+    delays = [one.retry_delay.ToMilliseconds() for one in retries]  # type: ignore[attr-defined]
+    assert delays == ([] if retry_after is None else [round(1000 * retry_after)])
