@@ -217,7 +217,9 @@ def _missing(blocks: Iterable[Block], made: set[str]) -> list[str]:
 def _is_there(name: str, made: set[str]) -> bool:
     name = name.rstrip("*")
     folders = {str(folder) for folder in Path(name).parents}
-    return bool({name, *folders} & (made | YOURS) - {"."}) or (ROOT / name).exists()
+    return (
+        "://" in name or bool({name, *folders} & (made | YOURS) - {"."}) or (ROOT / name).exists()
+    )
 
 
 def _read_before(path: Path) -> Iterator[Path]:

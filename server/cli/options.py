@@ -29,19 +29,15 @@ class Number(click.FloatRange):
         return number
 
 
-class PackageAddress(click.ParamType[Path | str]):
+class PackageAddress(click.Path):
     """A directory that is there, or a URL."""
 
-    name = "package"
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False, path_type=Path)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path | str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the URL as it is, a directory as a path; fail for one that is not there."""
-        if "://" in str(value):
-            return str(value)
-        path: Path = existing_directory.convert(value, param, ctx)
-        return path
+        return value if "://" in str(value) else super().convert(value, param, ctx)
 
 
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
