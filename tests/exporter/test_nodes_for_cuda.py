@@ -1,0 +1,136 @@
+"""What graphs for CUDA are made of, counted in every family: what would cost a capture or a launch.
+
+That onnxruntime places and captures such nodes is seen on the emulated device; this needs none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from engine.package.manifest import Precision
+from exporter.graphs.target import CUDA
+from exporter.graphs.torch_export import Graphs, build_graphs
+from exporter.models import TransformerConfig, build_model
+from tests.emulated.models import MODELS
+
+LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+PLAIN_NORMS = ("LayerNormalization", "RMSNormalization")
+FUSED_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+WANTS_CUDNN = {"Conv", "ReduceMean", "ReduceMax", "ReduceL2"}
+
+
+class Left(NamedTuple):
+    """Nodes of a graph of one layer that are joined to no other."""
+
+    norms: int  # with no residual before them
+    sums: int
+
+
+# The first norm of a model has no residual, unless positions are added before it. Biases are left
+# where they stand before ReLU and SiLU, which have no kernel with one; where a residual reads the
+# norm before the product too (norm_position "last"); and of queries, keys and values of an encoder,
+# those for a decoder among them. Other sums are of positions, of scores, and of the output's bias.
+LEFT = {
+    "dates": {"encoder.onnx": Left(0, 7), "decoder.onnx": Left(0, 4)},
+    "marian": {"encoder.onnx": Left(0, 7), "decoder.onnx": Left(0, 4)},
+    "t5": {"encoder.onnx": Left(1, 1), "decoder.onnx": Left(1, 0)},
+    "gpt2": {"decoder.onnx": Left(0, 0)},
+    "llama": {"decoder.onnx": Left(1, 0)},
+    "gemma2": {"decoder.onnx": Left(1, 0)},
+    "sentiment": {"model.onnx": Left(0, 4)},
+    "sentences": {"model.onnx": Left(0, 5)},
+    "sentences-max": {"model.onnx": Left(0, 5)},
+    "tagging": {"model.onnx": Left(0, 6)},
+    "digits": {"model.onnx": Left(1, 5)},
+}
+FAMILIES = ("dates", "gpt2", "llama", "sentiment", "tagging", "digits")
+CASES = [
+    pytest.param(
+        (name, precision),
+        id=f"{name}-{precision}",
+        marks=() if name in FAMILIES and precision == "fp16" else pytest.mark.long,
+    )
+    for precision in ("fp16", "bf16", "fp32")
+    for name in MODELS
+]
+
+
+class Exported(NamedTuple):
+    """A model of one layer and its graphs for CUDA."""
+
+    name: str
+    precision: Precision
+    model: nn.Module
+    graphs: Graphs
+
+
+@pytest.fixture(scope="module", params=CASES)
+def exported(request: pytest.FixtureRequest) -> Exported:
+    name, precision = request.param
+    given = MODELS[name]
+    fewer = {option: 1 for option in LAYERS if option in given}
+    torch.manual_seed(0)
+    model = build_model(TransformerConfig.model_validate({**given, **fewer})).eval()
+    return Exported(name, precision, model, build_graphs(model, target=CUDA, precision=precision))
+
+
+def nodes(graph: ir.Model) -> Iterator[ir.Node]:
+    """Yield all nodes, those of functions and of branches too."""
+    yield from graph.graph.all_nodes()
+    for function in graph.functions.values():
+        yield from function.all_nodes()
+
+
+def kinds(graph: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in nodes(graph))
+
+
+def count(graph: ir.Model, names: tuple[str, ...]) -> int:
+    """Count nodes of the graph itself, not of functions."""
+    return sum(node.op_type in names for node in graph.graph)
+
+
+def test_nothing_branches_and_nothing_wants_cudnn(exported: Exported) -> None:
+    for name, graph in exported.graphs.items():
+        assert not kinds(graph).keys() & (CONTROL_FLOW | WANTS_CUDNN), name
+
+
+def test_a_decoder_asks_for_no_shape(exported: Exported) -> None:
+    """An encoder or a one-pass model does, and computes on what is sized anew every time."""
+    decoder = exported.graphs.get("decoder.onnx")
+
+    assert decoder is None or kinds(decoder)["Shape"] == 0
+
+
+def test_norms_biases_and_residuals_are_fused(exported: Exported) -> None:
+    graphs = exported.graphs
+    num_norms = sum(
+        isinstance(part, nn.LayerNorm | nn.RMSNorm) for part in exported.model.modules()
+    )
+
+    left = {
+        file: Left(count(graph, PLAIN_NORMS), count(graph, ("Add",)))
+        for file, graph in graphs.items()
+    }
+
+    assert left == expected(exported)
+    assert sum(count(graph, PLAIN_NORMS + FUSED_NORMS) for graph in graphs.values()) == num_norms
+    assert all(kinds(graph)["Sigmoid"] == 0 for graph in graphs.values()), "SiLU is one kernel"
+
+
+def expected(exported: Exported) -> dict[str, Left]:
+    """Return what is left; a product takes the bias of the output unless it is half as precise."""
+    left = dict(LEFT[exported.name])
+    config = exported.model.config
+    if config.output_bias and exported.precision != "fp32":
+        norms, sums = left["decoder.onnx"]
+        left["decoder.onnx"] = Left(norms, sums + 1)
+    return left
