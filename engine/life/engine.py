@@ -11,6 +11,11 @@ from engine.machine import num_cores
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
+# Of a thread that computes the model itself, beside the event loop's. That needs little time, and
+# what it hands over makes the next step larger: computed first, a step has few sequences, and what
+# came before it waits for the whole of it. A GPU waits for its thread, which needs little time too.
+_NICENESS = 5
+
 
 class Engine:
     """An engine on a package, in a thread of its own."""
@@ -22,8 +27,13 @@ class Engine:
         self._package = package
         self._device = device_name(package, config)
         self._num_threads = config.num_threads or num_cores()
-        name = package.manifest.name
-        self._life = Lifecycle(name, thread_name, warm_up, config.max_step_seconds)
+        self._life = Lifecycle(
+            package.manifest.name,
+            thread_name,
+            warm_up,
+            config.max_step_seconds,
+            niceness=_NICENESS if self._device == "cpu" else 0,
+        )
 
     @property
     def package(self) -> Package:

@@ -20,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_CONSECUTIVE_FAILURES = 3  # of steps, before the engine says it is not healthy
 _RETRY_AFTER = 1.0  # seconds, while starting or draining
-_NICENESS = 5  # of its thread, beside the event loop's
 
 ErrorOf = Callable[[str], TokenweirError]  # what a request ends with, by its id
 FailOpen = Callable[[ErrorOf], None]  # ends every open request, on the event loop
@@ -45,12 +44,22 @@ class Lifecycle:
     """
 
     def __init__(
-        self, name: str, thread_name: str, warm_up: Callable[[], Trial], max_step_seconds: float
+        self,
+        name: str,
+        thread_name: str,
+        warm_up: Callable[[], Trial],
+        max_step_seconds: float,
+        *,
+        niceness: int,
     ) -> None:
-        """`name` is the model's; `warm_up` runs it before the first request."""
+        """`name` is the model's; `warm_up` runs it before the first request.
+
+        By `niceness` the thread gives way to the others of this process where processors are short.
+        """
         self.name = name
         self._thread_name = thread_name
         self._warm_up = warm_up
+        self._niceness = niceness
         self._has_warmed_up = threading.Event()
         self._trial: Trial | None = None
         self._warm_up_error: Exception | None = None
@@ -146,7 +155,8 @@ class Lifecycle:
         return True
 
     def _run(self, serve: Callable[[], None], fail_open: FailOpen) -> None:
-        _give_way()
+        if sys.platform == "linux":  # elsewhere it is the niceness of the whole process
+            os.nice(self._niceness)
         self._try_out()
         if self._warm_up_error is not None:
             return
@@ -189,13 +199,3 @@ def lost() -> TokenweirError:
 def draining() -> TokenweirError:
     """Return what a request ends with when the engine takes no more, or ends what is open."""
     return Draining("the server is shutting down; try another or later", _RETRY_AFTER)
-
-
-def _give_way() -> None:
-    """Let the event loop of this process run before this thread where processors are short.
-
-    It needs little time, and what it hands over makes the next step larger: computed first, a step
-    has few sequences, and what came before it waits for the whole of it.
-    """
-    if sys.platform == "linux":  # elsewhere it is the niceness of the whole process
-        os.nice(_NICENESS)

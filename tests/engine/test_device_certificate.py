@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
+import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +18,8 @@ import pytest
 
 from engine.config import Device, EngineConfig
 from engine.errors import PackageError
+from engine.life.engine import Engine
+from engine.life.trial import Trial
 from engine.package import device_certificate
 from engine.package import package as packages
 from engine.package.device_certificate import device_name, settings_as_shown
@@ -326,3 +333,23 @@ def test_a_package_is_on_the_gpu_that_its_certificate_names(tmp_path: Path) -> N
 
     assert device_name(package, EngineConfig()) == "NVIDIA H200"
     assert device_name(package, EngineConfig(device="cpu")) == "cpu"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+@pytest.mark.parametrize(("device", "extra"), [("cpu", 5), ("cuda", 0)])
+async def test_the_thread_of_an_engine_gives_way_where_it_computes_and_not_where_a_gpu_waits_for_it(
+    device: Device, extra: int, tmp_path: Path
+) -> None:
+    package = load_package(_on_device(tmp_path / "p"))
+    seen: list[int] = []
+
+    def warm_up() -> Trial:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return Trial()
+
+    engine = Engine(package, replace(CHOSEN, device=device), "engine", warm_up)
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    await engine._life.start(lambda: None, lambda error_of: None)
+
+    assert seen == [before + extra]
+    await engine._life.stop(0, asyncio.Event().wait, lambda: None)

@@ -41,8 +41,10 @@ class Work:
         self.failed.set()
 
 
-def life(warm_up: Callable[[], Trial] = Trial, *, max_step_seconds: float = 8.0) -> Lifecycle:
-    return Lifecycle("tiny", "engine", warm_up, max_step_seconds)
+def life(
+    warm_up: Callable[[], Trial] = Trial, *, max_step_seconds: float = 8.0, niceness: int = 0
+) -> Lifecycle:
+    return Lifecycle("tiny", "engine", warm_up, max_step_seconds, niceness=niceness)
 
 
 async def test_a_life_goes_from_new_to_stopped_and_refuses_but_in_between() -> None:
@@ -148,16 +150,18 @@ async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
-async def test_the_event_loop_runs_before_the_thread_of_the_engine() -> None:
+@pytest.mark.parametrize("niceness", [0, 5])
+async def test_the_thread_is_as_nice_to_the_event_loop_as_it_is_told(niceness: int) -> None:
     nice: list[int] = []
 
     def warm_up() -> Trial:
         nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return Trial()
 
-    one, work = life(warm_up), Work()
+    one, work = life(warm_up, niceness=niceness), Work()
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     await one.start(work.serve, work.fail_open)
     await one.stop(0, work.idle, work.end)
 
-    assert nice[0] > before == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert nice == [before + niceness]
+    assert before == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
