@@ -11,8 +11,9 @@ from tests.emulated.models import FIRST, MODELS
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
-# Of a decode step of 12 layers in half precision, with the vocabulary of the real model.
-MOST_LAUNCHES = {("gpt2", 50_257): 142, ("llama", 128_256): 153}
+# Of a decode step of 12 layers in half precision, with the vocabulary of the real model: as many as
+# it has, so that one more is seen.
+MOST_LAUNCHES = {("gpt2", 50_257): 131, ("llama", 128_256): 153}
 
 
 OTHERS = tuple(name for name in MODELS if name not in FIRST)
