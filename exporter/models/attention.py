@@ -155,14 +155,16 @@ class MultiHeadAttention(nn.Module):
         self.scale = self.key_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         self.window = window
-        self.q_norm, self.k_norm = (
-            None if qk_norm_eps is None else nn.RMSNorm(self.key_dim, eps=qk_norm_eps)
-            for _ in range(2)
-        )
+        self._make_norms(qk_norm_eps)
         self._make_weights(d_model, bias, output, bias if output_bias is None else output_bias)
         self.attention_dropout = nn.Dropout(attention_dropout)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
+
+    def _make_norms(self, eps: float | None) -> None:
+        self.q_norm, self.k_norm = (
+            None if eps is None else nn.RMSNorm(self.key_dim, eps=eps) for _ in range(2)
+        )
 
     def _make_weights(self, d_model: int, bias: bool, output: bool, output_bias: bool) -> None:
         keys, values = self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim

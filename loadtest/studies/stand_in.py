@@ -135,7 +135,7 @@ class StandInModel:
         N, k = len(last_ids), min(num_top, _MOST_COLUMNS)
         top_ids = 256 + (last_ids[:, None] + np.arange(1, k + 1)) % _NUM_WORDS  # (N, k)
         return StepLogits(
-            LazyRows(N, _VOCAB_SIZE, _no_rows),
+            LazyRows(N, _VOCAB_SIZE, _refuse_rows),
             top_ids,
             np.broadcast_to(self._logits[:k], (N, k)),
             np.broadcast_to(self._logprobs[:k], (N, k)),
@@ -166,8 +166,11 @@ class StandInRunner(SlotStepRunner):
         return super().collect()
 
 
-def _no_rows(rows: Sequence[int]) -> list[Row]:
-    raise NotImplementedError(f"row {rows[0]}: only the likeliest tokens are there")
+def _refuse_rows(rows: Sequence[int]) -> list[Row]:
+    raise ValueError(
+        f"a stand-in has no logits of row {rows[0]}, only the {_MOST_COLUMNS} likeliest tokens; "
+        "ask it without controls, constraints, or sampling from all tokens"
+    )
 
 
 def stand_in_config(num_slots: int) -> EngineConfig:
