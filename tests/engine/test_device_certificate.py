@@ -25,8 +25,7 @@ from engine.package import package as packages
 from engine.package.device_certificate import device_name, settings_as_shown
 from engine.package.package import load_package, read_manifest, write_manifest
 from loadtest.benchmark.engine_bench import settings_for
-from tests.engine.test_package import LOSS, ONE_PASS, TEXT
-from tests.engine.test_package import _write as write_package
+from tests.engine.test_package import LOSS, ONE_PASS, TEXT, write_package
 
 Change = Callable[[dict[str, Any]], None]
 
