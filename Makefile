@@ -15,7 +15,7 @@ else
 VENV := .venv
 EXTRAS := cpu,serve,http,export,loadtest,dev
 DEMO := demo
-TESTS := -n 2 --dist loadfile --no-loadscope-reorder  # files of tests go to two processes
+TESTS := -n 3 --dist loadfile --no-loadscope-reorder  # two compute, one waits: tests/conftest.py
 endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

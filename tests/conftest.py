@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -34,9 +35,20 @@ _SLOW = {"emulated", "exporter", "parity"}  # folders of tests that export model
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let several processes begin with the slowest files, so that none ends long after others."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _SLOW.isdisjoint(item.path.parts))
+    """Give several processes files that export and files that wait, in turns.
+
+    While a test waits, for a server or a time, another computes; those that compute are given out
+    before all others are, so that none ends long after the rest.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    numbers = {True: itertools.count(), False: itertools.count()}
+    turns: dict[Path, tuple[int, bool]] = {}
+    for item in items:
+        if item.path not in turns:
+            waits = _SLOW.isdisjoint(item.path.parts)
+            turns[item.path] = (next(numbers[waits]), waits)
+    items.sort(key=lambda item: turns[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
