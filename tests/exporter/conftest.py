@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from exporter.certificate import cases, generation, one_pass_cases
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
@@ -85,6 +86,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def few_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let certificates try two prompts of each length: for tests of what else a package is.
+
+    In a test marked long they try as many as ever; those of the certificate itself do so always.
+    """
+    if request.node.get_closest_marker("long") is None:
+        for module in (cases, generation, one_pass_cases):
+            monkeypatch.setattr(module, "MAX_PER_LENGTH", 2)
 
 
 @pytest.fixture(scope="session")

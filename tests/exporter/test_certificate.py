@@ -948,6 +948,7 @@ def test_the_graphs_as_they_are_get_a_certificate(
     assert (tmp_path / "package" / "manifest.json").is_file()
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(("family", "name"), MUTANTS)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str,
@@ -969,6 +970,7 @@ def test_a_faulty_graph_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
     ("family", "file", "options"),
     [
@@ -995,6 +997,7 @@ def test_a_large_vocabulary_that_was_cut_is_refused(
         export.export_package(checkpoint, tmp_path / "package")
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("name", [name for _, name in MUTANTS if name.startswith("alignment")])
 def test_a_wrong_alignment_is_named_with_case_and_difference(
     name: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1040,6 +1043,7 @@ def scale_follows_the_widened_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs_module, "widen_heads", wrong)
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
     "spoil", [values_before_keys, output_columns_not_widened, scale_follows_the_widened_heads]
 )
@@ -1082,6 +1086,7 @@ def uneven_checkpoint(
     return path
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("is_spoilt", [False, True])
 def test_the_scale_of_one_layer_used_for_all_loses_more_than_is_allowed(
     uneven_checkpoint: Path, is_spoilt: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1111,6 +1116,7 @@ LOSSLESS_IN_ANY_FORMAT = [
 ]
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("name", LOSSLESS_IN_ANY_FORMAT)
 def test_a_cache_in_8_bits_excuses_no_wrong_choice(
     name: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1153,6 +1159,7 @@ def _alignment_of_the_first_token(surgery: Surgery) -> None:
     surgery.change_output("alignment", wrong)
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
     ("family", "mutate", "message"),
     [

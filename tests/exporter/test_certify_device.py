@@ -36,6 +36,8 @@ from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
 from tests.stand_in_certificate import export_with_stand_in
 
+pytestmark = pytest.mark.usefixtures("few_cases")
+
 MakePackage = Callable[..., tuple[Package, Checkpoint]]
 
 BUCKET = 6

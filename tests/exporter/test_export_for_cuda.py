@@ -25,6 +25,8 @@ from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
 from tests.exporter.conftest import MakeCheckpoint
 
+pytestmark = pytest.mark.usefixtures("few_cases")
+
 LLAMA = {
     "positions": "rotary",
     "num_kv_heads": 1,

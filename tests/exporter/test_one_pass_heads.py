@@ -23,6 +23,8 @@ from exporter.export import export_package
 from exporter.verification import verify_package
 from tests.exporter.conftest import MakeCheckpoint
 
+pytestmark = pytest.mark.usefixtures("few_cases")
+
 SHORT = {"max_source_len": 7, "num_encoder_layers": 1}
 
 

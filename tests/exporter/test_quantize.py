@@ -26,6 +26,8 @@ from exporter.graphs.torch_export import Graphs
 from exporter.graphs.weights import quantize, quantize_blocks, quantize_columns
 from exporter.verification import verify_package
 
+pytestmark = pytest.mark.usefixtures("few_cases")
+
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 ExportTiny = Callable[..., Manifest]
 

@@ -30,6 +30,8 @@ from server.cli.app import cli
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_certify_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("few_cases")
+
 ROWS = 6
 CONFIG = EngineConfig(max_num_seqs=ROWS, device="cuda")
 

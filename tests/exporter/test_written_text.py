@@ -29,6 +29,8 @@ from exporter.training.writing import write_greedily
 from exporter.verification import verify_package
 from tests.exporter.conftest import MakeCheckpoint
 
+pytestmark = pytest.mark.usefixtures("few_cases")
+
 ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
 PAIRS = "w3 w4 w5\tw6 w7 w30\n\nw9 w3\tw8\nno tab\nw7 w8 w3 w4\tw30 w30\n"
 SOURCES = "w3 w4 w5\nw9 w3\n"
