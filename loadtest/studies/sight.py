@@ -49,6 +49,7 @@ class Served:
     pid: int
     address: str
     page: str | None  # of its metrics
+    admin: str | None = None  # where it is operated
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ def served(package: Path, settings: str) -> Iterator[Served]:
             said = _wait(process, Path(log.name))
             page = re.search(r"metrics on (http://\S+)", said)
             (address,) = re.findall(r"^serving .* on (\S+);", said, re.MULTILINE)
-            yield Served(process.pid, address, page[1] if page else None)
+            admin = re.search(r"operated on (\S+)", said)
+            yield Served(
+                process.pid, address, page[1] if page else None, admin[1] if admin else None
+            )
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
