@@ -71,6 +71,8 @@ class GatewayConfig:
     # Whether a prompt goes to the worker that last had one with the same beginning, if that has not
     # much more to do than others.
     prefix_affinity: bool = False
+    # Percent of the requests for a model that two of its versions are asked to compare them.
+    compared_share: float = 1.0
     max_concurrent_calls: int = 4096
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     doors: DoorsConfig = field(default_factory=DoorsConfig)  # who may call
@@ -80,6 +82,8 @@ class GatewayConfig:
         _check_walls(self)
         _check_at_least_one(self, "max_calls_per_worker", "crowded_calls_per_worker")
         _check_positive(self, "worker_wait", "worker_silence", "client_silence")
+        if not 0 <= self.compared_share <= 100:
+            raise ConfigError(f"compared_share ({self.compared_share}) must be 0 to 100, percent")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
+from server.gateway.backend import Backend
 from server.gateway.call_outcomes import CallOutcomes
+from server.gateway.comparisons import Comparisons
 from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
@@ -63,6 +65,7 @@ _ADMIN = f"{_PACKAGE}AdminService/"
 _HEALTH = f"/{HEALTH}/"
 _LIST_MODELS = f"{_ADMIN}ListModels"
 _RETRY_AFTER = 0.5  # seconds
+_FREE = 0.5  # of the calls that a worker is handed, up to which it has room to compare versions
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
 # Refusals that say nothing of the load: for them new calls of others need not wait.
 _OF_THE_CALLER = (PermissionDenied, TenantQuota, Unauthenticated)
@@ -95,9 +98,6 @@ class Gateway:
             peers=peers,
             affinity=Affinity() if config.prefix_affinity else None,
         )
-        self._versions = (
-            None if deployment is None else Versions(self._pool, self._traffic, *deployment)
-        )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         self._reader = RequestReader(
@@ -107,6 +107,17 @@ class Gateway:
         self._door = Door(config.doors)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
+        self._comparisons = Comparisons(
+            self._pool,
+            self._traffic,
+            config.compared_share,
+            self._has_room,
+            self._outcomes.counts,
+        )
+        forget = self._comparisons.forget
+        self._versions = (
+            None if deployment is None else Versions(self._pool, self._traffic, *deployment, forget)
+        )
         self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
         self._calls: set[asyncio.Task[Any]] = set()
         self._requests = RunningRequests()
@@ -189,6 +200,7 @@ class Gateway:
         self._relay.end_calls(_draining())
         self._health.close()
         self._late.cancel()
+        self._comparisons.close()
         if self._versions is not None:
             await self._versions.close()
         await self._server.stop(LAST_WORDS)
@@ -199,10 +211,21 @@ class Gateway:
     def _open_admin_port(self) -> None:
         if (port := self._config.doors.admin_port) is not None:
             service = AdminService(
-                self._pool, self._traffic, self._requests, lambda: self.drain(None), self._versions
+                self._pool,
+                self._traffic,
+                self._requests,
+                lambda: self.drain(None),
+                self._comparisons,
+                self._versions,
             )
             self._admin = AdminPort(self._config, service, self._health)
             self.admin_port = self._admin.start(port)
+
+    def _has_room(self, worker: Backend) -> bool:
+        """Say whether a worker would do something beside what others wait for."""
+        return not self._admission.num_waiting and (
+            worker.load <= self._config.max_calls_per_worker * _FREE
+        )
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
@@ -299,6 +322,8 @@ class Gateway:
             else:
                 await call.finish(response)
                 outcome.code = grpc.StatusCode.OK.name
+                if share is not None:
+                    self._comparisons.consider(call.method, request, share)
                 return
             await abort(call, status)
 

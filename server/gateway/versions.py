@@ -95,8 +95,16 @@ class _Operation:
 class Versions:
     """The groups of workers of a service, and what of them takes calls."""
 
-    def __init__(self, pool: Pool, traffic: Traffic, deployment: Deployment, first: Group) -> None:
-        """`first` was started with the server."""
+    def __init__(
+        self,
+        pool: Pool,
+        traffic: Traffic,
+        deployment: Deployment,
+        first: Group,
+        forget: Callable[[ModelVersion], None],
+    ) -> None:
+        """`first` was started with the server; `forget` is told of versions that have gone."""
+        self._forget = forget
         self._pool = pool
         self._traffic = traffic
         self._deployment = deployment
@@ -247,6 +255,7 @@ class Versions:
         self._groups.remove(group)
         await self._deployment.end(group)
         self._traffic.forget(one)
+        self._forget(one)
 
     def _new_group(self, packages: Mapping[str, LoadedPackage], replicas: int) -> Group:
         self._num_started += 1

@@ -80,6 +80,12 @@ WORKER_METRICS = (
 GATEWAY_METRICS = (
     Metric("gateway_requests", "counter", ("method", "code"), "Calls that have ended."),
     Metric("gateway_refusals", "counter", ("reason",), "Calls that the gateway has ended itself."),
+    Metric(
+        "gateway_compared_answers",
+        "counter",
+        (*_MODEL, "result"),
+        "Requests that two versions were asked, by how they answered: equal, different, failed.",
+    ),
     Metric("gateway_requests_waiting", "gauge", (), "Calls that wait for their turn."),
     Metric("gateway_requests_running", "gauge", (), "Calls that are being answered or wait."),
     Metric("gateway_queue_seconds", "histogram", (), "Waiting for a call's turn.", LATENCY_BOUNDS),

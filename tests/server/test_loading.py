@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from server.gateway.gateway import Gateway
 from server.gateway.versions import Group, LoadedPackage
 from server.identity.config import DoorsConfig
 from server.worker.worker import Worker
-from tests.server.calls import Stubs, failure_of, generate, stubs_for, until
-from tests.server.fakes import FakeGenerator, generation_package, running_worker
+from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.server.fakes import OPTIONS, FakeGenerator, generation_package, running_worker
 
 GRACE = 5.0
 
@@ -59,6 +60,7 @@ class ScriptedDeployment:
         engines = []
         for model, package in group.packages.items():
             engine = FakeGenerator(generation_package(model, version=package.version))
+            engine.capabilities += OPTIONS
             self.engines.setdefault(str(package.address), []).append(engine)
             engines.append(engine)
         return await self._stack.enter_async_context(running_worker(*engines))
@@ -113,7 +115,8 @@ async def served() -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         deployment = ScriptedDeployment(stack)
         first = Group("", {name: deployment.read(f"{name}-1") for name in ("dates", "other")})
-        config = GatewayConfig(worker_wait=5, doors=DoorsConfig(admin_port=0))
+        doors = DoorsConfig(admin_port=0)
+        config = GatewayConfig(worker_wait=5, doors=doors, compared_share=100)
         gateway = deployment.gateway = Gateway(config, deployment=(deployment, first))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
@@ -362,3 +365,110 @@ async def test_traffic_of_what_is_not_ready_is_refused(served: Served) -> None:
 
     assert unknown.code is grpc.StatusCode.NOT_FOUND
     assert early.reason == "OPERATION_REFUSED"
+
+
+def differ(engine: FakeGenerator) -> None:
+    """Have an engine answer with another word behind the prompt's."""
+    words = engine._checked
+    engine._checked = lambda request: [*words(request), "more"]  # type: ignore[method-assign]
+
+
+async def comparison(served: Served, *, until_there_are: int) -> pb.Comparison:
+    """Return what is told of version 2 beside 1 once so many answers were compared."""
+    counts = served.deployment.gateway._outcomes.counts
+
+    def compared() -> float:
+        found = (v for name, _, v in counts.snapshot() if name == "gateway_compared_answers")
+        return sum(v for v in found if isinstance(v, float | int))
+
+    await until(lambda: compared() >= until_there_are)
+    models = (await served.admin.ListModels(pb.ListModelsRequest())).models
+    (new,) = (m.traffic.comparisons for m in models if m.model_version == "2")
+    (found,) = new
+    assert found.model_version == "1"
+    return found
+
+
+async def test_answers_of_two_versions_are_compared_behind_the_answer(served: Served) -> None:
+    await served.load("dates-2", share=50)
+
+    for number in range(20):
+        await served.answer(number)
+        await until(lambda: served.deployment.gateway._comparisons._running is None)
+    ask = served.public.generation.GenerateStream
+    _ = [m async for m in ask(stream("a b"))]
+    found = await comparison(served, until_there_are=21)
+
+    assert (found.equal, found.different, found.failed) == (21, 0, 0)
+    assert not found.HasField("first_difference")
+    asked = [
+        r for engines in served.deployment.engines.values() for e in engines for r in e.requests
+    ]
+    late = [request for request in asked if request.priority]
+    assert len(late) == 42
+    assert not {r.request_id for r in late} & {f"request {number}" for number in range(20)}
+
+
+async def test_the_first_difference_is_told_and_the_answer_is_that_of_its_version(
+    served: Served,
+) -> None:
+    await served.load("dates-2")
+    differ(served.deployment.engines["dates-2"][0])
+    request = generate("a b", "c", request_id="mine")
+
+    answer = await served.public.generation.Generate(request)
+    found = await comparison(served, until_there_are=1)
+
+    assert answer.results[0].sequences[0].text == "a b "
+    assert (found.equal, found.different) == (0, 1)
+    first = found.first_difference
+    assert (first.request_id, first.input, first.output, first.token) == ("mine", 0, 0, 2)
+
+
+async def test_what_cannot_be_repeated_or_names_a_version_is_not_compared(served: Served) -> None:
+    await served.load("dates-2")
+    ask = served.public.generation.Generate
+
+    await ask(generate("a", decoding={"sampling": {}}))
+    await ask(generate("a", model_version="1"))
+    await ask(generate("a", decoding={"sampling": {"seed": 0}}))
+    found = await comparison(served, until_there_are=1)
+
+    assert (found.equal, found.different) == (1, 0)
+
+
+async def test_nothing_is_compared_without_room_and_a_failure_is_nobodys_but_counted(
+    served: Served,
+) -> None:
+    await served.load("dates-2")
+    gateway = served.deployment.gateway
+    old, new = served.deployment.engines["dates-1"][0], served.deployment.engines["dates-2"][0]
+    gateway._config = dataclasses.replace(gateway._config, max_calls_per_worker=2)
+    running = [
+        asyncio.ensure_future(
+            served.public.generation.Generate(generate("HOLD", model_version="2"))
+        )
+        for _ in range(2)
+    ]
+    await until(lambda: len(new.requests) == 2)
+    assert await served.answer() == "1"
+    assert (len(old.requests), len(new.requests)) == (1, 2)
+    new.release.set()
+    await asyncio.gather(*running)
+
+    new.error = LoadFailed("out of order")
+    new._checked = lambda request: ["FAIL"]  # type: ignore[method-assign]
+    assert await served.answer() == "1"
+    found = await comparison(served, until_there_are=1)
+    assert (found.equal, found.failed) == (0, 1)
+
+
+async def test_what_was_compared_goes_with_its_version(served: Served) -> None:
+    await served.load("dates-2")
+    await served.answer()
+    await comparison(served, until_there_are=1)
+
+    await served.admin.UnloadModel(unload_of("2"))
+
+    models = (await served.admin.ListModels(pb.ListModelsRequest())).models
+    assert not [m for m in models if m.traffic.comparisons]

@@ -1,0 +1,188 @@
+"""Asks two versions of a model the same, and counts whether they answer the same."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+from grpc import aio
+from tokenweir.v1 import admin_service_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
+from tokenweir.v1 import generation_service_pb2_grpc as pb_grpc
+
+from engine.background import in_background
+from server.gateway.affinity import least_loaded
+from server.gateway.backend import Backend
+from server.gateway.pool import Pool
+from server.gateway.share import Share
+from server.gateway.traffic import ALL, ModelVersion, Traffic
+from server.telemetry.metrics import Counts
+
+_TIMEOUT = 30.0  # seconds of both answers
+_LATE = 1_000_000  # priority: behind everything that somebody waits for
+_METHODS = frozenset(
+    f"/{pb.DESCRIPTOR.package}.GenerationService/{n}" for n in ("Generate", "GenerateStream")
+)
+Comparison = admin_service_pb2.Comparison
+
+
+class Comparisons:
+    """Compares for a sample of answered requests, one at a time, where both versions have room.
+
+    Nobody waits for it: both versions are asked anew, behind the answer, and in the last turn.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        traffic: Traffic,
+        share: float,
+        has_room: Callable[[Backend], bool],
+        counts: Counts,
+    ) -> None:
+        """Compare `share` percent of the requests; `has_room` says it of a worker."""
+        self._pool = pool
+        self._traffic = traffic
+        self._share = share
+        self._has_room = has_room
+        self._counts = counts
+        self._running: asyncio.Task[None] | None = None
+        self._tallies: dict[frozenset[ModelVersion], Comparison] = {}
+
+    def consider(self, method: str, request: bytes, share: Share) -> None:
+        """Compare a request that has been answered, if it is of the sample and there is room."""
+        versions = self._traffic.versions(share.model)
+        if len(versions) < 2 or method not in _METHODS or share.model_version:
+            return
+        key = share.request_id.encode() or request
+        if self._running is not None or not _is_chosen(key, self._share):
+            return
+        first, second = self._traffic.candidates(share.model, "", key)[:2]
+        workers = [self._free_worker(one) for one in (first, second)]
+        if all(workers):
+            pair = [worker for worker in workers if worker is not None]
+            self._running = in_background(
+                "comparing two versions",
+                lambda: self._compare(method, request, (first, second), pair),
+                restart_pause=None,
+            )
+            self._running.add_done_callback(self._has_ended)
+
+    def of(self, one: ModelVersion) -> list[Comparison]:
+        """Return what was found of a version beside others."""
+        found = []
+        for pair, tally in self._tallies.items():
+            if one in pair:
+                (other,) = pair - {one}
+                copy = Comparison(model_version=other.version)
+                copy.MergeFrom(tally)
+                found.append(copy)
+        return found
+
+    def forget(self, one: ModelVersion) -> None:
+        """Know nothing of a version any more."""
+        for pair in [pair for pair in self._tallies if one in pair]:
+            del self._tallies[pair]
+
+    def close(self) -> None:
+        """End what runs."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def _has_ended(self, _: object) -> None:
+        self._running = None
+
+    def _free_worker(self, one: ModelVersion) -> Backend | None:
+        workers = [w for w in self._pool.serving_version(one) if self._has_room(w)]
+        return least_loaded(workers) if workers else None
+
+    async def _compare(
+        self,
+        method: str,
+        data: bytes,
+        versions: tuple[ModelVersion, ModelVersion],
+        workers: Sequence[Backend],
+    ) -> None:
+        request = _request_in(method, data)
+        if request is None or not _is_repeatable(request):
+            return
+        try:
+            answers = await asyncio.gather(
+                *(_ask(w, request, v.version) for w, v in zip(workers, versions, strict=True))
+            )
+        except aio.AioRpcError:
+            self._count(versions, "failed")
+            return
+        if request.decoding.WhichOneof("strategy") is None and any(
+            answer.provenance.seed for answer in answers
+        ):
+            return  # the package draws by itself
+        difference = first_difference(*answers)
+        if difference is None:
+            self._count(versions, "equal")
+            return
+        tally = self._count(versions, "different")
+        if not tally.HasField("first_difference"):
+            difference.request_id = request.request_id
+            tally.first_difference.CopyFrom(difference)
+
+    def _count(self, versions: tuple[ModelVersion, ModelVersion], result: str) -> Comparison:
+        tally = self._tallies.setdefault(frozenset(versions), Comparison())
+        setattr(tally, result, getattr(tally, result) + 1)
+        self._counts.count("gateway_compared_answers", versions[0].model, result)
+        return tally
+
+
+def first_difference(
+    one: pb.GenerateResponse, other: pb.GenerateResponse
+) -> admin_service_pb2.Difference | None:
+    """Return where the tokens of two answers begin to differ; None if they do not."""
+    for i, (result, other_result) in enumerate(zip(one.results, other.results, strict=False)):
+        pairs = zip(result.sequences, other_result.sequences, strict=False)
+        for k, (sequence, other_sequence) in enumerate(pairs):
+            ids, other_ids = sequence.tokens.ids, other_sequence.tokens.ids
+            if ids != other_ids:
+                token = next(
+                    (t for t, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b),
+                    min(len(ids), len(other_ids)),
+                )
+                return admin_service_pb2.Difference(input=i, output=k, token=token)
+        if len(result.sequences) != len(other_result.sequences):
+            output = min(len(result.sequences), len(other_result.sequences))
+            return admin_service_pb2.Difference(input=i, output=output)
+    return None
+
+
+def _is_chosen(key: bytes, share: float) -> bool:
+    """Say whether a request is of the sample: others than those that a version's share takes."""
+    digest = hashlib.blake2b(key, digest_size=8, person=b"comparison").digest()
+    return int.from_bytes(digest) / 2**64 * ALL < share
+
+
+def _request_in(method: str, data: bytes) -> pb.GenerateRequest | None:
+    try:
+        if method.endswith("Stream"):
+            return pb.GenerateStreamRequest.FromString(data).request
+        return pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _is_repeatable(request: pb.GenerateRequest) -> bool:
+    """Say whether the same is to be answered again: where it draws, it says the seed."""
+    decoding = request.decoding
+    return decoding.WhichOneof("strategy") != "sampling" or decoding.sampling.HasField("seed")
+
+
+async def _ask(worker: Backend, request: pb.GenerateRequest, version: str) -> pb.GenerateResponse:
+    asked = pb.GenerateRequest()
+    asked.CopyFrom(request)
+    asked.request_id, asked.model_version = str(uuid.uuid4()), version
+    asked.scheduling.priority = _LATE
+    asked.output.CopyFrom(pb.Output(token_ids=True))
+    stub = pb_grpc.GenerationServiceStub(worker.channel)
+    answer: pb.GenerateResponse = await stub.Generate(asked, timeout=_TIMEOUT)
+    return answer
