@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from loadtest.target.kserve_grpc import SCHEME, KserveGrpc
 from loadtest.target.target import Target
 from loadtest.target.tokenweir_grpc import TokenweirGrpc
 
@@ -43,4 +44,7 @@ def _open(
         from loadtest.target.openai_http import OpenAiHttp  # what it needs, others do not
 
         return OpenAiHttp(address, model, timeout, arguments.get("token"))
+    if address.startswith(SCHEME):
+        credentials, token = arguments.get("credentials"), arguments.get("token")
+        return KserveGrpc(address.removeprefix(SCHEME), model, timeout, credentials, token)
     return TokenweirGrpc(address, model, timeout, arguments, admin_address)

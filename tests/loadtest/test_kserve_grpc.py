@@ -1,0 +1,167 @@
+"""The same load to a server of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tokenweir.open_inference import open_inference_pb2 as protocol
+from tokenweir.open_inference import open_inference_pb2_grpc
+
+from loadtest.arrival.arrival import ClosedLoop
+from loadtest.config import LoadConfig
+from loadtest.errors import LoadTestError, NoServerError
+from loadtest.load_report import LoadReport
+from loadtest.runner import run
+from loadtest.target.kserve_grpc import KserveGrpc
+from loadtest.work.ask import Ask, InTurn, Work, texts
+from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
+from tests.server.kserve_calls import kserve_server
+
+Tensor = protocol.ModelMetadataResponse.TensorMetadata
+Response = protocol.ModelInferResponse
+
+
+class ScriptedKserve(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers with what a test scripts, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.asked: list[protocol.ModelInferRequest] = []
+        self.tokens: list[str | bytes | None] = []
+        self.inputs = [Tensor(name="text_input", datatype="BYTES", shape=[-1, 1])]
+        self.outputs = [Tensor(name="text_output", datatype="BYTES", shape=[-1, 1])]
+        self.answer: Callable[[grpc.ServicerContext], Response] = lambda context: text("ab")
+
+    def ModelMetadata(
+        self, request: protocol.ModelMetadataRequest, context: grpc.ServicerContext
+    ) -> protocol.ModelMetadataResponse:
+        if request.name != "m":
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
+        return protocol.ModelMetadataResponse(
+            name="m", versions=["3"], inputs=self.inputs, outputs=self.outputs
+        )
+
+    def ModelInfer(
+        self, request: protocol.ModelInferRequest, context: grpc.ServicerContext
+    ) -> Response:
+        self.asked.append(request)
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+        return self.answer(context)
+
+
+def text(*values: str) -> Response:
+    """Return texts as Triton does: raw."""
+    output = Response.InferOutputTensor(name="text_output", datatype="BYTES", shape=[1])
+    encoded = (value.encode() for value in values)
+    raw = b"".join(struct.pack("<I", len(one)) + one for one in encoded)
+    return Response(model_name="m", outputs=[output], raw_output_contents=[raw])
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedKserve]:
+    script = ScriptedKserve()
+    running = grpc.server(ThreadPoolExecutor(8))
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(script, running)
+    script.address = f"kserve://127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
+    running.start()
+    yield script
+    running.stop(None).wait()
+
+
+def load(server: ScriptedKserve, work: Work, model: str = "m", **more: Any) -> LoadReport:
+    config = LoadConfig(server.address, model, ClosedLoop(2), 3, timeout=5, **more)
+    return run(config, work, client_arguments=lambda: {"token": "secret"})
+
+
+def test_texts_go_to_the_input_that_the_server_names(server: ScriptedKserve):
+    asks = InTurn("one", (Ask("p", options={"max_tokens": 5, "top_p": 0.5, "stop": ["x"]}),))
+
+    report = load(server, asks)
+
+    assert (report.num_failed, len(report.records)) == (0, 3)
+    (sent,) = server.asked[-1].inputs
+    assert (sent.name, sent.datatype, list(sent.shape)) == ("text_input", "BYTES", [1, 1])
+    assert list(sent.contents.bytes_contents) == [b"p"]
+    parameters = server.asked[-1].parameters
+    assert parameters["max_tokens"].int64_param == 5
+    assert parameters["top_p"].double_param == 0.5
+    assert parameters["stop"].string_param == '["x"]'
+    assert server.tokens[-1] == "Bearer secret"
+
+
+def test_a_wrong_answer_is_found(server: ScriptedKserve):
+    answers = (Ask("p", expected={"text": "ab"}), Ask("q", expected={"text": "no"}))
+
+    report = load(server, InTurn("two", answers))
+
+    assert [record.check for record in sorted(report.records, key=lambda one: one.index)] == [
+        *("right", "wrong", "right")
+    ]
+
+
+def test_token_ids_need_an_input_for_them(server: ScriptedKserve):
+    server.inputs.append(Tensor(name="ids", datatype="INT32", shape=[-1]))
+    report = load(server, InTurn("ids", (Ask((5, 6)),)))
+    sent = server.asked[-1].inputs[0]
+    assert (sent.name, list(sent.shape), list(sent.contents.int_contents)) == ("ids", [2], [5, 6])
+    assert report.num_failed == 0
+
+    server.inputs.pop()
+    with pytest.raises(LoadTestError, match="takes no INT32 or INT64.*text_input BYTES"):
+        load(server, InTurn("ids", (Ask((5, 6)),)))
+
+
+def test_what_a_call_ends_with_is_counted(server: ScriptedKserve):
+    server.answer = lambda context: context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    report = load(server, texts(("p",)))
+
+    assert {(one.status, one.message) for one in report.records} == {("RESOURCE_EXHAUSTED", "full")}
+
+
+def test_a_model_or_a_server_that_is_not_there_is_named(server: ScriptedKserve):
+    with pytest.raises(LoadTestError, match="does not tell of model 'x': unknown model"):
+        load(server, texts(("p",)), model="x")
+    server.address = "kserve://127.0.0.1:1"
+    with pytest.raises(NoServerError, match="no server answers at 127.0.0.1:1"):
+        load(server, texts(("p",)))
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "answer"),
+    [
+        ("dates", None, {"text": "ab c ", "finish_reason": "eos"}),
+        ("tags", None, {"spans": 2}),
+        ("tags", "embed", {"values": [3.0, 4.0]}),
+        ("eyes", None, {"labels": 1}),
+    ],
+)
+async def test_our_own_server_is_asked_for_all_that_it_does(
+    model: str, method: Any, answer: dict[str, Any], tmp_path: Path
+):
+    image = tmp_path / "image.png"
+    image.write_bytes(b"\x89PNG")
+    prompt = image if model == "eyes" else "ab c"
+    seer = FakePredictor(prediction_package("eyes", task="classify"))
+    async with running_worker(FakeGenerator(), FakePredictor(), seer) as (_, address):
+        async with kserve_server(address) as where:
+            target = KserveGrpc(where, model, timeout=10)
+            try:
+                await target.find()
+                reply = await target.send(Ask(prompt, method=method), keep=True)
+            finally:
+                await target.close()
+
+    found = {
+        name: len(value) if isinstance(answer[name], int) else value  # type: ignore[arg-type]
+        for name, value in (reply.answer or {}).items()
+    }
+    assert found == answer
+    assert reply.input_tokens > 0
+    assert reply.output_tokens == (2 if model == "dates" else 0)
