@@ -66,6 +66,7 @@ def gateway(
     prefix_affinity: bool,
     grace: float,
     metrics_port: int | None,
+    metrics_host: str,
     otlp_endpoint: str | None,
     log_level: Any,
     log_format: Any,
@@ -95,7 +96,7 @@ def gateway(
         grace=grace,
         gateway=GatewayConfig(host=host, port=port, doors=chosen, prefix_affinity=prefix_affinity),
         log=LogConfig(level=log_level, format=log_format),
-        metrics=MetricsConfig(port=metrics_port),
+        metrics=MetricsConfig(port=metrics_port, host=metrics_host),
         tracing=TracingConfig(endpoint=otlp_endpoint),
     )
 

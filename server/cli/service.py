@@ -29,9 +29,9 @@ from server.cli.options import (
 from server.cli.sight_options import sight_options
 
 if TYPE_CHECKING:
-    from server.cli.settings import Settings
     from server.config import LogConfig, ServeConfig
     from server.ray.serving import Service
+    from server.settings import Settings
 
 
 @click.command(
@@ -244,6 +244,7 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
         "gateway": "serve.with_gateway",
         "crowded_calls": "gateway.crowded_calls_per_worker",
         "metrics_port": "metrics.port",
+        "metrics_host": "metrics.host",
         "otlp_endpoint": "tracing.endpoint",
         "log_level": "log.level",
         "log_format": "log.format",
@@ -253,7 +254,7 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
 
 def _settings(file: Path | None, options: Mapping[str, Any]) -> Settings:
     """Return the settings of a file, and of those options that were in fact given."""
-    from server.cli.settings import Settings
+    from server.settings import Settings
 
     settings = Settings()
     if file is not None:

@@ -13,7 +13,13 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
-        help="Answer Prometheus at 127.0.0.1:PORT/metrics; 0: any free port.  [default: none]",
+        help="Answer Prometheus at HOST:PORT/metrics; 0: any free port.  [default: none]",
+    ),
+    click.option(
+        "--metrics-host",
+        default="127.0.0.1",
+        show_default=True,
+        help="Interface of that port.",
     ),
     click.option(
         "--otlp-endpoint",

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from server.config import ServeConfig
 from server.packages.pinned import PinnedPackage
@@ -22,17 +23,7 @@ def deploy(
     """Tell Ray Serve to run workers under this name; return before they run."""
     from ray import serve
 
-    deployment = serve.deployment(
-        WorkerReplica,
-        name="Worker",
-        health_check_period_s=1,
-        health_check_timeout_s=5,
-        graceful_shutdown_timeout_s=config.grace + 10,
-        graceful_shutdown_wait_loop_s=0.1,
-        max_constructor_retry_count=2,
-        ray_actor_options=_actor_options(config, name),
-        **scaling(config),
-    )
+    deployment = serve.deployment(WorkerReplica, **worker_options(config, name))
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled")
     serve.run_many(
@@ -44,6 +35,20 @@ def deploy(
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
+
+
+def worker_options(config: ServeConfig, name: str) -> dict[str, Any]:
+    """Return the options of the deployment of workers under a name."""
+    return {
+        "name": "Worker",
+        "health_check_period_s": 1,
+        "health_check_timeout_s": 5,
+        "graceful_shutdown_timeout_s": config.grace + 10,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "max_constructor_retry_count": 2,
+        "ray_actor_options": _actor_options(config, name),
+        **scaling(config),
+    }
 
 
 def undeploy(names: Collection[str]) -> None:

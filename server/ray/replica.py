@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from engine.background import in_background
@@ -17,6 +17,7 @@ from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
 from server.packages.pinned import PinnedPackage
 from server.ray.claim import undeploy_if_abandoned
+from server.ray.publication import published
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
@@ -43,14 +44,20 @@ class WorkerReplica:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self,
         config: ServeConfig,
-        roster: RosterAddress,
+        roster: RosterAddress | None,
         packages: Mapping[str, PinnedPackage],
         group: str,
+        _beside: object = None,
     ) -> None:
-        self._link = RosterLink(roster)
+        """Without a roster it is that of an application, which runs beside the workers."""
+        has_command = roster is not None
+        find = partial(_published_roster, config.name)
+        roster = roster or await _when_published(find)
+        self._link = RosterLink(roster, find=None if has_command else find)
         _forward_log(self._link, config.log)
-        look = partial(self._end_without_command, config.name, group)
-        self._looking = in_background("looking for the command", look)
+        if has_command:
+            look = partial(self._end_without_command, config.name, group)
+            self._looking = in_background("looking for the command", look)
         try:
             info = await self._start(config, packages, roster.peers)
             self._info = dataclasses.replace(info, group=group)
@@ -141,6 +148,17 @@ def _load_engines(
         name: load_engine(package.load(config.package_cache), engine_config)
         for name, package in packages.items()
     }
+
+
+async def _published_roster(name: str) -> RosterAddress | None:
+    found = await asyncio.to_thread(published, name)
+    return None if found is None else found.roster
+
+
+async def _when_published(find: Callable[[], Awaitable[RosterAddress | None]]) -> RosterAddress:
+    while (found := await find()) is None:
+        await asyncio.sleep(HEARTBEAT)
+    return found
 
 
 def _actor_name() -> str:

@@ -27,9 +27,9 @@ from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.cli.app import cli, run
 from server.cli.service import SETTING_OF_OPTION
-from server.cli.settings import Settings
 from server.config import ServeConfig, WorkerConfig
 from server.gateway.gateway import Gateway
+from server.settings import Settings
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import (

@@ -59,8 +59,15 @@ class Settings:
             document = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
-        for name, value in self._leaves(document, path):
-            self.give(name, self._typed(name, value, path), str(path))
+        self.take(document, str(path), path.parent)
+
+    def take(self, document: Mapping[str, Any], origin: str, folder: Path) -> None:
+        """Take in the sections of a document; paths in it are relative to the folder.
+
+        Raises ConfigError for an unknown key, or a value of another type, with the origin.
+        """
+        for name, value in self._leaves(document, origin):
+            self.give(name, self._typed(name, value, origin, folder), origin)
 
     def give(self, name: str, value: Any, origin: str) -> None:
         """Set one value."""
@@ -135,37 +142,37 @@ class Settings:
         return next(iter(found), "")
 
     def _leaves(
-        self, table: Mapping[str, Any], path: Path, section: str = ""
+        self, table: Mapping[str, Any], origin: str, section: str = ""
     ) -> Iterator[tuple[str, Any]]:
         """Return all values by name; ConfigError for the first name that there is not."""
         for key, value in table.items():
             name = f"{section}.{key}" if section else key
             if name in FOLLOWING:
-                raise ConfigError(f"{path}: {name} follows from {FOLLOWING[name]}; leave it out")
+                raise ConfigError(f"{origin}: {name} follows from {FOLLOWING[name]}; leave it out")
             if name in self._types:
                 yield name, value
             elif name in self._sections and isinstance(value, dict):
-                yield from self._leaves(value, path, name)
+                yield from self._leaves(value, origin, name)
             elif any(known.startswith(f"{name}.") for known in self._types):
-                raise ConfigError(f"{path}: {name} is a section, [{name}], not a value")
+                raise ConfigError(f"{origin}: {name} is a section, [{name}], not a value")
             else:
                 unknown = _first_leaf(name, value)
                 raise ConfigError(
-                    f"{path}: there is no setting {unknown}; the nearest is "
+                    f"{origin}: there is no setting {unknown}; the nearest is "
                     f"{_nearest(unknown, self._types)}"
                 )
 
-    def _typed(self, name: str, value: Any, path: Path) -> Any:
+    def _typed(self, name: str, value: Any, origin: str, folder: Path) -> Any:
         """Return a value of the type that a setting has."""
         kind = self._types[name]
-        value = _as_paths(value, kind, path.parent)
+        value = _as_paths(value, kind, folder)
         try:
             return TypeAdapter(kind, config=_STRICT).validate_python(value)
         except ValidationError as error:
             (first, *_) = error.errors()
             where = f"{name}{_keys(value, first['loc'])}"
             raise ConfigError(
-                f"{path}: {where} ({first['input']!r}) is of the wrong type: {first['msg']}"
+                f"{origin}: {where} ({first['input']!r}) is of the wrong type: {first['msg']}"
             ) from error
 
 

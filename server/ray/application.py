@@ -1,0 +1,52 @@
+"""The workers of a service as an application that Ray Serve runs by itself, with no command.
+
+`serve deploy` and a RayService of KubeRay name `server.ray.application:app_builder`, and give it
+settings, in the sections that the file of `tokenweir serve --config` has. `tokenweir gateway`
+answers calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigError
+from engine.factory import device_of
+from server.config import ServeConfig
+from server.packages.pinned import pin_all
+from server.ray.deployment import worker_options
+from server.ray.replica import WorkerReplica
+from server.ray.roster_replica import RosterReplica
+from server.settings import Settings
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+def app_builder(args: Mapping[str, Any]) -> Application:
+    """Return the application with these settings; Ray Serve calls it on the cluster.
+
+    Raises ConfigError or PackageError for settings and packages that cannot be served.
+    """
+    from ray import serve
+
+    config = config_of(args)
+    packages, manifests = pin_all(config.packages, config.require_signature)
+    for manifest, place in zip(manifests, config.packages.values(), strict=True):
+        device_of(manifest, place, config.engine)
+    config = config.settled([manifest.target for manifest in manifests])
+    roster = serve.deployment(
+        RosterReplica, name="Roster", health_check_period_s=1, ray_actor_options={"num_cpus": 0}
+    ).bind(config)
+    worker = serve.deployment(WorkerReplica, **worker_options(config, config.name))
+    return worker.bind(config, None, packages, config.name, roster)
+
+
+def config_of(args: Mapping[str, Any]) -> ServeConfig:
+    """Return the settings; ConfigError for those that there are not, or that are out of bounds."""
+    settings = Settings()
+    settings.take(args, "args of the application", Path.cwd())
+    if not settings["serve.packages"].value:
+        raise ConfigError("args of the application name no package; give serve.packages")
+    return settings.config()

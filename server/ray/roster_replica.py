@@ -1,0 +1,46 @@
+"""The place where the workers of an application are known, when no command serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from server.config import ServeConfig
+from server.identity.peers import peers_of
+from server.ray.publication import Publication, publish, published
+from server.ray.registry import Registry
+from server.ray.roster import Roster
+from server.telemetry.logs import log_to_stderr
+from server.telemetry.metrics import Snapshot
+from server.telemetry.metrics_page import MetricsPage
+
+logger = logging.getLogger(__name__)
+
+
+class RosterReplica:
+    """A Ray Serve replica with the roster; one that takes its place has the same secrets."""
+
+    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        import ray
+
+        log_to_stderr(config.log)
+        self._roster = Roster(Registry())
+        host = str(ray.util.get_node_ip_address())
+        before = await asyncio.to_thread(published, config.name)
+        if before is None:
+            address = await self._roster.start(host, peers_of(host))
+        else:
+            address = await self._roster.start(host, before.roster.peers, before.roster.token)
+        settings = config.gateway_settings
+        told = Publication(address, settings.max_request_bytes, settings.max_calls_per_worker)
+        await asyncio.to_thread(publish, config.name, told)
+        if config.metrics.port is not None:
+            self._page = MetricsPage(
+                config.metrics.host,
+                config.metrics.port,
+                self._counted,
+                lambda: list(self._roster.snapshots.items()),
+            )
+
+    def _counted(self) -> Snapshot:
+        return [("worker_restarts", (), self._roster.restarts.count)]
