@@ -23,6 +23,7 @@ from server.cli.load_test import loadtest
 from server.cli.operation import load_model, traffic, unload_model
 from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
+from server.cli.replay import replay
 from server.cli.service import serve
 from server.cli.sign import sign
 from server.cli.status import health, models
@@ -71,6 +72,7 @@ for command in (
     kserve,
     token,
     generate,
+    replay,
     score,
     classify,
     label,

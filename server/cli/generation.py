@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -11,6 +12,7 @@ from server.cli.connection import answer_each, open_client
 from server.cli.generation_options import client_options, generation_options, prompt_of
 from server.cli.json_lines import print_json
 from server.cli.options import (
+    any_path,
     examples,
     json_option,
     model_option,
@@ -18,6 +20,7 @@ from server.cli.options import (
     timeout_option,
     version_option,
 )
+from server.cli.recorded import recording
 from server.cli.server_options import Server, server_option
 
 if TYPE_CHECKING:
@@ -55,10 +58,22 @@ if TYPE_CHECKING:
 @version_option
 @request_id_option
 @json_option
+@click.option(
+    "--record",
+    type=any_path,
+    metavar="FILE",
+    help="Write requests and answers there, for `tokenweir replay`.",
+)
 @timeout_option
 @server_option
 def generate(
-    model: str, texts: tuple[str, ...], as_json: bool, timeout: float, server: Server, **typed: Any
+    model: str,
+    texts: tuple[str, ...],
+    as_json: bool,
+    record: Path | None,
+    timeout: float,
+    server: Server,
+    **typed: Any,
 ) -> int:
     """Generate from each TEXT and print the answer while it comes.
 
@@ -69,11 +84,13 @@ def generate(
     def answer(text: str) -> None:
         prompt = prompt_of(text, typed)
         if as_json:
-            print_json(_whole_answer(client, model, prompt, options))
+            print_json(found := _whole_answer(client, model, prompt, options))
         elif options.get("num_outputs", 1) > 1:
-            _print_result(client.generate(model, prompt, **options), typed)
+            _print_result(found := client.generate(model, prompt, **options), typed)
         else:
-            _print_rest(print_stream(client, model, prompt, cast("StreamOptions", options)), typed)
+            found = print_stream(client, model, prompt, cast("StreamOptions", options))
+            _print_rest(found, typed)
+        note(model, prompt, options, found)
 
     def answer_together(texts: Sequence[str]) -> bool:
         results = _results(client, model, [prompt_of(text, typed) for text in texts], options)
@@ -81,11 +98,12 @@ def generate(
             _print_result(result, typed)
         return bool(results)
 
-    with open_client(server) as client:
+    alone = as_json or record is not None  # each has its own times, and its own seed
+    with open_client(server) as client, recording(record) as note:
         return answer_each(
             texts,
             answer,
-            answer_together=None if as_json else answer_together,  # JSON has the times of each
+            answer_together=None if alone else answer_together,
             as_json=as_json,
         )
 

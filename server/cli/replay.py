@@ -1,0 +1,109 @@
+"""The command that asks a recorded request again, and says whether the answer has the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from server.cli.connection import open_client
+from server.cli.exit_codes import DONE, FAILED
+from server.cli.json_lines import plain
+from server.cli.options import examples, existing_file, timeout_option
+from server.cli.recorded import Recorded, read_recorded
+from server.cli.server_options import Server, server_option
+
+if TYPE_CHECKING:
+    from tokenweir import Client, GenerateOptions
+
+# What a difference may come from: fields of Provenance, as people call them.
+_CAUSES = {
+    "manifest_sha256": "package",
+    "model_version": "version of the model",
+    "server_version": "version of the server",
+    "processor": "processor",
+    "threads": "threads",
+    "determinism": "determinism",
+}
+
+
+@click.command(
+    short_help="Ask recorded requests again, and compare the answers.",
+    epilog=examples(
+        'tokenweir generate --model dates --record dates.jsonl "3rd of Feb, 1998"',
+        "tokenweir replay dates.jsonl",
+    ),
+)
+@click.argument("file", type=existing_file)
+@timeout_option
+@server_option
+def replay(file: Path, timeout: float, server: Server) -> int:
+    """Ask every request of FILE again, by the seed that it was drawn with.
+
+    FILE is what `tokenweir generate --record FILE` has written. Of every request it says whether
+    the answer is bit-equal, else what is not: where it came from, and the first other token.
+    """
+    code = DONE
+    with open_client(server) as client:
+        for number, recorded in enumerate(read_recorded(file), start=1):
+            found = list(differences(recorded, _asked_again(client, recorded, timeout)))
+            click.echo(f"request {number}: {'; '.join(found) or 'bit-equal'}")
+            if found:
+                code = FAILED
+    return code
+
+
+def _asked_again(client: Client, recorded: Recorded, timeout: float) -> dict[str, Any]:
+    """Return the answer that comes now, as JSON has it."""
+    options = dict(recorded.options)
+    if "logit_bias" in options:  # keys of JSON are texts
+        options["logit_bias"] = {int(token): bias for token, bias in options["logit_bias"].items()}
+    if seed := recorded.answer["provenance"]["seed"]:
+        options.setdefault("seed", seed)
+    options["timeout"] = timeout
+    asked = cast("GenerateOptions", options)
+    answer = client.generate(recorded.model, recorded.prompt, **asked)
+    return cast(dict[str, Any], plain(answer))
+
+
+def differences(recorded: Recorded, now: dict[str, Any]) -> Iterator[str]:
+    """Say what of an answer is not what it was; nothing if all bits are the same.
+
+    Where it comes from is named only where its bits are others.
+    """
+    before = recorded.answer
+    found = [
+        difference
+        for i, pair in enumerate(zip(before["sequences"], now["sequences"], strict=False))
+        if (difference := _difference(i, *pair))
+    ]
+    if len(before["sequences"]) != len(now["sequences"]):
+        found.append(f"{len(now['sequences'])} sequences in place of {len(before['sequences'])}")
+    for name in ("prompt_logprobs", "source_pieces"):
+        if before[name] != now[name]:
+            found.append(f"{name.replace('_', ' ')} differ")
+    if not found:
+        return
+    yield from found
+    same = True
+    for name, cause in _CAUSES.items():
+        was, is_now = (one["provenance"].get(name) for one in (before, now))
+        if was != is_now:
+            same = False
+            yield f"{cause} was {was or 'not said'}, is {is_now or 'not said'}"
+    if same:
+        yield "from the same package, server, processor and threads"
+
+
+def _difference(index: int, was: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return what differs of a sequence; "" if nothing does."""
+    where = f"sequence {index}"
+    if was["token_ids"] != now["token_ids"]:
+        pairs = list(zip(was["token_ids"], now["token_ids"], strict=False))
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        a, b = (one["token_ids"][first : first + 1] for one in (was, now))
+        return f"{where}: token {first} was {a[0] if a else 'none'}, is {b[0] if b else 'none'}"
+    differing = [name for name in was if was[name] != now.get(name)]
+    return f"{where}: the same tokens, but other {', '.join(differing)}" if differing else ""
