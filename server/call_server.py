@@ -19,7 +19,7 @@ import grpc
 from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.event_thread import Event, start_event_thread
+from server.event_thread import Event, Rests, start_event_thread
 from server.status import CallStatus
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ _T = TypeVar("_T")
 
 _FAILED = "the server failed; see its log"
 _NO_FLAGS = 0
-_REST = 0.005  # seconds
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
 _ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
 
@@ -38,15 +37,20 @@ class CallServer:
     """Tells `arrived` of every call, in a thread of its own."""
 
     def __init__(
-        self, arrived: Callable[[ServerCall], None], options: Iterable[tuple[str, int]]
+        self,
+        arrived: Callable[[ServerCall], None],
+        options: Iterable[tuple[str, int]],
+        rests: Rests | None = None,
     ) -> None:
+        """Where `rests` are wanted, calls come several at a time."""
         self._arrived = arrived
+        self._rests = rests or Rests()
         self._loop = asyncio.get_running_loop()
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
-        self._is_stopping = self._rests = False
+        self._is_stopping = False
         self._stopped = asyncio.Event()
 
     def add_insecure_port(self, address: str) -> int:
@@ -67,15 +71,7 @@ class CallServer:
         """Take calls from now on."""
         self._server.start()
         self._ask_for_next()
-        start_event_thread("gRPC calls", self._next_event, self._pass_on)
-
-    def rest(self) -> None:
-        """Let calls come for a moment, once those that are there were passed on; from any thread.
-
-        Who refuses most of them does so with several at a time: it costs less, and does not stop
-        the workers for every one.
-        """
-        self._rests = True
+        start_event_thread("gRPC calls", self._next_event, self._pass_on, self._rests)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and end those that go on after `grace` seconds."""
@@ -95,12 +91,11 @@ class CallServer:
                 self._server.request_call(self._queue, self._queue, _ARRIVAL)
 
     def _next_event(self) -> Event:
-        if self._rests:
+        if self._rests.are_wanted:
             event = self._queue.poll(0)
             if event.tag is not None:
                 return event
-            self._rests = False
-            time.sleep(_REST)
+            self._rests.take()
         return self._queue.poll()
 
     def _pass_on(self, event: Event) -> bool:

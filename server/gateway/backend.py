@@ -15,6 +15,7 @@ from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from engine.background import in_background
+from server.event_thread import Rests
 from server.gateway.traffic import ModelVersion
 from server.gateway.worker_calls import WorkerCall, WorkerCalls
 from server.identity.peers import CHANNEL_OPTIONS, Peers
@@ -50,8 +51,12 @@ class Backend:
         *,
         silence: float,
         peers: Peers | None = None,
+        rests: Rests | None = None,
     ) -> None:
-        """Call `changed` when it serves other models; with `peers` all is encrypted."""
+        """Call `changed` when it serves other models; with `peers` all is encrypted.
+
+        What it sends waits where `rests` are wanted.
+        """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self._others = 0  # calls that others had there, when the worker last said how many it has
@@ -60,11 +65,11 @@ class Backend:
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
         # The channel is that of health and admin.
         if peers is None:
-            self.calls = WorkerCalls(address, options)
+            self.calls = WorkerCalls(address, options, rests=rests)
             self.channel = aio.insecure_channel(address, options=options)
         else:
             credentials = peers.of_channel()
-            self.calls = WorkerCalls(address, (*options, *CHANNEL_OPTIONS), credentials)
+            self.calls = WorkerCalls(address, (*options, *CHANNEL_OPTIONS), credentials, rests)
             self.channel = aio.secure_channel(
                 address, credentials, options=(*options, *CHANNEL_OPTIONS)
             )

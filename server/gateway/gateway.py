@@ -29,6 +29,7 @@ from server.api import HEALTH, METHODS, SERVICES
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import GatewayConfig
+from server.event_thread import Rests
 from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
@@ -90,6 +91,7 @@ class Gateway:
         """
         self._config = config
         self._traffic = Traffic()
+        self._rests = Rests()
         self._pool = Pool(
             self._publish_health,
             lost or _nothing_to_do,
@@ -97,6 +99,7 @@ class Gateway:
             traffic=self._traffic,
             peers=peers,
             affinity=Affinity() if config.prefix_affinity else None,
+            rests=self._rests,
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
@@ -140,9 +143,8 @@ class Gateway:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
         if self._config.doors.reflection:
             enable_reflection((*SERVICES, HEALTH), self._local)
-        self._server = CallServer(
-            self._arrived, server_options(max_bytes, self._config.client_silence)
-        )
+        options = server_options(max_bytes, self._config.client_silence)
+        self._server = CallServer(self._arrived, options, self._rests)
         port = listen(self._server, self._config.host, self._config.port, credentials)
         if (socket := self._config.local_socket) is not None:
             listen(self._server, f"unix:{socket}", 0)
@@ -296,7 +298,7 @@ class Gateway:
         tenant = share.tenant if share else ""
         self._outcomes.refused(call.method, request_id, tenant, status, error.reason)
         if not isinstance(error, _OF_THE_CALLER):
-            self._server.rest()
+            self._rests.want()
 
     def _begin(
         self, call: ServerCall, request: bytes, share: Share | None, visit: Visit | None

@@ -19,7 +19,7 @@ import grpc
 from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.event_thread import Event, start_event_thread
+from server.event_thread import Event, Rests, start_event_thread
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,18 @@ class WorkerCalls:
         address: str,
         options: Iterable[tuple[str, int | str]],
         credentials: grpc.ChannelCredentials | None = None,
+        rests: Rests | None = None,
     ) -> None:
-        """Encrypt what is sent if there are credentials."""
+        """Encrypt what is sent if there are credentials.
+
+        What comes waits where `rests` are wanted.
+        """
         inner = None if credentials is None else cast(Any, credentials)._credentials
         self._channel = cygrpc.Channel(address.encode(), tuple(options), inner)
         self._open: set[WorkerCall] = set()
         self._is_closing = False
-        start_event_thread(f"calls to {address}", self._channel.next_call_event, self._passed_on)
+        next_event = self._channel.next_call_event
+        start_event_thread(f"calls to {address}", next_event, self._passed_on, rests or Rests())
 
     def make(self) -> WorkerCall:
         """Return a call that is to be started."""

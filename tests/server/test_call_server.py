@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +16,9 @@ import pytest
 from grpc import aio
 
 from engine.errors import QueueFull
+from server import event_thread
 from server.call_server import CallServer, ServerCall
+from server.event_thread import Rests
 from server.status import call_status
 from tests.server.calls import failure_of, until
 
@@ -215,10 +216,11 @@ async def test_a_server_that_rests_passes_several_calls_on_at_a_time(
 
     def refuse(call: ServerCall) -> None:
         call.refuse(call_status(QueueFull("no room", 0.3), "r"))
-        server.rest()
+        rested.want()
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    server = CallServer(refuse, ())
+    monkeypatch.setattr(event_thread, "sleep", sleep)
+    rested = Rests()
+    server = CallServer(refuse, (), rested)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -253,6 +255,6 @@ def test_where_models_are_served_grpc_has_no_threads_before_that_of_the_server(
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
-    asked = "-event_engine_listener"
+    asked = "-event_engine_listener,-event_engine_client"
     assert done.stdout.split() == [f"{mine},{asked}" if mine else asked, str(mine)]
     assert done.stderr == ""  # gRPC says there what it does not know

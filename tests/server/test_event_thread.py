@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from server import event_thread
-from server.event_thread import start_event_thread
+from server.event_thread import Rests, start_event_thread
 
 SOON, LATER = 0.0015, 0.0025  # seconds, within two pauses of a millisecond and not
 
@@ -18,16 +18,20 @@ class Events:
 
     def __init__(self, waits: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
+        self.rests = Rests()
         self._waits = list(waits)
         self._now = 100.0
         self._ended = threading.Event()
         monkeypatch.setattr(event_thread, "monotonic", lambda: self._now)
-        monkeypatch.setattr(event_thread, "sleep", lambda seconds: self.log.append("pause"))
+        monkeypatch.setattr(event_thread, "sleep", self._sleep)
 
     def follow(self) -> list[str]:
-        start_event_thread("events", self._next, self._pass_on)
+        start_event_thread("events", self._next, self._pass_on, self.rests)
         assert self._ended.wait(10)
         return self.log
+
+    def _sleep(self, seconds: float) -> None:
+        self.log.append("pause" if seconds == 0.001 else f"rest until {self._now + seconds:.3f}")
 
     def _next(self) -> int:
         self._now += self._waits.pop(0)
@@ -53,3 +57,14 @@ def test_who_is_woken_again_soon_pauses_behind_the_event_and_takes_what_is_there
     log = Events([LATER, SOON, 0.0, 0.0, SOON, LATER, 0.0], monkeypatch).follow()
 
     assert log == ["event", "event", "pause", "event", "event", "event", "pause", "event", "event"]
+
+
+def test_who_is_woken_rests_until_all_wake_while_calls_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = Events([0.004, 0.0, 0.0, 0.013, 0.0], monkeypatch)
+    events.rests.want()
+
+    log = events.follow()
+
+    assert log == ["event", "rest until 100.010", "event", "event", "event", "event"]
