@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
+from engine.life.engine import NICENESS
 from engine.life.trial import Trial
 from engine.package.device_certificate import settings_as_shown
 from engine.package.manifest import GenerationContract, Manifest
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 TARGET_TOKENIZER_NAME = "target_tokenizer.json"  # where what is written has one of its own
 
@@ -99,7 +104,7 @@ def _load_generating(
     from engine.text.source_and_target import SourceAndTarget
 
     tokenizer, target = _load_tokenizers(package, contract)
-    runner = load_runner(package, contract, config, device)
+    runner = _nicely(device, lambda: load_runner(package, contract, config, device))
     config = config.with_num_seqs(runner.num_slots)
     widest = config.limits.most_sequences
     core = core_on_slots(config, contract, runner)
@@ -124,6 +129,17 @@ def _load_generating(
         chat=_load_chat(package),
         warm_up=warm,
     )
+
+
+def _nicely(device: CudaDevice | None, load: Callable[[], _T]) -> _T:
+    """Load graphs so that their threads are as nice to others as the engine's, which they help.
+
+    If they were less nice, they would wait, spinning, on the processor that it is to run on.
+    """
+    if device is not None or sys.platform != "linux":
+        return load()
+    with ThreadPoolExecutor(1, initializer=lambda: os.nice(NICENESS)) as thread:
+        return thread.submit(load).result()
 
 
 def load_runner(
@@ -191,7 +207,8 @@ def _load_one_pass(
     text = package.manifest.encoding
     tokenizer = _load_tokenizer(package, text.vocab_size) if text is not None else None
     path = package.file("model.onnx")
-    session = create_session(path, num_threads=config.num_threads, device=device)
+    threads = config.num_threads
+    session = _nicely(device, lambda: create_session(path, num_threads=threads, device=device))
     check_graphs((session, one_pass_shape(package.manifest)))
 
     def warm() -> Trial:

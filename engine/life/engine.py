@@ -11,10 +11,10 @@ from engine.machine import num_cores
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
-# Of a thread that computes the model itself, beside the event loop's. That needs little time, and
+# Of threads that compute the model themselves, beside the event loop's. That needs little time, and
 # what it hands over makes the next step larger: computed first, a step has few sequences, and what
 # came before it waits for the whole of it. A GPU waits for its thread, which needs little time too.
-_NICENESS = 5
+NICENESS = 5
 
 
 class Engine:
@@ -32,7 +32,7 @@ class Engine:
             thread_name,
             warm_up,
             config.max_step_seconds,
-            niceness=_NICENESS if self._device == "cpu" else 0,
+            niceness=NICENESS if self._device == "cpu" else 0,
         )
 
     @property

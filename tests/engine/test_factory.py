@@ -6,7 +6,9 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -259,6 +261,31 @@ async def test_generating_package_becomes_an_engine_that_generates(
     (finished,) = (event for event in events if isinstance(event, SequenceFinished))
     assert finished.text == answer
     assert isinstance(events[-1], RequestFinished) and events[-1].usage.input_tokens == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+@pytest.mark.parametrize("makes_text", [True, False])
+def test_threads_of_graphs_are_as_nice_as_the_one_that_runs_them(
+    makes_text: bool, tmp_path: Path
+) -> None:
+    path = _generating_package(tmp_path, cross=True) if makes_text else _text_package(tmp_path)
+    package, before = load_package(path), _niceness_of_threads()
+
+    engine = load_engine(package, replace(CONFIG, num_threads=3))
+
+    after = _niceness_of_threads()
+    own = before[threading.get_native_id()]
+    assert {after[thread] - own for thread in after.keys() - before.keys()} == {5}
+    assert after[threading.get_native_id()] == own
+    assert engine.num_threads == 3
+
+
+def _niceness_of_threads() -> dict[int, int]:
+    found = {}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            found[thread] = os.getpriority(os.PRIO_PROCESS, thread)
+    return found
 
 
 async def test_text_package_becomes_an_engine_that_predicts(tmp_path: Path) -> None:
