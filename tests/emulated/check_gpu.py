@@ -14,6 +14,7 @@ with tempfile.TemporaryDirectory() as directory:
     out = Path(directory)
     with contextlib.redirect_stdout(sys.stderr):
         code = main(["--out", directory, "--quick", "--only", sys.argv[1]])
+    sys.stderr.write((out / "log.txt").read_text())  # of the parts, each a process
     print(
         json.dumps(
             {

@@ -10,16 +10,14 @@ from tests.emulated.conftest import RunScript
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
-_WRONG = (
-    "rows.llama.bf16",
-    "certificate.llama.fp16.kv-int8",
-    "certificate.sentiment.bf16",
-)
+_ROWS = "rows.llama.bf16"
+_CERTIFICATES = ("certificate.llama.fp16.kv-int8", "certificate.sentiment.bf16")
 _MEASURED = (
     "steps.gpt2-124m.int4",
     "steps.bart-large",
     "speed.llama-1b",
     "pieces.likeliest",
+    "variant.llama.efficient-attention",
     "variant.llama.int8-blocks-one-launch",
 )
 
@@ -31,19 +29,34 @@ def run(on_device: RunScript, *names: str) -> tuple[dict[str, Any], dict[str, di
 
 
 @pytest.mark.long
-def test_certificates_fail_by_what_is_compared_and_by_nothing_before(on_device: RunScript) -> None:
-    seen, parts = run(on_device, "machine", "pieces.row-copies", *_WRONG)
+def test_the_device_is_named_and_copies_arrive_there(on_device: RunScript) -> None:
+    seen, parts = run(on_device, "machine", "pieces.row-copies")
 
-    assert seen["code"] == 1
+    assert seen["code"] == 0
     assert seen["results"]["is_emulated"] and "The device is emulated" in seen["table"]
     assert parts["machine"]["found"]["gpu"] == "EMULATED sm_90"
     assert parts["pieces.row-copies"]["status"] == "passed"  # copies are real there
-    assert {name: parts[name]["status"] for name in _WRONG} == dict.fromkeys(_WRONG, "failed")
-    rows, *certificates = _WRONG
-    assert "NOTHING computed" in parts[rows]["summary"]
-    assert parts[rows]["found"]["digest"] == parts[rows]["found"]["digest_again"]
-    for name in certificates:
-        assert parts[name]["found"] == {"error": "CertificateError"}
+
+
+@pytest.mark.long
+def test_rows_fail_because_nothing_is_computed(on_device: RunScript) -> None:
+    seen, parts = run(on_device, _ROWS)
+
+    assert seen["code"] == 1
+    assert parts[_ROWS]["status"] == "failed"
+    assert "NOTHING computed" in parts[_ROWS]["summary"]
+    assert parts[_ROWS]["found"]["digest"] == parts[_ROWS]["found"]["digest_again"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _CERTIFICATES)
+def test_a_certificate_fails_by_what_is_compared_and_by_nothing_before(
+    name: str, on_device: RunScript
+) -> None:
+    seen, parts = run(on_device, name)
+
+    assert seen["code"] == 1 and parts[name]["status"] == "failed"
+    assert parts[name]["found"] == {"error": "CertificateError"}
 
 
 def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(
@@ -58,14 +71,12 @@ def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(
 
 
 @pytest.mark.long
-def test_every_kind_of_measurement_runs_through(on_device: RunScript) -> None:
-    seen, parts = run(on_device, *_MEASURED)
+@pytest.mark.parametrize("name", _MEASURED)
+def test_every_kind_of_measurement_runs_through(name: str, on_device: RunScript) -> None:
+    seen, parts = run(on_device, name)
 
-    statuses = {name: part["status"] for name, part in parts.items()}
-    assert statuses == dict.fromkeys(_MEASURED, "measured"), seen["results"]
-    assert seen["code"] == 0
-    steps = parts["steps.bart-large"]["found"]["tables"]
-    (decoding,) = (rows for title, rows in steps.items() if title.startswith("decode steps"))
-    assert [row["rows"] for row in decoding] == [1, 3]
-    (whole,) = parts["speed.llama-1b"]["found"]["tables"].values()
-    assert {row["streams"] for row in whole} == {1, 3}
+    assert (seen["code"], parts[name]["status"]) == (0, "measured"), seen["results"]
+    rows = next(iter(parts[name]["found"]["tables"].values()))
+    counted = {"steps": ("rows", {1, 3}), "speed": ("streams", {1, 3}), "variant": ("rows", {1, 4})}
+    column, counts = counted.get(name.partition(".")[0], ("k", {1, 64, 128}))
+    assert {row[column] for row in rows} == counts
