@@ -111,7 +111,9 @@ def _export_elsewhere(settings: Settings, pair: tuple[str, str]) -> tuple[str, O
         outcome = elsewhere(f"{__name__}:export", settings, model=model, form=form)
     except subprocess.CalledProcessError as error:
         outcome = Outcome(f"its process ended with {error.returncode}", {}, False)
-    return f"{model}.{form}", outcome, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    print(f"{model}.{form}: {outcome.summary} in {seconds:.0f} s", flush=True)
+    return f"{model}.{form}", outcome, seconds
 
 
 def _export(settings: Settings, model: str, form: PackageFormat) -> Manifest:

@@ -242,7 +242,7 @@ def test_right_answers_come_before_speed_and_plain_formats_first() -> None:
 
 
 def test_packages_are_made_beside_each_other_and_those_that_are_not_are_named(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def elsewhere(run: str, given: Settings, *, model: str, form: str) -> Outcome:
         if (model, form) == ("dates", "fp16"):
@@ -263,6 +263,8 @@ def test_packages_are_made_beside_each_other_and_those_that_are_not_are_named(
         "llama.fp16.kv-int8": "llama.fp16.kv-int8: its process ended with -6",
     }
     assert len(outcome.found["seconds"]) > 30
+    told = capsys.readouterr().out  # so that a log says how far it came
+    assert "dates.fp16: row 2 differs in 0 s\n" in told and "text.bf16: 24 cases in 0 s\n" in told
     assert os.sched_getaffinity(0) == cores
 
 
