@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.cli.app import run
-from tests.engine.test_package import _write as write_package
+from tests.engine.test_package import write_package
 
 
 @pytest.fixture
