@@ -170,6 +170,16 @@ class Gateway:
         """Take how many calls workers say that they have, by address: others send some, too."""
         self._pool.hear(loads)
 
+    def told_traffic(self) -> Mapping[str, Any]:
+        """Which versions get which calls, for other gateways; see `divide`."""
+        return self._traffic.told()
+
+    async def divide(self, traffic: Mapping[str, Any]) -> None:
+        """Send versions the calls that another gateway has told, where models are loaded."""
+        if traffic != self._traffic.told():
+            self._traffic.adopt(traffic)
+            await self._pool.tell()
+
     @property
     def num_serving(self) -> int:
         """The number of workers that take calls now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from engine.errors import FieldViolation, InvalidRequest, ModelNotFound, ModelVersionNotFound
 
@@ -77,6 +77,20 @@ class Traffic:
         """Know nothing of a version any more."""
         self.close(one)
         self._closed.discard(one)
+
+    def told(self) -> dict[str, Any]:
+        """Return all of it for other gateways, as JSON has it; see `adopt`."""
+        closed = [list(one) for one in sorted(self._closed)]
+        return {"shares": {model: {**s} for model, s in self._shares.items()}, "closed": closed}
+
+    def adopt(self, told: Mapping[str, Any]) -> None:
+        """Be as another one has told; ValueError, TypeError or KeyError for what is none."""
+        closed = {ModelVersion(str(model), str(version)) for model, version in told["closed"]}
+        self._shares = {
+            str(model): {str(version): float(share) for version, share in shares.items()}
+            for model, shares in dict(told["shares"]).items()
+        }
+        self._closed = closed
 
     def is_open(self, one: ModelVersion) -> bool:
         """Say whether a version takes new calls."""

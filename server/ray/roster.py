@@ -16,7 +16,9 @@ Every worker keeps one connection to the command that serves, and writes a line 
 A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
 once a second and when that has changed:
 
-    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}}
+    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}, "traffic": {...}}
+
+The traffic is that of a gateway at which models are loaded, if there is one; see Traffic.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import logging
 import secrets
 import ssl
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +79,7 @@ class Roster:
         self.snapshots: dict[str, Snapshot] = {}  # of the workers that serve, by address
         self.loads: dict[str, int] = {}  # likewise
         self.restarts = Restarts()
+        self.traffic: Callable[[], Mapping[str, Any]] | None = None  # of the gateway beside it
 
     @property
     def num_workers(self) -> int:
@@ -151,14 +155,17 @@ class Roster:
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell a gateway of the workers."""
-        told, since = b"", 0.0
+        last, since = b"", 0.0
         while not reader.at_eof():
             workers = [worker.address for worker in self._registry.workers]
-            line = json.dumps({"workers": workers, "loads": self.loads}).encode() + b"\n"
-            if line != told or time.monotonic() > since + HEARTBEAT:
+            told: dict[str, Any] = {"workers": workers, "loads": self.loads}
+            if self.traffic is not None:
+                told["traffic"] = self.traffic()
+            line = json.dumps(told).encode() + b"\n"
+            if line != last or time.monotonic() > since + HEARTBEAT:
                 writer.write(line)
                 await writer.drain()
-                told, since = line, time.monotonic()
+                last, since = line, time.monotonic()
             await asyncio.sleep(TELL_PERIOD)
 
 

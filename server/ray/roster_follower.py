@@ -26,6 +26,9 @@ class Follower(Protocol):
     async def sync(self, workers: list[str]) -> None:
         """Send new calls to these workers only."""
 
+    async def divide(self, traffic: Mapping[str, Any]) -> None:
+        """Send versions of models the calls that this says."""
+
     def hear(self, loads: Mapping[str, int]) -> None:
         """Take what workers say of how many calls they have, by address."""
 
@@ -76,6 +79,8 @@ class RosterFollower:
 
     async def _take(self, message: Mapping[str, Any], *, is_young: bool) -> None:
         """Know the workers of a message; a young roster may not have heard of all of them yet."""
+        if "traffic" in message:  # before the workers: a version that is being loaded is closed
+            await self._gateway.divide(message["traffic"])
         told = tuple(str(address) for address in message["workers"])
         known = tuple(dict.fromkeys((*self._known, *told))) if is_young else told
         if known != self._known:

@@ -146,6 +146,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
             gateway = Gateway(settings, hung, peers, tracing, (deployment, first))
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
+            roster.traffic = gateway.told_traffic
         if config.metrics.port is not None:
             page = _metrics_page(config, config.metrics.port, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)

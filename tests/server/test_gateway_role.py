@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from server.cli.app import run
 from server.config import GatewayConfig, GatewayRoleConfig
 from server.gateway.gateway import Gateway
+from server.gateway.traffic import ModelVersion, Traffic
 from server.identity.peers import Peers, peers_of
 from server.ray.gateway_role import running_gateway_role
 from server.ray.publication import Publication
@@ -35,6 +36,7 @@ class _Gateway:
     def __init__(self) -> None:
         self.workers: list[str] = []
         self.loads: Mapping[str, int] = {}
+        self.told: list[tuple[Mapping[str, object], list[str]]] = []
         self.peers: list[Peers | None] = []
 
     def trust(self, peers: Peers | None) -> None:
@@ -42,6 +44,9 @@ class _Gateway:
 
     async def sync(self, workers: list[str]) -> None:
         self.workers = workers
+
+    async def divide(self, traffic: Mapping[str, object]) -> None:
+        self.told.append((traffic, [*self.workers]))
 
     def hear(self, loads: Mapping[str, int]) -> None:
         self.loads = loads
@@ -95,6 +100,19 @@ async def test_a_gateway_hears_of_workers_and_of_how_busy_they_are(peers: Peers 
         await until(lambda: not gateway.loads)
 
     assert gateway.peers == [peers]
+
+
+async def test_a_gateway_hears_of_the_traffic_before_it_hears_of_workers() -> None:
+    traffic = Traffic()
+    traffic.close(ModelVersion("dates", "2"))
+    async with listening() as (roster, address):
+        roster.traffic = traffic.told
+        async with living(address, WORKERS[0]), following(address) as gateway:
+            await until(lambda: bool(gateway.told))
+            assert gateway.told[0] == ({"shares": {}, "closed": [["dates", "2"]]}, [])
+            await until(lambda: bool(gateway.workers))
+            traffic.open(ModelVersion("dates", "2"), 100)
+            await until(lambda: gateway.told[-1][0] == traffic.told())
 
 
 async def test_a_gateway_that_goes_leaves_the_roster_to_the_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from engine.errors import InvalidRequest, ModelNotFound, ModelVersionNotFound
@@ -133,3 +135,14 @@ def test_a_version_that_is_forgotten_may_come_again() -> None:
     traffic.see([OLD, NEW])
 
     assert (traffic.share(NEW), traffic.share(OLD)) == (100, 0)
+
+
+def test_another_gateway_divides_calls_alike() -> None:
+    traffic, other = two_versions(30), Traffic()
+    traffic.close(ModelVersion("dates", "3"))
+
+    other.adopt(json.loads(json.dumps(traffic.told())))
+
+    assert of_new(other) == of_new(traffic)
+    assert other.is_closed(ModelVersion("dates", "3"))
+    assert other.told() == traffic.told()

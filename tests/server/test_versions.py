@@ -128,3 +128,11 @@ async def test_what_no_worker_has_is_not_found_among_all(
 
     assert refused.code is grpc.StatusCode.NOT_FOUND
     assert message in refused.message
+
+
+async def test_a_gateway_divides_calls_as_another_one_tells(two: Two) -> None:
+    await two.gateway.divide({"shares": {"dates": {"8": 100, "7": 0}}, "closed": [["other", "7"]]})
+
+    assert {await two.ask(number) for number in range(9)} == {"8"}
+    refused = await failure_of(two.stubs.generation.Generate(generate("a", model="other")))
+    assert refused.reason == "MODEL_NOT_FOUND"
