@@ -32,7 +32,7 @@ from loadtest.result_file import write_document
 from loadtest.studies.idle import read_tree
 from loadtest.studies.sight import Served, served
 
-_SETTINGS = "[log]\nrequests = false\n[gateway.doors]\nadmin_port = 0\n"
+SETTINGS = "[log]\nrequests = false\n[gateway.doors]\nadmin_port = 0\n"
 _SHARES = (5, 50, 100)
 _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "tuesday 14 october 2031", "1/2/2003")
 
@@ -96,7 +96,7 @@ def memory(pid: int) -> tuple[int, dict[str, int]]:
     return by_name.total(), dict(by_name.most_common())
 
 
-async def _measure(
+async def measure(
     server: Served, package: Path, num_swaps: int, streams: int, settle: float
 ) -> dict[str, object]:
     manifest = read_manifest(package)
@@ -139,8 +139,8 @@ async def _measure(
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(package: Path, swaps: int, streams: int, settle: float, out: Path) -> None:
     """Swap versions of PACKAGE under load; write OUT.json."""
-    with served(package, _SETTINGS) as server:
-        found = asyncio.run(_measure(server, package, swaps, streams, settle))
+    with served(package, SETTINGS) as server:
+        found = asyncio.run(measure(server, package, swaps, streams, settle))
     content = {
         "command": shlex.join(["python", "-m", "loadtest.studies.swaps", *sys.argv[1:]]),
         "commit": code_commit(),
