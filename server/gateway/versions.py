@@ -138,11 +138,7 @@ class Versions:
         if request_id and request_id in self._unloaded:
             return
         what = f"the unload of {ModelVersion(model, version)}"
-        await self._alone(what, request_id, lambda: self._unload(model, version))
-        if request_id:
-            self._unloaded[request_id] = None
-            if len(self._unloaded) > _NUM_REMEMBERED:
-                del self._unloaded[next(iter(self._unloaded))]
+        await self._alone(what, request_id, lambda: self._unload(model, version, request_id))
 
     def set_share(self, one: ModelVersion, share: float) -> None:
         """Give a version its share of the calls; raises as `Traffic.set_share`."""
@@ -230,7 +226,7 @@ class Versions:
             raise InvalidRequest([FieldViolation("model_version", what)])
         return package
 
-    async def _unload(self, model: str, version: str) -> None:
+    async def _unload(self, model: str, version: str, request_id: str) -> None:
         one = self._named(model, version)
         group = self._find(one)
         if group is None:
@@ -256,6 +252,9 @@ class Versions:
         await self._deployment.end(group)
         self._traffic.forget(one)
         self._forget(one)
+        self._unloaded[request_id] = None
+        if len(self._unloaded) > _NUM_REMEMBERED:
+            del self._unloaded[next(iter(self._unloaded))]
 
     def _new_group(self, packages: Mapping[str, LoadedPackage], replicas: int) -> Group:
         self._num_started += 1

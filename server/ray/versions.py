@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engine.errors import LoadFailed
+from engine.errors import EngineFailure, LoadFailed
 from engine.factory import device_of
 from engine.package.manifest import Manifest
 from server.config import ServeConfig
@@ -75,9 +75,11 @@ class RayDeployment:
             return  # it has never begun
         pids = [] if joins_cluster() else [worker.pid for worker in self._workers(name)]
         await self._ray.run(undeploy_soon, (name,))
-        async with asyncio.timeout(self._config.grace + _END_TIMEOUT):
-            while await self._is_there(name) or _any_runs(pids):
-                await asyncio.sleep(_POLL)
+        deadline = time.monotonic() + self._config.grace + _END_TIMEOUT
+        while await self._is_there(name) or _any_runs(pids):
+            if time.monotonic() > deadline:
+                raise EngineFailure(f"the processes of {name} do not end; stop the server")
+            await asyncio.sleep(_POLL)
         self._applications.discard(name)
 
     def undeploy_soon(self) -> None:

@@ -325,6 +325,16 @@ async def test_of_two_operators_one_wins_and_the_same_request_waits(served: Serv
 
 async def test_an_unload_that_is_done_is_done_for_who_asks_again(served: Served) -> None:
     await served.load("dates-2")
+    running = served.public.generation.Generate(generate("HOLD", model_version="2"))
+    (engine,) = served.deployment.engines["dates-2"]
+    await engine.seen.wait()
+    first = served.admin.UnloadModel(unload_of("2", request_id="once"))
+    await until(lambda: not served.deployment.workers.get("1"))
+    first.cancel()  # its operator is gone: the unload goes on
+    engine.release.set()
+    await running
+    await until(lambda: served.deployment.gateway._versions._operation is None)
+
     for _ in range(2):
         await served.admin.UnloadModel(unload_of("2", request_id="once"))
 
