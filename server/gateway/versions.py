@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -109,7 +110,6 @@ class Versions:
         self._traffic = traffic
         self._deployment = deployment
         self._groups = [first]
-        self._num_started = 0
         self._operation: _Operation | None = None
         self._unloaded: dict[str, None] = {}  # ids of requests, of late
         self.loading: ModelVersion | None = None
@@ -257,8 +257,10 @@ class Versions:
             del self._unloaded[next(iter(self._unloaded))]
 
     def _new_group(self, packages: Mapping[str, LoadedPackage], replicas: int) -> Group:
-        self._num_started += 1
-        return Group(str(self._num_started), packages, replicas)
+        """Return a group of the lowest number that is free: what runs them keeps every name."""
+        taken = {group.name for group in self._groups}
+        number = next(n for n in count(1) if str(n) not in taken)
+        return Group(str(number), packages, replicas)
 
     async def _start(self, group: Group) -> None:
         """Start workers and wait until they serve; what fails leaves none of them."""

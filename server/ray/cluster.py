@@ -32,6 +32,9 @@ _LOCAL_RAY = {
     "RAY_kill_worker_timeout_milliseconds": "500",  # then SIGKILL, which a stopped process needs
     "RAY_enable_pipe_based_agent_to_parent_health_check": "1",  # else agents look every 0.4 s
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # else who loses it dies amid the drain
+    # Models come and go: what is kept of the processes that had them.
+    "RAY_maximum_gcs_destroyed_actor_cached_count": "16",
+    "RAY_maximum_gcs_dead_worker_cached_count": "16",
     # Nobody reads what Ray reports of itself, and nothing here waits for its rounds.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
