@@ -133,9 +133,9 @@ class KserveGrpc:
     def _input(self, ask: Ask) -> protocol.ModelInferRequest.InferInputTensor:
         """Return the prompt in the first input that can have it."""
         prompt = ask.prompt
+        if ask.is_chat:
+            raise ValueError("a conversation cannot be sent by the Open Inference Protocol")
         if isinstance(prompt, tuple):
-            if prompt and isinstance(prompt[0], Mapping):
-                raise ValueError("a conversation cannot be sent by the Open Inference Protocol")
             told = self._first(_INTEGERS)
             field, values = _INTEGERS[told.datatype], [*prompt]
         else:

@@ -90,7 +90,7 @@ class OpenAiHttp:
             await self._session.close()
 
     async def _generate(self, ask: Ask, keep: bool) -> Reply:
-        is_chat = _is_chat(ask)
+        is_chat = ask.is_chat
         body = {
             **_options(ask),
             "stream": True,
@@ -208,11 +208,6 @@ def _options(ask: Ask) -> dict[str, object]:
 
 def _listed(prompt: object) -> object:
     return list(prompt) if isinstance(prompt, tuple) else prompt
-
-
-def _is_chat(ask: Ask) -> bool:
-    prompt = ask.prompt
-    return isinstance(prompt, tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _ids(listed: object) -> list[str]:

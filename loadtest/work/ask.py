@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from pydantic import JsonValue
 
@@ -32,6 +32,12 @@ class Ask:
     turns: tuple[str, ...] = ()  # the prompts behind it: "{answer}" is the last answer
     expected: Answer | None = None  # fields that its answer is to have
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is a conversation."""
+        prompt = self.prompt
+        return isinstance(prompt, tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
     def next_turn(self, answer: str) -> Ask | None:
         """Return what is asked behind an answer; None at the end of the session.
 
@@ -41,12 +47,12 @@ class Ask:
             return None
         said = self.turns[0].replace("{answer}", answer)
         prompt: Prompt = said
-        if isinstance(self.prompt, tuple) and self.prompt and isinstance(self.prompt[0], dict):
+        if self.is_chat:
             turn: tuple[Said, ...] = (
                 {"role": "assistant", "content": answer},
                 {"role": "user", "content": said},
             )
-            prompt = (*self.prompt, *turn)
+            prompt = (*cast(tuple[Said, ...], self.prompt), *turn)
         return replace(self, prompt=prompt, turns=self.turns[1:], expected=None)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pydantic import JsonValue
 
-from loadtest.work.ask import Ask, Method, Work
+from loadtest.work.ask import Ask, Method
+from loadtest.work.derived import Derived
 from loadtest.work.lengths import Lengths
 
 
 @dataclass(frozen=True)
-class Common:
+class Common(Derived):
     """A work whose requests have these options, this method and so many turns."""
 
-    work: Work
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     method: Method | None = None
     num_turns: int = 1  # the prompt of a later turn is the answer to the one before
@@ -28,14 +28,6 @@ class Common:
         out = f", {self.output_tokens.text} output tokens" if self.output_tokens else ""
         turns = f", sessions of {self.num_turns}" if self.num_turns > 1 else ""
         return f"{self.work.title}{out}{turns}"
-
-    @property
-    def num_different(self) -> int | None:
-        return self.work.num_different
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        return self.work.times
 
     def ask(self, index: int) -> Ask:
         """Return one request; the same index has the same length of its answer."""

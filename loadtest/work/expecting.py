@@ -12,29 +12,17 @@ from pydantic import JsonValue
 
 from loadtest.errors import LoadTestError
 from loadtest.work.ask import Answer, Ask, Work
+from loadtest.work.derived import Derived
 
 
 @dataclass(frozen=True)
-class Expecting:
+class Expecting(Derived):
     """A work whose requests expect the answers that the same requests have in another one.
 
     An answer to a request without options holds whatever the options are.
     """
 
-    work: Work
     answered: tuple[Ask, ...]
-
-    @property
-    def title(self) -> str:
-        return self.work.title
-
-    @property
-    def num_different(self) -> int | None:
-        return self.work.num_different
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        return self.work.times
 
     def ask(self, index: int) -> Ask:
         """Return one request with its expected answer, if there is one."""
@@ -89,8 +77,7 @@ def _request(ask: Ask) -> dict[str, JsonValue]:
 def _prompt_name(ask: Ask) -> str:
     if isinstance(ask.prompt, Path):
         return "image"
-    is_chat = isinstance(ask.prompt, tuple) and bool(ask.prompt) and isinstance(ask.prompt[0], dict)
-    return "chat" if is_chat else "prompt"
+    return "chat" if ask.is_chat else "prompt"
 
 
 def _prompt_value(ask: Ask) -> JsonValue:

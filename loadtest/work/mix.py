@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from loadtest.errors import LoadTestError
-from loadtest.work.ask import Ask, Method, Work
+from loadtest.work.ask import Ask, Method
+from loadtest.work.derived import Derived
 
 _FORM = "give SHARE NAME OPTION=VALUE ..., such as '20 beam beam=4'"
 
@@ -38,10 +39,9 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Mix:
+class Mix(Derived):
     """Requests of a work, each of a kind that is drawn for its index."""
 
-    work: Work
     kinds: tuple[Kind, ...]
     seed: int = 0
 
@@ -50,14 +50,6 @@ class Mix:
         total = sum(kind.share for kind in self.kinds)
         parts = ", ".join(f"{kind.share / total:.0%} {kind.name}" for kind in self.kinds)
         return f"{self.work.title}: {parts}"
-
-    @property
-    def num_different(self) -> int | None:
-        return self.work.num_different
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        return self.work.times
 
     def ask(self, index: int) -> Ask:
         """Return one request."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from server.cli.options import Number, existing_file, timeout_option
+from server.cli.options import Decorator, Number, existing_file, timeout_option
 from server.cli.server_options import server_option
 from server.cli.typed_dates import TYPED_DATES
 
@@ -133,6 +133,18 @@ _WORK = (
     click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn."),
 )
 
+
+def _left_out(name: str, when: str) -> Decorator:
+    """Return the option of a time whose requests are measured by nobody."""
+    return click.option(
+        name,
+        type=Number(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        help=f"{when}, in no figure.",
+    )
+
+
 _ARRIVAL = (
     click.option(
         "--requests",
@@ -145,20 +157,8 @@ _ARRIVAL = (
         metavar="SECONDS",
         help="In which requests are due.",
     ),
-    click.option(
-        "--warmup",
-        type=Number(min=0),
-        default=0.0,
-        metavar="SECONDS",
-        help="At the beginning, in no figure.",
-    ),
-    click.option(
-        "--cooldown",
-        type=Number(min=0),
-        default=0.0,
-        metavar="SECONDS",
-        help="At the end of --duration, in no figure.",
-    ),
+    _left_out("--warmup", "At the beginning"),
+    _left_out("--cooldown", "At the end of --duration"),
     click.option(
         "--concurrency",
         type=click.IntRange(1),

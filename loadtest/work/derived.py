@@ -1,0 +1,26 @@
+"""A work that changes the requests of another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.work.ask import Work
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What such a work has from the other one; it has an `ask` of its own."""
+
+    work: Work
+
+    @property
+    def title(self) -> str:
+        return self.work.title
+
+    @property
+    def num_different(self) -> int | None:
+        return self.work.num_different
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        return self.work.times
