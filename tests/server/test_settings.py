@@ -315,10 +315,17 @@ async def test_a_limit_of_requests_is_that_of_a_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", ["gateway", "worker"])
-async def test_calls_beyond_those_that_may_be_open_are_refused(
-    section: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("max_concurrent_calls = 1", "1 calls are open here, the most that may be"),
+        ("max_open_bytes = 10", "more exceed 10"),
+    ],
+)
+async def test_what_is_open_is_limited(
+    section: str, limit: str, message: str, tmp_path: Path
 ) -> None:
-    config = config_of(tmp_path, f"[{section}]\nmax_concurrent_calls = 1")
+    config = config_of(tmp_path, f"[{section}]\n{limit}")
     engine = FakeGenerator()
 
     async with served(config, engine) as stubs:
@@ -328,24 +335,7 @@ async def test_calls_beyond_those_that_may_be_open_are_refused(
         call.cancel()
 
     assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert "1 calls are open here, the most that may be" in failure.message
-
-
-@pytest.mark.parametrize("section", ["gateway", "worker"])
-async def test_bytes_beyond_those_that_may_be_open_are_refused(
-    section: str, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path, f"[{section}]\nmax_open_bytes = 10")
-    engine = FakeGenerator()
-
-    async with served(config, engine) as stubs:
-        call = stubs.generation.GenerateStream(stream("HOLD"))
-        await until(lambda: len(engine.requests) == 1)
-        failure = await failure_of(stubs.generation.Generate(generate("a")))
-        call.cancel()
-
-    assert failure.reason == "QUEUE_FULL"
-    assert "more exceed 10" in failure.message
+    assert message in failure.message
 
 
 async def test_the_queue_of_an_engine_holds_as_many_as_it_may(
