@@ -43,6 +43,25 @@ def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
 def test_a_decode_step_has_few_launches(
     name: str, vocab_size: int, export: Export, on_device: RunScript
 ) -> None:
+    """The nine layers behind a third have as many as it: what has twelve is traced for long."""
+    paths = [
+        path
+        for layers in (2, 3)
+        for path in export(name, "fp16", num_decoder_layers=layers, vocab_size=vocab_size)
+    ]
+
+    found = on_device("look_at_graph.py", *paths)
+
+    of_two, of_three = (found[path]["launches"] for path in paths)
+    assert of_three - of_two > 0
+    assert of_three + 9 * (of_three - of_two) <= MOST_LAUNCHES[name, vocab_size]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "vocab_size"), MOST_LAUNCHES)
+def test_a_decode_step_of_twelve_layers_has_few_launches(
+    name: str, vocab_size: int, export: Export, on_device: RunScript
+) -> None:
     (path,) = export(name, "fp16", num_decoder_layers=12, vocab_size=vocab_size)
 
     found = on_device("look_at_graph.py", path)

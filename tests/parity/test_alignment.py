@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -143,17 +144,16 @@ def make_request(number: int, params: SamplingParams, num_prefix: int = 0) -> Ge
     return GenerationRequest(f"request-{number}", source, params, target_prefix=prefix)
 
 
-@pytest.mark.parametrize("num_prefix", [0, 1, 3, 6])
 @pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize("setup", setups())
 async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
-    setup: Setup, kind: str, num_prefix: int, of_setup: Callable[[Setup], Made]
+    setup: Setup, kind: str, of_setup: Callable[[Setup], Made]
 ) -> None:
     checkpoint, package = of_setup(setup)
     params = replace(PARAMS[kind], alignment=True)
-    asking = [make_request(i, params, num_prefix) for i in range(6)]
-    others = [make_request(50 + i, other) for i, other in enumerate(PARAMS.values())]
-    mixed = [request for pair in zip(asking, [*others, others[0]], strict=True) for request in pair]
+    asking = [make_request(i, params, num_prefix) for num_prefix in (0, 1, 3, 6) for i in range(6)]
+    others = cycle(make_request(50 + i, other) for i, other in enumerate(PARAMS.values()))
+    mixed = [request for pair in zip(asking, others, strict=False) for request in pair]
 
     found = await answers(package, mixed, setup)
 
