@@ -23,8 +23,8 @@ _percent = Number(min=0, max=100)
     "load-model",
     short_help="Load a package beside what a server serves.",
     epilog=examples(
-        "tokenweir load-model packages/dates-2 --canary 5 --server 127.0.0.1:50052",
-        "tokenweir load-model s3://models/dates-2 --replicas 2 --server 127.0.0.1:50052",
+        "tokenweir load-model packages/dates-2 --canary 5 --server localhost:50052",
+        "tokenweir load-model s3://m/dates-2 --replicas 2 --server localhost:50052",
     ),
 )
 @click.argument("package", metavar="PACKAGE")
@@ -78,7 +78,7 @@ def load_model(
 @click.command(
     "traffic",
     short_help="Give a version its share of the calls.",
-    epilog=examples("tokenweir traffic dates 2 100 --server 127.0.0.1:50052"),
+    epilog=examples("tokenweir traffic dates 2 100 --server localhost:50052"),
 )
 @click.argument("model", metavar="MODEL")
 @click.argument("model_version", metavar="VERSION")
@@ -97,7 +97,7 @@ def traffic(model: str, model_version: str, share: float, as_json: bool, server:
 @click.command(
     "unload-model",
     short_help="End a version of a model, and its processes.",
-    epilog=examples("tokenweir unload-model dates 1 --server 127.0.0.1:50052"),
+    epilog=examples("tokenweir unload-model dates 1 --server localhost:50052"),
 )
 @click.argument("model", metavar="MODEL")
 @click.argument("model_version", default="", metavar="[VERSION]")
