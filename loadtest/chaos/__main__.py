@@ -1,0 +1,137 @@
+"""`python -m loadtest.chaos packages/dates --minutes 30`: harm to a server under load.
+
+It starts `tokenweir serve`, learns the right answers, keeps streams going, and does one harm after
+the other: kills workers (SIGKILL), stops them (SIGSTOP), ends them (SIGTERM), kills Ray Serve's
+controller, and the command itself, which is the gateway and the registry. The next comes when all
+workers serve again, or `--serving` of them. With --no-ray there are the gateway and the workers
+only, and a worker is replaced faster. It exits with 1 if an answer was wrong, a token missing or
+doubled, or a stream hung.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from tokenweir import AsyncClient
+
+from engine.machine import machine_name
+from loadtest.chaos.harm import KILL_CONTROLLER, KINDS, Harmed, harm
+from loadtest.chaos.load import Load, cases
+from loadtest.chaos.report import summary, table
+from loadtest.chaos.server import Server
+from loadtest.origin import code_commit, now
+from loadtest.result_file import write_document
+
+_PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "12.03.2021", "one two three")
+_PAUSE = 0.3  # seconds between recovery and the next harm, so that it meets streams anywhere
+_GONE_ON = "goes on at another"  # what the gateway says of a stream
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done, and how often."""
+
+    kinds: tuple[str, ...]  # one after the other
+    minutes: float
+    most: int  # harms
+    concurrency: int
+    num_serving: int  # workers, before the next one
+    num_tokens: int  # of an answer, at most
+
+
+async def do_harm(server: Server, load: Load, plan: Plan) -> list[Harmed]:
+    """Do harm under load until it is time, or so often; return what was done."""
+    found: list[tuple[str, float, float]] = []  # kind, when, recovery
+    ends = time.monotonic() + 60 * plan.minutes
+    async with load.going_on(plan.concurrency):
+        for kind in itertools.islice(itertools.cycle(plan.kinds), plan.most):
+            if time.monotonic() > ends:
+                break
+            await asyncio.sleep(_PAUSE)
+            began = time.monotonic()
+            gone = await asyncio.to_thread(harm, kind, server)
+            await asyncio.to_thread(server.wait_until_whole, gone, plan.num_serving)
+            found.append((kind, began, time.monotonic() - began))
+            click.echo(f"{len(found)} {kind}: {found[-1][2]:.1f} s", err=True)
+    return [Harmed(kind, took, load.first_answer_after(began)) for kind, began, took in found]
+
+
+async def learn_and_harm(server: Server, plan: Plan) -> tuple[Load, list[Harmed]]:
+    """Learn the right answers, then do harm."""
+    async with AsyncClient(server.address, max_attempts=5) as client:
+        (model,) = await client.models()
+        known = await cases(client, model.model, _PROMPTS, plan.num_tokens)
+        load = Load(client, model.model, known)
+        return load, await do_harm(server, load, plan)
+
+
+@click.command(help=__doc__)
+@click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--minutes", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option("--harms", type=click.IntRange(min=1), help="No more than so many.")
+@click.option("--only", "kinds", type=click.Choice(KINDS), multiple=True, help="Kinds of harm.")
+@click.option("--no-ray", is_flag=True, help="Gateway and workers only.")
+@click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--serving", type=click.IntRange(min=1), help="Workers that serve before the next.")
+@click.option("--concurrency", type=click.IntRange(min=1), default=12, show_default=True)
+@click.option("--tokens", type=click.IntRange(min=1), default=200, help="Of an answer, at most.")
+@click.option("--out", type=click.Path(path_type=Path), help="Without an ending.")
+def main(
+    package: Path,
+    minutes: float,
+    harms: int | None,
+    kinds: tuple[str, ...],
+    no_ray: bool,
+    replicas: int,
+    serving: int | None,
+    concurrency: int,
+    tokens: int,
+    out: Path | None,
+) -> None:
+    """Run, print a table, and write OUT.json."""
+    possible = tuple(kind for kind in KINDS if not (no_ray and kind == KILL_CONTROLLER))
+    plan = Plan(
+        kinds or possible, minutes, harms or sys.maxsize, concurrency, serving or replicas, tokens
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(package, replicas, Path(folder) / "serve.log", with_ray=not no_ray)
+        server.start()
+        try:
+            server.wait_until_whole()
+            load, harmed = asyncio.run(learn_and_harm(server, plan))
+        finally:
+            server.stop()
+        num_gone_on = server.num_said(_GONE_ON)
+    click.echo(table(harmed, load.tally, num_gone_on))
+    if out is not None:
+        write(out, plan, load, harmed, num_gone_on)
+    sys.exit(1 if load.tally.num_wrong or load.tally.hung else 0)
+
+
+def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: int) -> None:
+    """Write what was found to OUT.json."""
+    content = {
+        "command": shlex.join(["python", "-m", "loadtest.chaos", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "written_at": now(),
+        "machine": machine_name(),
+        "plan": asdict(plan),
+        "harms": summary(harmed),
+        "streams": asdict(load.tally),
+        "streams_gone_on_at_another_worker": num_gone_on,
+        "wrong": load.wrong,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_document(content, out.with_suffix(".json"))
+
+
+if __name__ == "__main__":
+    main()

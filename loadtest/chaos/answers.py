@@ -1,0 +1,59 @@
+"""Which answers were right, and what was wrong with the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from tokenweir import GeneratedSequence
+
+T = TypeVar("T")
+Verdict = Literal["right", "lost", "doubled", "different"]
+
+
+def verdict(got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:
+    """Say whether a sequence is what it has to be, bit for bit.
+
+    "lost" has only a part of the tokens, "doubled" has all of them and more.
+    """
+    if got == expected:
+        return "right"
+    if got.token_ids == expected.token_ids:
+        return "different"  # in its text, its log-probabilities or its end
+    if _is_within(got.token_ids, expected.token_ids):
+        return "lost"
+    return "doubled" if _is_within(expected.token_ids, got.token_ids) else "different"
+
+
+def _is_within(some: Sequence[T], all_: Sequence[T]) -> bool:
+    """Return whether the first are among the second, in their order."""
+    rest = iter(all_)
+    return all(one in rest for one in some)
+
+
+@dataclass
+class Tally:
+    """What became of the streams."""
+
+    right: int = 0
+    lost: int = 0
+    doubled: int = 0
+    different: int = 0
+    hung: int = 0  # no end within their timeout
+    failed: Counter[str] = field(default_factory=Counter)  # that said so, by code and reason
+    num_tokens: int = 0  # of the right ones
+
+    def judge(self, got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:
+        """Count a sequence."""
+        found = verdict(got, expected)
+        setattr(self, found, getattr(self, found) + 1)
+        if found == "right":
+            self.num_tokens += len(got.token_ids)
+        return found
+
+    @property
+    def num_wrong(self) -> int:
+        """Sequences that say nothing of it and are not right."""
+        return self.lost + self.doubled + self.different

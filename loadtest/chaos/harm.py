@@ -1,0 +1,45 @@
+"""What is done to a server."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import dataclass
+
+from loadtest.chaos.server import CONTROLLER, Server
+
+
+@dataclass(frozen=True)
+class Harmed:
+    """One harm, and how long it was felt; seconds."""
+
+    kind: str
+    recovery: float  # until enough workers served again
+    first_answer: float | None  # to who asked behind it; None: none came any more
+
+
+def harm(kind: str, server: Server) -> int | None:
+    """Do something to a server; return the process that is gone when it has recovered."""
+    if kind == KILL_SERVER:
+        server.kill()
+        server.start()
+        return None
+    what, signal_number = _SIGNALS[kind]
+    found = server.find(what or server.worker)
+    if not found:
+        return None
+    pid = random.choice(found)
+    os.kill(pid, signal_number)
+    return pid
+
+
+KILL_SERVER = "kill-server"  # the gateway and the registry of workers
+KILL_CONTROLLER = "kill-controller"
+_SIGNALS = {  # what gets which one; "": a worker
+    "kill-worker": ("", signal.SIGKILL),
+    "stop-worker": ("", signal.SIGSTOP),
+    "end-worker": ("", signal.SIGTERM),
+    KILL_CONTROLLER: (CONTROLLER, signal.SIGKILL),
+}
+KINDS = (*_SIGNALS, KILL_SERVER)

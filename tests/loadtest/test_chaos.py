@@ -1,0 +1,163 @@
+"""Chaos: what is said of answers and of harm; and a short run of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenweir import AsyncClient, DeadlineExceeded, GeneratedSequence, Unavailable
+
+from exporter.checkpoint import save_checkpoint
+from exporter.export import export_package
+from exporter.models import TransformerConfig, build_model
+from loadtest.chaos.answers import Tally, verdict
+from loadtest.chaos.harm import Harmed
+from loadtest.chaos.load import Case, Load
+from loadtest.chaos.report import summary, table
+
+EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
+
+
+@pytest.mark.parametrize(
+    ("got", "found"),
+    [
+        (EXPECTED, "right"),
+        (replace(EXPECTED, text="ab", token_ids=(1, 2)), "lost"),
+        (replace(EXPECTED, text="ac", token_ids=(1, 3)), "lost"),
+        (replace(EXPECTED, text="abbc", token_ids=(1, 2, 2, 3)), "doubled"),
+        (replace(EXPECTED, text="abd", token_ids=(1, 2, 4)), "different"),
+        (replace(EXPECTED, text="abb"), "different"),
+        (replace(EXPECTED, sum_logprob=-1.25), "different"),
+    ],
+)
+def test_an_answer_is_right_only_bit_for_bit(got: GeneratedSequence, found: str) -> None:
+    assert verdict(got, EXPECTED) == found
+
+
+class Stream:
+    """What a client's stream gives: pieces, then a result or an error."""
+
+    def __init__(self, pieces: list[str], end: GeneratedSequence | Exception) -> None:
+        self._pieces, self._end = pieces, end
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for piece in self._pieces:
+            yield piece
+        if isinstance(self._end, Exception):
+            raise self._end
+
+    @property
+    def result(self) -> Any:
+        return type("Result", (), {"sequences": (self._end,)})
+
+
+class Scripted:
+    """A client whose streams are given; behind the last one it waits to be over."""
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self.streams = streams
+        self.is_empty = asyncio.Event()
+
+    def stream(self, model: str, prompt: str, **options: Any) -> Stream:
+        if len(self.streams) == 1:
+            self.is_empty.set()
+        return self.streams.pop(0)
+
+
+async def test_every_stream_is_counted_by_what_became_of_it() -> None:
+    gone = Unavailable("gone", code=grpc.StatusCode.UNAVAILABLE, reason="REPLICA_LOST")
+    client = Scripted(
+        [
+            Stream(["ab", "c"], EXPECTED),
+            Stream(["ab", "bc"], EXPECTED),  # whatever its result says
+            Stream(["ab"], replace(EXPECTED, text="ab", token_ids=(1, 2))),
+            Stream(["ab"], DeadlineExceeded("late", code=grpc.StatusCode.DEADLINE_EXCEEDED)),
+            Stream(["ab"], gone),
+        ]
+    )
+    load = Load(cast(AsyncClient, client), "m", [Case("p", {}, (EXPECTED,))])
+
+    async with load.going_on(1):
+        await client.is_empty.wait()
+
+    assert load.tally == Tally(
+        right=1, different=1, lost=1, hung=1, failed=load.tally.failed, num_tokens=3
+    )
+    assert dict(load.tally.failed) == {"UNAVAILABLE REPLICA_LOST": 1}
+    assert [line.partition(":")[0] for line in load.wrong] == ["different", "lost"]
+    assert load.first_answer_after(0.0) is not None
+    assert load.first_answer_after(load.ends[0][1]) is None
+
+
+def test_harm_is_told_by_its_kind() -> None:
+    harmed = [Harmed("kill-worker", 1.0, 0.5), Harmed("kill-worker", 3.0, None)]
+    harmed.append(Harmed("stop-worker", 5.0, 2.0))
+
+    found = summary(harmed)
+    said = table(harmed, Tally(right=7), 4).splitlines()
+
+    assert found["kill-worker"] == {
+        "times": 2,
+        "recovery_seconds": {"median": 2.0, "largest": 3.0},
+        "first_answer_seconds": {"median": 0.5, "largest": 0.5},
+    }
+    assert said[1].split() == "kill-worker 2 2.0 / 3.0 0.5 / 0.5".split()
+    assert said[-1].split() == ["gone", "on", "4"]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export a model over bytes that writes anything, two hundred tokens of it."""
+    directory = tmp_path_factory.mktemp("model")
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    chars = [chr(i) if i in printable else chr(next(others)) for i in range(0x100)]
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(chars)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    config = TransformerConfig(
+        family="gpt",
+        num_decoder_layers=2,
+        max_target_len=256,
+        d_model=64,
+        num_heads=2,
+        d_ff=128,
+        vocab_size=258,
+        eos_token_id=257,
+    )
+    torch.manual_seed(0)
+    save_checkpoint(directory / "checkpoint", "continue", build_model(config), tokenizer)
+    export_package(directory / "checkpoint", directory / "package")
+    return directory / "package"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("more", "harms"),
+    [(("--no-ray",), 8), pytest.param((), 5, marks=pytest.mark.ray)],
+    ids=["gateway and workers", "all"],
+)
+def test_nothing_is_lost_doubled_or_different(
+    package: Path, tmp_path: Path, more: tuple[str, ...], harms: int
+) -> None:
+    options = (*more, "--minutes", "5", "--harms", str(harms), "--concurrency", "6")
+    command = (sys.executable, "-m", "loadtest.chaos", str(package), *options)
+
+    ended = subprocess.run((*command, "--out", str(tmp_path / "r")), capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    streams = json.loads((tmp_path / "r.json").read_text())["streams"]
+    assert streams["right"] > harms
+    assert [streams[name] for name in ("lost", "doubled", "different", "hung")] == [0, 0, 0, 0]
