@@ -24,7 +24,7 @@ from tests.server.test_door import entry
 
 CALLERS = (
     *("generate", "score", "classify", "label", "embed", "models", "health"),
-    *("loadtest", "http", "kserve", "load-model", "traffic", "unload-model"),
+    *("loadtest", "http", "kserve", "load-model", "replay", "traffic", "unload-model"),
 )
 
 
