@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -42,6 +43,8 @@ class Admission:
         self._satisfied: OrderedDict[str, float] = OrderedDict()  # tenants without, when last seen
         self._num_under_way = 0
         self._queue = FairQueue()
+        self._lock = threading.Lock()  # of the calls that are coming
+        self._coming: Counter[tuple[str, int]] = Counter()  # by tenant and priority
         self._drain = Drain()
         self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
         self._own_time = 0.0  # seconds that a call may be hoped to take from its turn
@@ -132,12 +135,31 @@ class Admission:
         Any thread may ask.
         """
         if time_left is not None and not self._needs_no_turn(share):
-            self._judge(share, self._clock() + time_left)
+            num_coming = self._coming[share.tenant, share.priority]
+            self._judge(share, self._clock() + time_left, num_coming)
 
-    def _judge(self, share: Share, deadline: float | None) -> None:
+    def expect(self, share: Share) -> None:
+        """Count a call as one that waits, until `has_come`; any thread may tell of it.
+
+        Else all calls that come at the same moment would be let in by the same short queue, and
+        most of them be refused on the event loop, where that costs several times as much.
+        """
+        with self._lock:
+            self._coming[share.tenant, share.priority] += 1
+
+    def has_come(self, share: Share) -> None:
+        """Count a call no more that was expected: it has asked for its turn, or never will."""
+        key = share.tenant, share.priority
+        with self._lock:
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
+
+    def _judge(self, share: Share, deadline: float | None, num_coming: int = 0) -> None:
         if deadline is None:
             return
-        wait = self._drain.seconds(self._queue.num_before(share.tenant, share.priority) + 1)
+        num_before = self._queue.num_before(share.tenant, share.priority) + num_coming
+        wait = self._drain.seconds(num_before + 1)
         if wait is None:
             return
         time_left = deadline - self._clock()

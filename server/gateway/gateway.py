@@ -297,6 +297,8 @@ class Gateway:
             self._wall.leave()
             self._refuse(call, error, _request_id(share), share)
         else:
+            if share is not None:
+                self._admission.expect(share)
             self._loop.call_soon_threadsafe(self._begin, call, request, share, visit)
 
     def _refuse(
@@ -315,6 +317,8 @@ class Gateway:
     ) -> None:
         task = call.answer(self._answer(call, request, share))
         task.add_done_callback(lambda _: self._has_ended(call, visit))
+        if share is not None:  # behind the task's first step, in which it asks for its turn
+            self._loop.call_soon(self._admission.has_come, share)
 
     def _has_ended(self, call: ServerCall, visit: Visit | None) -> None:
         self._wall.leave()

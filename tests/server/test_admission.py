@@ -227,6 +227,24 @@ async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
     assert "w in time" not in calls.failed
 
 
+async def test_a_call_that_is_coming_counts_as_one_that_waits() -> None:
+    admission, _ = await _measured(Clock())  # ten calls a second
+    share, other = Share("a"), Share("b")
+
+    num_let_in = 0
+    with pytest.raises(CannotMeet):
+        while num_let_in < 100:
+            admission.refuse_if_too_late(share, 1.0)
+            admission.expect(share)
+            num_let_in += 1
+
+    assert num_let_in == 7  # 0.7 s, a sixth more to be sure, and 0.1 s for itself
+    admission.refuse_if_too_late(other, 1.0)
+    for _ in range(num_let_in):
+        admission.has_come(share)
+    admission.refuse_if_too_late(share, 1.0)
+
+
 async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> None:
     _, calls = await _measured(Clock())
     for i in range(4):
