@@ -136,7 +136,7 @@ def _totals_table(report: LoadReport) -> Table:
     table.add_row("requests answered", f"{summary.num_ok} of {summary.num_due}")
     table.add_row("duration", f"{summary.duration:.2f} s")
     table.add_row("throughput", f"{summary.requests_per_second:.2f} requests/s")
-    if summary.time_to_first_token is not None:
+    if summary.output_tokens_per_second:
         table.add_row("", f"{summary.output_tokens_per_second:.1f} output tokens/s")
     if (good := report.goodput) is not None:
         table.add_row("goodput", f"{good.per_second:.2f} requests/s, {good.share:.1%} of all")

@@ -17,6 +17,7 @@ from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.load_report import LoadReport
+from loadtest.reports.report import print_table
 from loadtest.runner import run
 from loadtest.target.kserve_grpc import KserveGrpc
 from loadtest.work.ask import Ask, InTurn, Work, texts
@@ -93,6 +94,22 @@ def test_texts_go_to_the_input_that_the_server_names(server: ScriptedKserve):
     assert parameters["top_p"].double_param == 0.5
     assert parameters["stop"].string_param == '["x"]'
     assert server.tokens[-1] == "Bearer secret"
+
+
+def test_tokens_of_whole_answers_are_counted(
+    server: ScriptedKserve, capsys: pytest.CaptureFixture[str]
+):
+    def counted(context: grpc.ServicerContext) -> Response:
+        found = text("ab")
+        found.parameters["output_tokens"].int64_param = 7
+        return found
+
+    server.answer = counted
+    report = load(server, texts(("p",)))
+    print_table(report)
+
+    assert report.summary.output_tokens == 21
+    assert "output tokens/s" in capsys.readouterr().out
 
 
 def test_a_wrong_answer_is_found(server: ScriptedKserve):

@@ -92,7 +92,13 @@ MIXED = report_of(*(good(index) for index in range(5)), refused(5))
 FAILED = report_of(refused(0), refused(1))
 ONE_PASS = report_of(
     *(
-        replace(good(index), token_times=(), server_queue=None, server_first_token=None)
+        replace(
+            good(index),
+            token_times=(),
+            output_tokens=0,
+            server_queue=None,
+            server_first_token=None,
+        )
         for index in range(3)
     ),
     method="classify",
