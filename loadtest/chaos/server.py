@@ -42,7 +42,9 @@ class Server:
     def start(self) -> None:
         """Start it; LoadTestError if it does not serve in time."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
 
     def wait_until_whole(self, without: int | None = None, num_serving: int | None = None) -> None:
         """Return when all workers serve, or so many, and this process is there no more."""

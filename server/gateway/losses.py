@@ -17,6 +17,12 @@ class Losses:
         self._counts: dict[bytes, int] = {}
         self._times: dict[bytes, float] = {}  # of the last loss, the oldest first
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a worker was lost of late."""
+        self._forget_old()
+        return bool(self._counts)
+
     def of(self, request: bytes) -> int:
         """Return how many workers the request has lost of late."""
         self._forget_old()

@@ -17,6 +17,7 @@ from server.event_thread import Rests
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Losses
+from server.gateway.resumable import STREAM, asked_at_first
 from server.gateway.share import Share
 from server.gateway.traffic import ModelVersion, Traffic
 from server.identity.peers import Peers
@@ -45,7 +46,7 @@ class Attempts:
 
     def __post_init__(self) -> None:
         self.give_up = time.monotonic() + self.wait
-        self.losses = self.memory.of(self.request)
+        self.losses = self.memory.of(self._asked) if self.memory.has_any else 0
 
     @cached_property
     def prefix(self) -> bytes | None:
@@ -61,6 +62,11 @@ class Attempts:
     def key(self) -> bytes:
         """What is the same when the call is made again."""
         return self.share.request_id.encode() or self.request
+
+    @cached_property
+    def _asked(self) -> bytes:
+        """What is the same whenever the call is made, also where it goes on with a stream."""
+        return asked_at_first(self.request) if self.method == STREAM else self.request
 
     def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
         """Remember that a worker did not take the call."""
@@ -88,7 +94,7 @@ class Attempts:
     def lost(self) -> None:
         """Remember that the worker was lost that had the call."""
         self.losses += 1
-        self.memory.note(self.request, self.losses)
+        self.memory.note(self._asked, self.losses)
 
     def refuse_poison(self) -> None:
         """Raise ReplicasLost when the call has lost too many workers to be given to another."""

@@ -14,7 +14,20 @@ from server.gateway.heard import Heard
 from server.gateway.stream_view import numbered
 from server.gateway.worker_calls import Metadata
 
+STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
+
 _Passed = Callable[[bool], object]
+
+
+def asked_at_first(request: bytes) -> bytes:
+    """Return a request for a stream as it was before its client asked to go on with it."""
+    try:
+        found = pb.GenerateStreamRequest.FromString(request)
+    except DecodeError:
+        return request
+    for name in ("resume_after", "received", "origin"):
+        found.ClearField(name)
+    return found.SerializeToString(deterministic=True)
 
 
 class ResumableStream:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -69,13 +71,19 @@ class Cell:
 
 
 async def serve(package: str, replicas: int, port: int, page: int) -> None:
-    """Serve until the process ends; so do the workers then, for nobody talks to them."""
+    """Serve until the standard input ends; so do the workers then, for nobody talks to them."""
     cell = Cell(package, port)
     await cell.gateway.start()
     MetricsPage("127.0.0.1", page, cell.gateway.snapshot, list)
     await asyncio.gather(*(cell.keep_worker() for _ in range(replicas)))
 
 
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
+    threading.Thread(target=_end_with_input, daemon=True).start()
     uvloop.run(serve(sys.argv[1], *map(int, sys.argv[2:])))

@@ -365,6 +365,19 @@ async def test_a_client_that_has_something_else_does_not_go_on(cell: Cell) -> No
     assert (lost.code, lost.reason) == (grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST")
 
 
+async def test_losses_of_a_stream_count_where_its_client_goes_on_with_it(cell: Cell) -> None:
+    call = cell.stubs.generation.GenerateStream(asked(request_id="poison"))
+    origin = str(dict(await call.initial_metadata())["tokenweir-origin"])
+    call.cancel()
+    await cell.ask(Run(2), Run(3), Run(), request_id="poison")
+
+    cell.runs[:] = [Run(1), Run()]
+    resuming = {"resume_after": 0, "origin": origin, "request_id": "poison"}
+    lost = await failure_of(cell.stubs.generation.GenerateStream(asked(**resuming)))
+
+    assert (lost.reason, len(cell.runs)) == ("REPLICAS_LOST", 1)
+
+
 async def test_an_origin_that_is_none_is_named(cell: Cell) -> None:
     wrong = await failure_of(cell.stubs.generation.GenerateStream(asked(origin="nowhere")))
 
