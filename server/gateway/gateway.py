@@ -121,7 +121,12 @@ class Gateway:
         self._versions = (
             None if deployment is None else Versions(self._pool, self._traffic, *deployment, forget)
         )
-        self._relay = Relay(self._pool, config.worker_wait, lambda: self._admission.num_waiting)
+        self._relay = Relay(
+            self._pool,
+            config.worker_wait,
+            lambda: self._admission.num_waiting,
+            self._outcomes.counts,
+        )
         self._calls: set[asyncio.Task[Any]] = set()
         self._requests = RunningRequests()
         self._admin: AdminPort | None = None

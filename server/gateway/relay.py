@@ -28,6 +28,7 @@ from server.gateway.share import Share
 from server.gateway.worker_calls import Metadata, WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
 from server.status import DETAILS_KEY, CallStatus, call_status
+from server.telemetry.metrics import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,12 @@ _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # i
 class Relay:
     """Hands calls on to the workers of a pool."""
 
-    def __init__(self, pool: Pool, worker_wait: float, num_waiting: Callable[[], int]) -> None:
+    def __init__(
+        self, pool: Pool, worker_wait: float, num_waiting: Callable[[], int], counts: Counts
+    ) -> None:
         """Let a call wait `worker_wait` seconds for a worker; tell workers how many wait here."""
         self._pool = pool
+        self._counts = counts
         self._worker_wait = worker_wait
         self._num_waiting = num_waiting
         self._losses = Losses()
@@ -105,6 +109,7 @@ class Relay:
                     _retry_or_raise(attempts, backend, error)
                     continue
                 _go_on_or_raise(attempts, stream, backend, error)
+                self._counts.count("gateway_resumed_streams")
             except aio.InternalError:
                 if not stream.was_refused:
                     raise

@@ -86,6 +86,9 @@ GATEWAY_METRICS = (
         (*_MODEL, "result"),
         "Requests that two versions were asked, by how they answered: equal, different, failed.",
     ),
+    Metric(
+        "gateway_resumed_streams", "counter", (), "Streams that were to go on at another worker."
+    ),
     Metric("gateway_requests_waiting", "gauge", (), "Calls that wait for their turn."),
     Metric("gateway_requests_running", "gauge", (), "Calls that are being answered or wait."),
     Metric("gateway_queue_seconds", "histogram", (), "Waiting for a call's turn.", LATENCY_BOUNDS),

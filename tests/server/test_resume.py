@@ -241,6 +241,7 @@ async def test_a_stream_that_is_lost_twice_goes_on_at_a_third_worker(cell: Cell)
 
     messages = await cell.ask(Run(7), Run(4, min_tokens=2), Run(), **fields)
 
+    assert ("gateway_resumed_streams", (), 2) in cell.gateway.snapshot()
     assert not cell.runs
     assert answer(messages) == answer(await cell.ask(**seeded(fields, messages)))
 
