@@ -213,6 +213,7 @@ def test_a_decoder_layer_of_llama_has_the_nodes_it_needs_and_no_more(
     assert ops == ["Gather", *layer, *layer, *head]
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_weights_are_stored_once_beside_their_graph(
     export_tiny: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_weights_are_stored_once_beside_their_graph(
     assert stored <= size < stored + 2048  # the small ones are in the graph
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_a_graph_tells_nothing_about_the_machine(
     export_tiny: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
@@ -269,6 +271,7 @@ def test_the_eager_model_is_left_as_it_was(make_checkpoint: MakeCheckpoint) -> N
     assert all(after[name].equal(weight) for name, weight in before.items())
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_an_existing_package_is_replaced_when_the_new_one_is_proven(
     export_tiny: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
@@ -280,6 +283,7 @@ def test_an_existing_package_is_replaced_when_the_new_one_is_proven(
     assert os.listdir(tmp_path) == ["package"]
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_an_existing_package_stays_when_the_new_one_is_refused(
     export_tiny: Callable[[str, Path], Path],
     tiny_graphs: TinyGraphs,
@@ -315,6 +319,7 @@ def test_what_is_no_package_is_not_replaced(
     assert (tmp_path / "notes" / "todo.txt").read_text() == "keep me"
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_a_package_is_named_after_its_directory_unless_a_name_is_given(
     export_tiny: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_vocabularies_of_opennmt_1_are_read(tmp_path: Path) -> None:
     assert tokenizer is not None and tokenizer.encode("quelle2 quelle0 x").ids == [6, 4, 0]
 
 
+@pytest.mark.usefixtures("few_cases")
 async def test_the_package_of_a_fairseq_model_writes_what_its_formulas_say(tmp_path: Path) -> None:
     source = save_fairseq(tmp_path / "source", **UNTIED)
     texts = ["quelle3 quelle1 quelle4", "quelle1", "quelle5 quelle9 quelle2 quelle6"]
