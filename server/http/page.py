@@ -68,7 +68,7 @@ class Page:
         """Return the load now and of the last ten minutes, and the workers."""
         if self._history is None:
             raise HttpError(404, _NO_ADMIN, kind="not_found_error", code="no_admin_port")
-        self._check_operator(request.headers.get("authorization", ""))
+        await self._check_operator(request)
         found = {
             "time": time.time(),
             "problem": self._history.problem,
@@ -81,10 +81,15 @@ class Page:
         }
         return JSONResponse(found, headers=_NEVER_KEPT)
 
-    def _check_operator(self, header: str) -> None:
-        """Raise HttpError unless the header has the token that this server has for the port."""
+    async def _check_operator(self, request: Request) -> None:
+        """Raise HttpError unless a request has the token that this server has for the port.
+
+        Without one, raise TokenweirClientError unless who calls may list models.
+        """
         if self._token is None:
+            await self._caller(request).models()
             return
+        header = request.headers.get("authorization", "")
         if not hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode()):
             message = "Workers and load are for operators: give the token of the admin port"
             raise HttpError(401, message, kind="authentication_error", code="invalid_api_key")

@@ -91,7 +91,8 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
                     assert [await status(token) for token in ("", "tw_b", "tw_a")] == [
                         *(401, 401, 200)
                     ]
-                    async with session.get(f"{url}/page/load", ssl=context) as found:
+                    known = {"Authorization": "Bearer tw_a"}
+                    async with session.get(f"{url}/page/load", headers=known, ssl=context) as found:
                         assert found.status == 200
     assert caplog.text == ""
 

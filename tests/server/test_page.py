@@ -119,6 +119,20 @@ async def test_load_and_workers_are_told_to_who_has_the_token_of_operators():
     assert (moment["tokens_per_second"], moment["cache_percent"]) == (70.0, 50.0)
 
 
+async def test_without_such_a_token_the_load_is_told_to_who_may_list_models():
+    with scripted_server() as script:
+        script.answers["ListModels"] = lambda _, context: fail(
+            context, grpc.StatusCode.UNAUTHENTICATED, "no token"
+        )
+        async with AsyncClient(script.address, max_attempts=1) as client:
+            admin: Any = FakeAdmin()
+            async with http_of(client, HttpConfig(port=0, grace=1), admin) as caller:
+                status, _ = await get(caller, "/page/load", "theirs")
+
+    assert status == 401
+    assert dict(script.metadata[0])["authorization"] == "Bearer theirs"
+
+
 async def test_the_load_of_ten_minutes_is_remembered_and_no_more():
     clock = iter(range(0, 10_000, 5))
     history = LoadHistory(FakeAdmin(), clock.__next__)  # type: ignore[arg-type]
