@@ -15,7 +15,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +24,7 @@ import uvloop
 from engine.device.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
+from engine.package.manifest import Manifest
 from server.config import ServeConfig
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
@@ -31,7 +32,7 @@ from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
 from server.identity.peers import peers_of
 from server.listening import address_of
-from server.packages.pinned import pin_all
+from server.packages.pinned import PinnedPackage, pin_all
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
@@ -104,24 +105,10 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
             "with_gateway (false) leaves workers that no gateway finds: only on the Ray cluster at "
             "RAY_ADDRESS `tokenweir gateway` finds them"
         )
-    check_distributions()
-    packages, manifests = await asyncio.to_thread(
-        pin_all, config.packages, config.require_signature
-    )
-    places = config.packages.values()
-    devices = [
-        device_of(m, place, config.engine) for m, place in zip(manifests, places, strict=True)
-    ]
+    packages, manifests = await _checked_packages(config)
     given = config
     config = config.settled([manifest.target for manifest in manifests])
-    if not joins_cluster() and "cuda" in devices:
-        check_cuda_distribution()  # on a cluster workers run where others have installed it
-    check_files(config.gateway.doors)
-    check_port_is_free(config.host, config.port)
-    check_port_is_free(config.host, config.gateway.doors.admin_port or 0, "--admin-port")
-    check_port_is_free(config.host, config.http_port or 0, "--http-port")
-    if config.metrics.port is not None:
-        check_port_is_free(config.metrics.host, config.metrics.port, "--metrics-port")
+    _check_doors(config)
     tracing = make_tracing(config.tracing, config.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
@@ -156,18 +143,18 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         await ray.run(deploy, config, roster_address, packages, config.name)
         if joins_cluster():
             stack.push_async_callback(_end_workers, config, ray, roster, deployment)
-            told = config.gateway_settings
-            publication = Publication(
-                roster_address, told.max_request_bytes, told.max_calls_per_worker
+            limits = config.gateway_settings
+            told = Publication(
+                roster_address, limits.max_request_bytes, limits.max_calls_per_worker
             )
-            await ray.run(publish, config.name, publication)
+            await ray.run(publish, config.name, told)
             stack.push_async_callback(ray.finish, withdraw, config.name)
         if gateway is not None:
             following = partial(follow, registry, gateway, workers)
             await stack.enter_async_context(beside("following the registry", following))
-        if gateway is not None and joins_cluster():
-            hearing = partial(hear_others, roster, gateway)
-            await stack.enter_async_context(beside("hearing of other gateways", hearing))
+            if joins_cluster():
+                hearing = partial(hear_others, roster, gateway)
+                await stack.enter_async_context(beside("hearing of other gateways", hearing))
         service = Service(config.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
         if settings.local_socket is not None:
@@ -176,6 +163,33 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.grace)
         yield service
+
+
+async def _checked_packages(
+    config: ServeConfig,
+) -> tuple[Mapping[str, PinnedPackage], list[Manifest]]:
+    """Return what is served, with the manifests; raise if this machine cannot run it."""
+    check_distributions()
+    packages, manifests = await asyncio.to_thread(
+        pin_all, config.packages, config.require_signature
+    )
+    places = config.packages.values()
+    devices = [
+        device_of(m, place, config.engine) for m, place in zip(manifests, places, strict=True)
+    ]
+    if not joins_cluster() and "cuda" in devices:
+        check_cuda_distribution()  # on a cluster workers run where others have installed it
+    return packages, manifests
+
+
+def _check_doors(config: ServeConfig) -> None:
+    """Raise ConfigError for files and ports that cannot be used."""
+    check_files(config.gateway.doors)
+    check_port_is_free(config.host, config.port)
+    check_port_is_free(config.host, config.gateway.doors.admin_port or 0, "--admin-port")
+    check_port_is_free(config.host, config.http_port or 0, "--http-port")
+    if config.metrics.port is not None:
+        check_port_is_free(config.metrics.host, config.metrics.port, "--metrics-port")
 
 
 async def _end_workers(

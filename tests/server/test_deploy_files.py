@@ -101,6 +101,7 @@ def test_gateways_are_scaled_by_a_metric_of_ours() -> None:
     }
 
 
+@pytest.mark.long  # it loads Ray
 def test_the_application_is_one_that_ray_serve_takes() -> None:
     program = (
         "import sys, yaml; from ray.serve.schema import ServeDeploySchema\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
+from tokenweir import AsyncClient, Unavailable
 
 from engine.errors import ConfigError
 from server.cli.app import run
@@ -261,3 +263,58 @@ def test_workers_that_no_gateway_could_find_are_refused(
     assert run(["serve", "--model", "dates=nowhere", "--no-gateway"]) == 3
 
     assert "with_gateway (false) leaves workers that no gateway finds" in capsys.readouterr().err
+
+
+async def test_gateways_restarted_one_after_the_other_under_load_lose_no_call() -> None:
+    engine, answers = FakeGenerator(), 0
+    async with (
+        listening() as (_, address),
+        running_worker(engine) as (worker, where),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        link = RosterLink(address)
+        stack.push_async_callback(link.close)
+        link.alive(WorkerInfo(where, pid=1, replica_id="a"), None, worker.live)
+        ends = [await _started(address), await _started(address)]
+        ports = [where for _, where in ends]
+
+        async def keep_asking(number: int) -> None:
+            nonlocal answers
+            async with (
+                AsyncClient(ports[0], max_attempts=1) as one,
+                AsyncClient(ports[1], max_attempts=1) as two,
+            ):
+                while True:
+                    try:
+                        client = (one, two)[number % 2]
+                        answer = await client.generate("dates", "a b")
+                    except Unavailable:  # it was not taken: a balancer would ask the other
+                        number += 1
+                        await asyncio.sleep(0.01)
+                    else:
+                        assert answer.text == "a b "
+                        answers += 1
+
+        asking = [asyncio.create_task(keep_asking(number)) for number in range(4)]
+        for number in range(2):
+            before = answers
+            await until(lambda before=before: answers > before + 20)  # type: ignore[misc]
+            await ends[number][0].aclose()
+            ends[number] = await _started(address, int(ports[number].rpartition(":")[2]))
+        for end, _ in ends:
+            stack.push_async_callback(end.aclose)
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+
+        assert all(task.cancelled() for task in asking)
+
+
+async def _started(address: RosterAddress, port: int = 0) -> tuple[contextlib.AsyncExitStack, str]:
+    """Return a gateway that serves, as what ends it, and where it is."""
+    config = dataclasses.replace(CONFIG, gateway=dataclasses.replace(CONFIG.gateway, port=port))
+    stack = contextlib.AsyncExitStack()
+    role = running_gateway_role(config, lambda: Publication(address, 1 << 20, 33))
+    where, gateway = await stack.enter_async_context(role)
+    await until(lambda: gateway.num_serving == 1)
+    return stack, where
