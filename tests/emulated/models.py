@@ -67,6 +67,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "output_bias": True,
     },
     "t5": _T5,
+    "text": {
+        **_VOCABULARY,
+        "family": "gpt",
+        "d_model": 128,
+        "num_heads": 4,
+        "d_ff": 256,
+        "num_decoder_layers": 2,
+        "max_target_len": 64,
+        "activation": "gelu",
+        "norm_position": "first",
+    },
     "gpt2": _GPT2,
     "llama": _LLAMA,
     "gemma2": {**_LLAMA, "window": 16, "windowed_layers": (0,), "attention_softcap": 50.0},
@@ -95,4 +106,4 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 # Those of the demo and of well-known shapes; the others are tried by `make test-emulated`.
-FIRST = ("dates", "tagging", "digits", "sentiment", "gpt2", "llama", "marian")
+FIRST = ("dates", "tagging", "digits", "sentiment", "text", "gpt2", "llama", "marian")

@@ -42,6 +42,7 @@ LEFT = {
     "dates": {"encoder.onnx": Left(0, 7), "decoder.onnx": Left(0, 4)},
     "marian": {"encoder.onnx": Left(0, 7), "decoder.onnx": Left(0, 4)},
     "t5": {"encoder.onnx": Left(1, 1), "decoder.onnx": Left(1, 0)},
+    "text": {"decoder.onnx": Left(0, 0)},
     "gpt2": {"decoder.onnx": Left(0, 0)},
     "llama": {"decoder.onnx": Left(1, 0)},
     "gemma2": {"decoder.onnx": Left(1, 0)},
