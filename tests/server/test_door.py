@@ -18,8 +18,8 @@ from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction
 
-from server.call_server import CallServer
 from server.config import GatewayConfig
+from server.event_thread import Rests
 from server.identity.config import DoorsConfig
 from tests.server.calls import UP, Stubs, failure_of, generate, stream, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
@@ -237,8 +237,8 @@ async def test_of_a_stream_that_is_cut_short_its_messages_are_counted(tmp_path: 
 async def test_who_is_refused_for_reasons_of_his_own_slows_down_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rests: list[CallServer] = []
-    monkeypatch.setattr(CallServer, "rest", lambda server: rests.append(server))
+    wanted: list[Rests] = []
+    monkeypatch.setattr(Rests, "want", wanted.append)
     async with served(tmp_path, FakeGenerator(), max_requests=1, models=["dates"]) as stubs:
         holding = stubs.generation.GenerateStream(stream("HOLD"), metadata=ACME)
         await holding.initial_metadata()
@@ -251,4 +251,4 @@ async def test_who_is_refused_for_reasons_of_his_own_slows_down_nobody_else(
         holding.cancel()
 
     assert reasons == ["UNAUTHENTICATED", "TENANT_QUOTA", "PERMISSION_DENIED"]
-    assert not rests
+    assert not wanted
