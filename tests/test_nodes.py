@@ -1,0 +1,229 @@
+"""Two nodes of Ray on this machine: workers on both, gateways by themselves, and a node lost.
+
+The models are those of test_end_to_end: random, so what counts is that every text is the one of the
+eager model.
+"""
+
+# ruff: noqa: F811 - fixtures are imported by the names that arguments have
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenweir import AsyncClient
+
+from tests.test_end_to_end import (  # noqa: F401 - fixtures
+    CONTINUE,
+    _single_thread,
+    checkpoints,
+    eager,
+    packages,
+)
+from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.long,
+    pytest.mark.timeout(280),
+    pytest.mark.filterwarnings("ignore"),  # importing Ray warns
+]
+NUM_TOKENS = 120
+Eager = Callable[[str, str, int], str]
+
+
+@dataclass
+class Command:
+    """A running command of ours."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Wait until a text is in what it writes, so often."""
+        deadline = time.monotonic() + 60
+        while self.log.read_text().count(text) < count:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def num_workers(self) -> int:
+        """Return how many workers a gateway has been told of last."""
+        told = re.findall(r"^[-\d :,]+ workers: (.*)$", self.log.read_text(), re.MULTILINE)
+        return told[-1].count(":") if told else 0
+
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until a gateway knows so many."""
+        deadline = time.monotonic() + 60
+        while self.num_workers() != count:
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(log: Path, words: list[str], **environment: str) -> Iterator[Command]:
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+        )
+    try:
+        yield Command(process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+def tokenweir(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from server.cli import main; main()", *arguments]
+
+
+@contextmanager
+def gateway(log: Path, ray_address: str) -> Iterator[tuple[Command, int]]:
+    """Run a gateway by itself; yield it and its port once it relays."""
+    words = tokenweir("gateway", "--ray-address", ray_address, "--port", "0")
+    with running(log, words) as command:
+        count = log.read_text().count("Ctrl-C stops") + 1
+        command.wait_for("Ctrl-C stops", count)
+        (line,) = [line for line in log.read_text().splitlines() if "Ctrl-C stops" in line][-1:]
+        yield command, int(line.split("127.0.0.1:")[1].split(";")[0])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster whose every node has room for one worker."""
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False},
+    )
+    yield found
+    found.shutdown()
+    del found
+    gc.collect()  # files of its processes that it has not closed
+
+
+def add_node(cluster: Any) -> Any:
+    return cluster.add_node(num_cpus=1)
+
+
+async def test_a_killed_node_loses_nothing_and_another_takes_its_place(
+    cluster: Any,
+    packages: dict[str, Path],
+    eager: Eager,
+    tmp_path: Path,
+) -> None:
+    second = add_node(cluster)
+    options = ["--replicas", "2", "--threads", "1", "--no-gateway", "--package-cache"]
+    words = tokenweir("serve", f"file://{packages[CONTINUE]}", *options, str(tmp_path / "cache"))
+    logs = tmp_path / "serve", tmp_path / "one", tmp_path / "two"
+    with ExitStack() as stack:
+        serve = stack.enter_context(running(logs[0], words, RAY_ADDRESS=cluster.address))
+        serve.wait_for("Ctrl-C stops")
+        gateways = [stack.enter_context(gateway(log, cluster.address)) for log in logs[1:]]
+        for command, _ in gateways:
+            command.wait_for_workers(2)
+        ports = [port for _, port in gateways]
+        async with (
+            AsyncClient(f"127.0.0.1:{ports[0]}", max_attempts=1, timeout=90) as one,
+            AsyncClient(f"127.0.0.1:{ports[1]}", max_attempts=1, timeout=90) as two,
+        ):
+            await _lose_a_node(cluster, second, [one, two], eager)
+            for command, _ in gateways:
+                await asyncio.to_thread(command.wait_for_workers, 1)
+            add_node(cluster)  # Ray sets handlers of signals there: in this thread only
+            for command, _ in gateways:
+                await asyncio.to_thread(command.wait_for_workers, 2)
+
+
+async def _lose_a_node(cluster: Any, node: Any, clients: list[AsyncClient], eager: Eager) -> None:
+    """Kill a node while calls wait and run; each is answered as if nothing had happened."""
+    prompts = [f"w{10 + number % 8}" for number in range(48)]
+    calls = [
+        asyncio.create_task(
+            clients[number % 2].generate(CONTINUE, prompt, max_new_tokens=NUM_TOKENS)
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.to_thread(cluster.remove_node, node, False)
+    assert not all(call.done() for call in calls), "the node was killed too late"
+    answers = await asyncio.gather(*calls)
+
+    assert [answer.text for answer in answers] == [
+        eager(CONTINUE, prompt, NUM_TOKENS) for prompt in prompts
+    ]
+
+
+# What `serve deploy` does with the application; a line of input kills its roster.
+DEPLOYING = """
+import json, sys
+import ray
+from ray import serve
+from server.ray.application import app_builder
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+serve.start(proxy_location="Disabled")
+serve.run(app_builder(json.loads(sys.argv[2])), name="tokenweir", route_prefix=None)
+print("deployed", flush=True)
+for line in sys.stdin:
+    names = [name["name"] for name in ray.util.list_named_actors(all_namespaces=True)]
+    (name,) = [name for name in names if "Roster" in name]
+    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=False)
+    print("killed", flush=True)
+"""
+
+
+async def test_an_application_of_ray_serve_is_served_by_gateways_alone(
+    cluster: Any,
+    packages: dict[str, Path],
+    eager: Eager,
+    tmp_path: Path,
+) -> None:
+    args = {
+        "serve": {"packages": {CONTINUE: str(packages[CONTINUE])}},
+        "engine": {"num_threads": 1},
+    }
+    words = [sys.executable, "-c", DEPLOYING, cluster.address, json.dumps(args)]
+    with running(tmp_path / "deploy", words) as deploying:
+        deploying.wait_for("deployed")
+        with gateway(tmp_path / "gateway", cluster.address) as (command, port):
+            command.wait_for_workers(1)
+            async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
+
+                async def ask() -> None:
+                    answer = await client.generate(CONTINUE, "w12", max_new_tokens=20)
+                    assert answer.text == eager(CONTINUE, "w12", 20)
+
+                await ask()
+                assert deploying.process.stdin is not None
+                deploying.process.stdin.write("kill\n")
+                deploying.process.stdin.flush()
+                await asyncio.to_thread(deploying.wait_for, "killed")
+                await asyncio.to_thread(command.wait_for, "those known stay")
+                await ask()
+                await asyncio.to_thread(command.wait_for, "are told again")
+                await asyncio.sleep(5)  # as long as a roster is young
+                await ask()
+                assert command.num_workers() == 1
