@@ -24,8 +24,6 @@ from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
 from tests.exporter.test_certificate import MUTANTS, Surgery
 
-pytestmark = pytest.mark.usefixtures("few_cases")
-
 # The distribution that is installed here: for a CPU, or for CUDA.
 (RUNTIME,) = {"onnxruntime", "onnxruntime-gpu"} & set(read_toolchain())
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
