@@ -15,8 +15,6 @@ import threading
 import time
 from contextlib import suppress
 
-import uvloop
-
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.telemetry.metrics_page import MetricsPage
@@ -86,4 +84,5 @@ def _end_with_input() -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    uvloop.run(serve(sys.argv[1], *map(int, sys.argv[2:])))
+    # Not by uvloop, whose children are forks: one hangs now and then, for gRPC has threads.
+    asyncio.run(serve(sys.argv[1], *map(int, sys.argv[2:])))
