@@ -14,16 +14,25 @@ from tokenweir import TokenweirClientError
 
 _DOMAIN = "tokenweir"
 _PUSHBACK = "grpc-retry-pushback-ms"
+_MAX_NAME, _MAX_MESSAGE = 100, 800  # characters that an error repeats, and has
 
 
 class Refused(Exception):
-    """A request that is not sent on; `code` says to whom the fault belongs."""
+    """A request that is not sent on; `code` says to whom the fault belongs.
+
+    A long message is cut: clients take 8 KiB of it, in which a character may have nine bytes.
+    """
 
     def __init__(
         self, message: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT
     ) -> None:
-        super().__init__(message)
+        super().__init__(short(message, _MAX_MESSAGE))
         self.code = code
+
+
+def short(text: str, most: int = _MAX_NAME) -> str:
+    """Return a text, or the beginning of a longer one: who calls may send any."""
+    return text if len(text) <= most else text[:most] + "..."
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from tokenweir import GenerateOptions
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
-from server.kserve.errors import Refused
+from server.kserve.errors import Refused, short
 
 TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
 _NOT_TAKEN = frozenset(("request_id", "model_version", "tenant", TIMEOUT))
@@ -24,14 +24,14 @@ def read_parameters(request: protocol.ModelInferRequest) -> dict[str, Any]:
     for name, parameter in request.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
-            raise Refused(f"parameter {name} has no value")
+            raise Refused(f"parameter {short(name)} has no value")
         found[name] = getattr(parameter, kind)
     return found
 
 
 def check_names(parameters: Mapping[str, Any], known: frozenset[str], what: str) -> None:
     """Raise Refused for a parameter that a task does not have."""
-    unknown = sorted(set(parameters) - known)
+    unknown = sorted(short(name) for name in set(parameters) - known)
     if unknown:
         raise Refused(
             f"{', '.join(unknown)}: no parameter of {what}; known are {', '.join(sorted(known))}"
@@ -53,7 +53,7 @@ def _value(name: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise Refused(f"parameter {name} is {value[:100]!r}; give its value as JSON") from error
+        raise Refused(f"parameter {name} is {short(value)!r}; give its value as JSON") from error
 
 
 def _by_token(bias: Any) -> dict[int, float]:

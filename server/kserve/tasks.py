@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenweir import AsyncClient, ModelInfo, Usage
 
-from server.kserve.errors import Refused
+from server.kserve.errors import Refused, short
 from server.kserve.images import encoded_images
 from server.kserve.parameters import check_names, generation_options
 from server.kserve.tensors import Tensor
@@ -23,6 +23,7 @@ INPUT_IDS: Named = ("input_ids", "INT64", (-1, -1))
 IMAGE: Named = ("image", "BYTES", (-1,))
 _OF_ITEMS = ("text", "input_ids", "image")
 _INTEGERS = ("INT32", "INT64")
+_RANKS = {"input_ids": 2, "image": 4}  # of several items
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def task_for(model: ModelInfo, outputs: Sequence[str]) -> Task:
             return task
     known = "; or ".join(", ".join(name for name, *_ in task.outputs) for task in tasks)
     raise Refused(
-        f"outputs {', '.join(outputs) or 'of any kind'} are not what {model.model} gives in one "
-        f"call; it gives {known or 'nothing here'}"
+        f"outputs {', '.join(map(short, outputs)) or 'of any kind'} are not what {model.model} "
+        f"gives in one call; it gives {known or 'nothing here'}"
     )
 
 
@@ -197,18 +198,30 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 async def _items(asked: Asked) -> list[Any]:
     """Return what is to be worked at: texts, runs of token ids, or images."""
     known = [name for name, *_ in inputs_of(asked.model)]
-    unknown = sorted(set(asked.inputs) - set(known))
+    unknown = sorted(short(name) for name in set(asked.inputs) - set(known))
     given = [asked.inputs[name] for name in _OF_ITEMS if name in asked.inputs]
     if unknown or len(given) != 1:
         wrong = f"{', '.join(unknown) or 'so many'} are none" if unknown else f"{len(given)} were"
         raise Refused(f"inputs of {asked.model.model} are {', '.join(known)}: {wrong} given")
     (tensor,) = given
+    _check_number(asked.model, tensor)
     match tensor.name:
         case "text":
             return _texts(tensor)
         case "input_ids":
             return _rows(tensor)
     return await asyncio.to_thread(encoded_images, tensor)
+
+
+def _check_number(model: ModelInfo, tensor: Tensor) -> None:
+    """Raise Refused for more items than the server takes, before anything is made of each."""
+    number, most = 1, model.limits.max_inputs  # 0: not said
+    if tensor.datatype == "BYTES":
+        number = len(tensor.values)
+    elif len(tensor.shape) == _RANKS.get(tensor.name):
+        number = tensor.shape[0]
+    if most and number > most:
+        raise Refused(f"{tensor.name} has {number} items; {model.model} takes {most} in a request")
 
 
 def _pair(asked: Asked) -> str | None:

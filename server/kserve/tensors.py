@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
-from server.kserve.errors import Refused
+from server.kserve.errors import Refused, short
 
 # Of every type its field in InferTensorContents, and its letter for struct.
 _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -24,6 +24,7 @@ _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 _LENGTH = struct.Struct("<I")  # of an element of BYTES, before it
+_MAX_DIMENSIONS = 8  # no tensor here has more; a product of thousands of them takes minutes
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ def read_inputs(request: protocol.ModelInferRequest) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for index, sent in enumerate(request.inputs):
-        where = f"inputs[{index}] ({sent.name})"
+        where = f"inputs[{index}] ({short(sent.name)})"
         if sent.name in found:
             raise Refused(f"{where}: there is an input of this name already")
+        if len(sent.shape) > _MAX_DIMENSIONS:
+            raise Refused(
+                f"{where}: {len(sent.shape):,} dimensions; give {_MAX_DIMENSIONS} at most"
+            )
         values = _raw_values(where, sent, raw[index]) if raw else _typed_values(where, sent)
         shape = tuple(sent.shape)
         if min(shape, default=0) < 0 or math.prod(shape) != len(values):
@@ -118,5 +123,7 @@ def _elements(where: str, data: bytes) -> list[bytes]:
 
 def _type(where: str, datatype: str) -> tuple[str, str]:
     if datatype not in _TYPES:
-        raise Refused(f"{where}: datatype {datatype!r} is not taken; known are {', '.join(_TYPES)}")
+        raise Refused(
+            f"{where}: datatype {short(datatype)!r} is not taken; known are {', '.join(_TYPES)}"
+        )
     return _TYPES[datatype]

@@ -193,6 +193,10 @@ async def test_encoded_images_go_on_as_they_are():
     assert [item.content for item in predictor.items] == [sent.getvalue()]
 
 
+def pixels(num_images: int) -> protocol.ModelInferRequest.InferInputTensor:
+    return tensor("image", "UINT8", (num_images, 1, 1, 1), uint_contents=[1] * num_images)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -201,6 +205,13 @@ async def test_encoded_images_go_on_as_they_are():
         (request("dates", tensor("prompt", "BYTES", (0,))), "prompt are none"),
         (request("dates", tensor("text", "BYTES", (2,), bytes_contents=[b"a"])), "shape [2]"),
         (request("dates", tensor("text", "BYTES", (-1,), bytes_contents=[b"a"])), "shape [-1]"),
+        (
+            request("dates", tensor("text", "BYTES", (1,) * 9, bytes_contents=[b"a"])),
+            "9 dimensions",
+        ),
+        (request("dates", tensor("text", "BYTES", (2**62,) * 20_000)), "20,000 dimensions"),
+        (request("dates", tensor("x" * 2**20, "BYTES", (0,))), "xxx..."),
+        (request("dates", texts("a"), **{"y" * 2**20: 1}), "yyy..."),
         (request("dates", tensor("text", "BYTES", (1,), bytes_contents=[b"\xff"])), "not UTF-8"),
         (request("dates", tensor("text", "FP64", (0,))), "datatype 'FP64'"),
         (request("dates", tensor("text", "INT32", (1,), int_contents=[1])), "give BYTES"),
@@ -221,6 +232,7 @@ async def test_encoded_images_go_on_as_they_are():
         (request("eyes", tensor("image", "FP32", (1, 1, 1), fp32_contents=[0.5])), "0 to 255"),
         (request("eyes", tensor("image", "INT32", (1, 1, 1), int_contents=[1])), "0 to 255"),
         (request("eyes", tensor("image", "FP32", (1, 1, 1), fp32_contents=[300])), "0 to 255"),
+        (request("eyes", pixels(65)), "image has 65 items; eyes takes 64 in a request"),
     ],
 )
 async def test_what_is_wrong_is_named(asked: protocol.ModelInferRequest, said: str):
