@@ -21,12 +21,14 @@ Note = Callable[[str, object, Mapping[str, Any], "Generation"], None]
 
 _NOT_ASKED_AGAIN = frozenset({"timeout", "request_id", "tokens_per_message"})
 _KEYS = {"model", "prompt", "options", "answer"}
+_MAX_LINE = 64 << 20  # bytes
 
 
 @dataclass(frozen=True)
 class Recorded:
     """A request, and what came of it, as JSON has it."""
 
+    place: str  # file and line
     model: str
     prompt: Any  # a text, token ids, or a conversation
     options: dict[str, Any]  # of the client
@@ -35,34 +37,73 @@ class Recorded:
 
 @contextlib.contextmanager
 def recording(path: Path | None) -> Iterator[Note]:
-    """Write what is noted in the block, all at its end, however that comes; None: nowhere."""
-    lines: list[str] = []
+    """Write what is noted in the block; the file is there at its end, however that comes.
 
-    def note(model: str, prompt: object, options: Mapping[str, Any], answer: Generation) -> None:
-        asked = {name: one for name, one in options.items() if name not in _NOT_ASKED_AGAIN}
-        found = plain({"model": model, "prompt": prompt, "options": asked, "answer": answer})
-        lines.append(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
+    None: nowhere. Where nothing was noted, what was at the path stays.
+    """
+    if path is None:
+        yield lambda *_: None
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
 
-    try:
-        yield note
-    finally:
-        if path is not None:
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text("".join(lines))
-            temporary.replace(path)
+        def note(
+            model: str, prompt: object, options: Mapping[str, Any], answer: Generation
+        ) -> None:
+            asked = {name: one for name, one in options.items() if name not in _NOT_ASKED_AGAIN}
+            found = plain({"model": model, "prompt": prompt, "options": asked, "answer": answer})
+            file.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+        try:
+            yield note
+        finally:
+            if file.tell():
+                temporary.replace(path)
+            else:
+                temporary.unlink()
 
 
 def read_recorded(path: Path) -> Iterator[Recorded]:
     """Yield what a file has; CommandError names the line that is none of `recording`."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
+            place = f"{path}:{number}"
             try:
-                found = parse_object(line)
-                if set(found) != _KEYS:
-                    raise ValueError(f"it has not the keys {', '.join(sorted(_KEYS))}")
+                yield _recorded(line, place)
             except ValueError as error:
                 raise CommandError(
-                    f"{path}:{number} is not what `tokenweir generate --record` writes: {error}",
+                    f"{place} is not what `tokenweir generate --record` writes: {error}",
                     NOT_USABLE,
                 ) from error
-            yield Recorded(**found)
+
+
+def _recorded(line: bytes, place: str) -> Recorded:
+    """Return what a line has; ValueError for what neither asks nor answers."""
+    if len(line) > _MAX_LINE:
+        raise ValueError(f"it has more than {_MAX_LINE:,} bytes")
+    found = parse_object(line)
+    if set(found) != _KEYS:
+        raise ValueError(f"it has not the keys {', '.join(sorted(_KEYS))}")
+    for key, kind in (("model", str), ("prompt", (str, list)), ("options", dict)):
+        if not isinstance(found[key], kind):
+            raise ValueError(f"its {key} is {found[key]!r:.64}")
+    if not _is_answer(found["answer"]):
+        raise ValueError("its answer has no sequences of tokens, or does not say its seed")
+    if (bias := found["options"].get("logit_bias")) is not None:  # keys of JSON are texts
+        if not isinstance(bias, dict):
+            raise ValueError(f"its logit_bias is {bias!r:.64}")
+        found["options"]["logit_bias"] = {int(token): one for token, one in bias.items()}
+    return Recorded(place, **found)
+
+
+def _is_answer(answer: object) -> bool:
+    match answer:
+        case {
+            "sequences": list(sequences),
+            "provenance": {"seed": int()},
+            "prompt_logprobs": _,
+            "source_pieces": _,
+        }:
+            ids = [one.get("token_ids") for one in sequences if isinstance(one, dict)]
+            return len(ids) == len(sequences) and all(isinstance(one, list) for one in ids)
+    return False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from server.cli.connection import open_client
-from server.cli.exit_codes import DONE, FAILED
+from server.cli.exit_codes import DONE, FAILED, NOT_USABLE, CommandError
 from server.cli.json_lines import plain
 from server.cli.options import examples, existing_file, timeout_option
 from server.cli.recorded import Recorded, read_recorded
@@ -58,13 +58,15 @@ def replay(file: Path, timeout: float, server: Server) -> int:
 def _asked_again(client: Client, recorded: Recorded, timeout: float) -> dict[str, Any]:
     """Return the answer that comes now, as JSON has it."""
     options = dict(recorded.options)
-    if "logit_bias" in options:  # keys of JSON are texts
-        options["logit_bias"] = {int(token): bias for token, bias in options["logit_bias"].items()}
     if seed := recorded.answer["provenance"]["seed"]:
         options.setdefault("seed", seed)
     options["timeout"] = timeout
     asked = cast("GenerateOptions", options)
-    answer = client.generate(recorded.model, recorded.prompt, **asked)
+    try:
+        answer = client.generate(recorded.model, recorded.prompt, **asked)
+    except (TypeError, ValueError) as error:  # it names what it cannot send
+        message = f"{recorded.place} cannot be asked again: {error}"
+        raise CommandError(message, NOT_USABLE) from error
     return cast(dict[str, Any], plain(answer))
 
 

@@ -85,7 +85,40 @@ async def test_what_differs_is_named(
     assert said[3] == "request 4: bit-equal"
 
 
-@pytest.mark.parametrize("line", ["[]", "{", '{"model": "dates"}'])
+def changed(**fields: Any) -> str:
+    """Return a line as it is recorded, with something else in its place."""
+    answer = {
+        "sequences": [{"token_ids": [1]}],
+        "prompt_logprobs": [],
+        "source_pieces": [],
+        "provenance": {"seed": 0},
+    }
+    line = {"model": "dates", "prompt": "a", "options": {}, "answer": answer}
+    answer |= fields.pop("said", {})
+    return json.dumps(line | fields)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "{",
+        '{"model": "dates"}',
+        changed(model=7),
+        changed(prompt=7),
+        changed(prompt={"role": "user"}),
+        changed(options=[]),
+        changed(options={"logit_bias": [5]}),
+        changed(options={"logit_bias": {"a": 5}}),
+        changed(answer="text"),
+        changed(answer={}),
+        changed(said={"provenance": None}),
+        changed(said={"provenance": {}}),
+        changed(said={"sequences": {"0": {}}}),
+        changed(said={"sequences": [7]}),
+        changed(said={"sequences": [{"token_ids": 3}]}),
+    ],
+)
 def test_another_file_is_refused_by_its_line(
     tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,3 +131,55 @@ def test_another_file_is_refused_by_its_line(
 
 def write(file: Path, lines: Sequence[object]) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [{"text": "a"}]},
+        {"options": {"unknown": 1}},
+        {"options": {"top_k": "many"}},
+        {"options": {"seed": -1}},
+        {"options": {"model": "dates"}},
+    ],
+)
+def test_what_cannot_be_asked_is_named_by_its_line(
+    tmp_path: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "changed.jsonl"
+    file.write_text(changed(**fields))
+
+    assert run(["replay", str(file), "--server", "127.0.0.1:1"]) == 3
+    assert f"{file}:1 cannot be asked again: " in capsys.readouterr().err
+
+
+def test_a_line_without_end_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "long.jsonl"
+    with file.open("wb") as long:
+        long.truncate(2**27)
+
+    assert run(["replay", str(file), "--server", "127.0.0.1:1"]) == 3
+    assert "more than 67,108,864 bytes" in capsys.readouterr().err
+
+
+async def test_a_record_that_cannot_be_written_is_refused_before_anything_is_asked(
+    generator: FakeGenerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "nowhere" / "r"
+    async with running_worker(generator) as (_, address):
+        asked = ("generate", "--model", "dates", "--record", str(file), "a")
+        assert await typed(address, *asked) == 3
+
+    assert "No such file or directory" in capsys.readouterr().err
+    assert not generator.requests
+
+
+def test_where_nothing_is_answered_an_older_record_stays(tmp_path: Path) -> None:
+    file = tmp_path / "r"
+    file.write_text("before")
+
+    asked = ["generate", "--model", "dates", "--record", str(file), "a", "--timeout", "0.2"]
+    assert run([*asked, "--server", "127.0.0.1:1"]) == 4
+
+    assert [one.name for one in tmp_path.iterdir()] == ["r"]
+    assert file.read_text() == "before"
