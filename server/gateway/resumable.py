@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import generation_service_pb2 as pb
 
+from engine.errors import FieldViolation, InvalidRequest
 from server.call_server import ServerCall
 from server.gateway.catching_up import CatchingUp, Different
 from server.gateway.heard import Heard
@@ -17,6 +18,7 @@ from server.gateway.worker_calls import Metadata
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
 
 _Passed = Callable[[bool], object]
+_MAX_SEQUENCES = 1024  # of one stream; what is received of each is kept while it runs
 
 
 def asked_at_first(request: bytes) -> bytes:
@@ -55,7 +57,7 @@ class ResumableStream:
     def resume(self) -> None:
         """Go on behind what a client has, that says so in its request; nothing if it does not.
 
-        What says so goes to no worker.
+        What says so goes to no worker. Raises InvalidRequest for more sequences than a stream has.
         """
         try:
             request = pb.GenerateStreamRequest.FromString(self.request)
@@ -63,6 +65,9 @@ class ResumableStream:
             return
         if not request.HasField("resume_after") or not request.origin:
             return
+        if (number := len(request.received)) > _MAX_SEQUENCES:
+            what = f"{number} sequences are more than a stream has, {_MAX_SEQUENCES} at most"
+            raise InvalidRequest([FieldViolation("received", what)])
         self._origin, self._num_messages = request.origin, max(0, request.resume_after)
         received = {one.index: one for one in request.received}
         request.ClearField("resume_after")

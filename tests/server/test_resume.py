@@ -407,6 +407,16 @@ async def test_a_client_that_has_something_else_does_not_go_on(cell: Cell) -> No
     assert (lost.code, lost.reason) == (grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST")
 
 
+async def test_who_has_received_more_sequences_than_there_are_is_refused(cell: Cell) -> None:
+    received = [pb.Received(index=index, tokens=1) for index in range(1025)]
+    resuming = {"resume_after": 1, "received": received, "origin": "0" * 32}
+
+    wrong = await failure_of(cell.stubs.generation.GenerateStream(asked(**resuming)))
+
+    assert wrong.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "1025 sequences" in wrong.violations["received"]
+
+
 async def test_losses_of_a_stream_count_where_its_client_goes_on_with_it(cell: Cell) -> None:
     cell.pace.is_strict = True
     call = cell.stubs.generation.GenerateStream(asked(request_id="poison"))
