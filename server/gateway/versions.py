@@ -164,7 +164,8 @@ class Versions:
         The same request, asked again, waits for what it has begun.
         """
         running = self._operation
-        if running is not None and not (request_id and request_id == running.request_id):
+        is_same = running is not None and (running.what, running.request_id) == (what, request_id)
+        if running is not None and not (request_id and is_same):
             raise OperationInProgress(f"{running.what} runs; ask again when it has ended")
         if running is None:
             running = self._operation = _Operation(what, request_id)

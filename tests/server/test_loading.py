@@ -307,6 +307,8 @@ async def test_of_two_operators_one_wins_and_the_same_request_waits(served: Serv
 
     for other in (
         served.admin.LoadModel(load_of("dates-3")),
+        served.admin.LoadModel(load_of("dates-3", request_id="first")),
+        served.admin.UnloadModel(unload_of("1", "other", request_id="first")),
         served.admin.UnloadModel(unload_of("1", "other")),
     ):
         refused = await failure_of(other)
