@@ -31,7 +31,7 @@ from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_ch
 from exporter.files import stage
 from exporter.graphs.contracts import contract_of
 from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
-from exporter.graphs.target import DEFAULT
+from exporter.graphs.target import DEFAULT, target_of
 from exporter.toolchain import read_toolchain
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def export_package(
 def _is_faster_with_int8_cache(form: PackageFormat, checkpoint: Checkpoint) -> bool:
     """Say whether weights are so small that a step waits for keys and values; see cache_int8."""
     generates = contract_of(checkpoint.config.model, form).generation is not None
-    return generates and form.target == "cpu" and form.weights == "int8"
+    return generates and target_of(form).has_faster_int8_cache and form.weights == "int8"
 
 
 def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:

@@ -34,6 +34,7 @@ class Target:
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
     int8_cache_widths: tuple[int, ...] | None = None  # of a head, likewise
+    has_faster_int8_cache: bool = False  # beside weights in int8, steps take less time with one
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
 
@@ -41,6 +42,7 @@ CPU = Target(
     "cpu",
     MappingProxyType({"fp32": bodies.CPU}),
     accuracy_level=4,  # in integers, at a scale for each block of a row
+    has_faster_int8_cache=True,
 )
 CUDA = Target(
     "cuda",

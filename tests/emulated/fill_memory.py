@@ -13,7 +13,7 @@ from tests.emulated.bound_calls import bound
 from tests.emulated.look_at_graph import SIZES
 
 device = open_device()
-binding = bound(create_session(sys.argv[1], device=device), device, SIZES)
+binding = bound(create_session(sys.argv[1], device=device), device, {**SIZES, "tokens": 1})
 free, total = device.runtime.free_memory()
 os.environ["EMU_MEMORY"] = str(total - free + 1000)
 try:
