@@ -5,7 +5,7 @@ the other: kills workers (SIGKILL), stops them (SIGSTOP), ends them (SIGTERM), k
 controller, and the command itself, which is the gateway and the registry. The next comes when all
 workers serve again, or `--serving` of them. With --no-ray there are the gateway and the workers
 only, and a worker is replaced faster. It exits with 1 if an answer was wrong, a token missing or
-doubled, or a stream hung.
+doubled, if a stream hung, or none was right.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main(
     click.echo(table(harmed, load.tally, num_gone_on))
     if out is not None:
         write(out, plan, load, harmed, num_gone_on)
-    sys.exit(1 if load.tally.num_wrong or load.tally.hung else 0)
+    sys.exit(0 if load.tally.is_good else 1)
 
 
 def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: int) -> None:

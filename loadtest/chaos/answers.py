@@ -57,3 +57,8 @@ class Tally:
     def num_wrong(self) -> int:
         """Sequences that say nothing of it and are not right."""
         return self.lost + self.doubled + self.different
+
+    @property
+    def is_good(self) -> bool:
+        """Whether answers came, all of them right or with an error that says why not."""
+        return bool(self.right) and not (self.num_wrong or self.hung)

@@ -20,16 +20,16 @@ class Harmed:
 
 
 def harm(kind: str, server: Server) -> int | None:
-    """Do something to a server; return the process that is gone when it has recovered."""
+    """Do something to a server; return the process that is gone when it has recovered.
+
+    Raises LoadTestError if there is nobody to do it to.
+    """
     if kind == KILL_SERVER:
         server.kill()
         server.start()
         return None
     what, signal_number = _SIGNALS[kind]
-    found = server.find(what or server.worker)
-    if not found:
-        return None
-    pid = random.choice(found)
+    pid = random.choice(server.wait_for(what or server.worker))
     os.kill(pid, signal_number)
     return pid
 

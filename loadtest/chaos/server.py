@@ -58,6 +58,15 @@ class Server:
         """Return the processes of this name."""
         return [pid for pid, use in read_tree(self._process.pid).items() if what in use.name]
 
+    def wait_for(self, what: str) -> list[int]:
+        """Return the processes of this name once there is one: Ray may be starting it again."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not (found := self.find(what)):
+            if time.monotonic() > deadline:
+                raise LoadTestError(f"no process is called {what}; see {self._log}")
+            time.sleep(_LOOK_PERIOD)
+        return found
+
     def kill(self) -> None:
         """Kill the command itself: gateway and registry."""
         self._process.kill()

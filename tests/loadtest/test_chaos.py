@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +23,10 @@ from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from loadtest.chaos.answers import Tally, verdict
-from loadtest.chaos.harm import Harmed
+from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
 from loadtest.chaos.report import summary, table
+from loadtest.chaos.server import Server
 
 EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
 
@@ -113,6 +116,33 @@ def test_harm_is_told_by_its_kind() -> None:
     }
     assert said[1].split() == "kill-worker 2 2.0 / 3.0 0.5 / 0.5".split()
     assert said[-1].split() == ["gone", "on", "4"]
+
+
+def test_harm_waits_until_there_is_somebody_to_do_it_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    found: list[list[int]] = [[], [], [victim.pid]]
+    server = Server(tmp_path, 1, tmp_path / "log", with_ray=False)
+    monkeypatch.setattr(server, "find", lambda _: found.pop(0))
+
+    with victim:
+        assert harm("kill-worker", server) == victim.pid
+        assert victim.wait(10) == -signal.SIGKILL
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("tally", "is_good"),
+    [
+        (Tally(right=1, failed=Counter({"UNAVAILABLE": 3})), True),
+        (Tally(failed=Counter({"UNAVAILABLE": 3})), False),  # nobody has shown anything
+        (Tally(right=1, lost=1), False),
+        (Tally(right=1, hung=1), False),
+    ],
+)
+def test_a_run_without_a_right_answer_shows_nothing(tally: Tally, is_good: bool) -> None:
+    assert tally.is_good is is_good
 
 
 @pytest.fixture(scope="module")
