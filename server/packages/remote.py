@@ -6,6 +6,7 @@ What fails there, whatever it is, is told as a PackageError with the address of 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from engine.package.files import FileEntry
 from engine.package.package import MANIFEST_NAME, MAX_MANIFEST_BYTES
 
 _CHUNK = 4 << 20  # bytes
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 
 
 def is_remote(address: Path | str) -> bool:
@@ -27,7 +29,15 @@ class RemotePackage:
     """The files of a package at a URL."""
 
     def __init__(self, url: str) -> None:
-        """Raise PackageError, naming what to install, if nothing here reads such URLs."""
+        """Raise PackageError, naming what to install, if nothing here reads such URLs.
+
+        One with a password is refused: logs, errors and lists of processes would show it.
+        """
+        if _PASSWORD.search(url):
+            raise PackageError(
+                "the address of a package has a password, which logs would show; give it to "
+                "fsspec in its file of settings (~/.config/fsspec) or as FSSPEC_... on every node"
+            )
         from fsspec.core import url_to_fs  # a server of local packages needs none
 
         self._url = url.rstrip("/")

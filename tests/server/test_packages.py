@@ -344,3 +344,11 @@ def test_serve_takes_addresses_and_keeps_them_as_they_are(
     assert typed.packages == {"dates": URL, "iso": URL}
     assert read.packages == {"a": URL, "b": tmp_path / "dates"}
     assert typed.package_cache == read.package_cache == tmp_path / "cache"
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@h/p", "simplecache::sftp://me:secret@h:22/p"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(PackageError, match="has a password") as refused:
+        pin(url, None)
+
+    assert "secret" not in str(refused.value)
