@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -262,11 +262,15 @@ def _table(
     value: Callable[[Any], Any],
     datatype: str = "BYTES",
 ) -> Tensor:
-    """Return a tensor of shape (items, the same number for each)."""
-    values: Iterable[Any] = (value(one) for row in rows for one in row)
-    if datatype == "BYTES":
-        values = (text.encode() for text in values)
-    return Tensor(name, datatype, (len(rows), len(rows[0])), list(values))
+    """Return a tensor of shape (items, the most that one has); shorter rows end in "" or 0."""
+    width = max(map(len, rows))
+    values: list[Any] = []
+    for row in rows:
+        found = [value(one) for one in row]
+        is_text = datatype == "BYTES"
+        values += [text.encode() for text in found] if is_text else found
+        values += [b"" if is_text else 0] * (width - len(row))
+    return Tensor(name, datatype, (len(rows), width), values)
 
 
 def _column(name: str, datatype: str, values: Sequence[Any]) -> Tensor:

@@ -11,7 +11,9 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -19,11 +21,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from PIL import Image
+from tokenweir import GeneratedSequence
 from tokenweir._errors import error_from_call
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from server.cli.app import run
 from server.kserve.config import KserveConfig
+from server.kserve.tasks import TASKS, Asked
+from server.kserve.tensors import Tensor
 from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
@@ -80,6 +85,30 @@ async def test_texts_are_generated_with_what_they_took():
     assert found.parameters["output_tokens"].int64_param == 3
     assert generator.requests[0].params.temperature == 0.5
     assert found.parameters["request_id"].string_param == "mine"
+
+
+async def test_where_an_item_has_fewer_outputs_its_row_is_filled():
+    async def generate_many(*asked: Any, **options: Any) -> Any:
+        one, other = (GeneratedSequence(text, (5,), "eos", None, -0.5) for text in "ab")
+        results = [SimpleNamespace(sequences=rows) for rows in ((), (one, other), (one,))]
+        return SimpleNamespace(
+            results=results, usage=None, provenance=mock.Mock(), request_id="mine"
+        )
+
+    model = mock.Mock(architecture="decoder", capabilities=("generate",))
+    model.limits.max_inputs = 64
+    sent = Tensor("text", "BYTES", (3,), [b"x", b"y", b"z"])
+    client = mock.Mock(generate_many=generate_many)
+
+    found = await TASKS["generate"].run(client, Asked(model, {"text": sent}, {}))
+
+    assert {output.shape for output in found.outputs} == {(3, 2)}
+    assert [output.values for output in found.outputs] == [
+        [b"", b"", b"a", b"b", b"a", b""],
+        [b"", b"", b"eos", b"eos", b"eos", b""],
+        [0, 0, 1, 1, 1, 0],
+        [0, 0, -0.5, -0.5, -0.5, 0],
+    ]
 
 
 async def test_options_are_parameters_and_lists_of_them_json():
