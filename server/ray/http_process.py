@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-c", "from server.cli import main; main()", "http")
 # They would say of calls what the server that is called here does not need, or lend its token.
 _NOT_HANDED_ON = frozenset(("TOKENWEIR_SERVER", "TOKENWEIR_TLS_CA", "TOKENWEIR_TOKEN"))
+_ANNOUNCEMENT = re.compile(r" at (\S+)/v1,")
 _PAUSE = 1.0  # seconds between two attempts
 _LAST_WORDS = 5.0  # seconds beyond its own grace
 
@@ -58,10 +60,13 @@ class HttpProcess:
             start_new_session=True,  # Ctrl-C in a terminal is for the command that started it
         )
         self._process = process
-        said = (await _stderr(process).readline()).decode()
-        self.url = said.partition(" at ")[2].partition("/v1,")[0]
-        if not self.url:
-            said += (await _stderr(process).read()).decode()
+        said = ""
+        async for line in _stderr(process):  # of Python's warnings, too
+            said += line.decode()
+            if found := _ANNOUNCEMENT.search(said):
+                self.url = found[1]
+                break
+        else:
             await process.wait()
             raise ConfigError(f"the HTTP server does not start: {said.strip()}")
         self._port = int(self.url.rpartition(":")[2])  # that of the next one too

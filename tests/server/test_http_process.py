@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from server.config import GatewayConfig, ServeConfig
 from server.gateway.admin_port import admin_socket
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
+from server.ray import http_process
 from server.ray.http_process import HttpProcess, http_beside, private_socket
 from tests.server.calls import until
 from tests.server.certificates import Authority
@@ -116,6 +118,21 @@ async def test_it_is_started_again_on_its_port_when_it_dies(caplog: pytest.LogCa
     assert "has ended with -9, and is started again" in caplog.text
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+async def test_what_is_said_before_it_listens_does_not_keep_it_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    says = "import sys; sys.stderr.write('a warning at 2\\nserving x at http://h:7/v1, for y\\n'); "
+    command = (sys.executable, "-c", f"{says} sys.stderr.flush(); import time; time.sleep(60)")
+    monkeypatch.setattr(http_process, "_COMMAND", command)
+    process = HttpProcess([], 0, 0)
+
+    async with asyncio.timeout(30):
+        await process.start()
+        await process.stop()
+
+    assert process.url == "http://h:7"
 
 
 async def test_a_port_that_is_taken_is_named():
