@@ -13,14 +13,16 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from engine.errors import Draining
 from server.event_thread import Event, Rests, start_event_thread
-from server.status import CallStatus
+from server.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,10 @@ Pairs = Iterable[tuple[str, str | bytes]]
 _T = TypeVar("_T")
 
 _FAILED = "the server failed; see its log"
+_STOPPING = "this server is stopping; ask again"
+_RETRY_AFTER = 0.5  # seconds
+_MOST_PENDING = 1000  # calls that have come and that gRPC has not told of
+_LAST_WORDS = 0.5  # seconds in which calls that are ended here tell their clients
 _NO_FLAGS = 0
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
 _ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
@@ -50,6 +56,7 @@ class CallServer:
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
+        self._open: set[ServerCall] = set()
         self._is_stopping = False
         self._stopped = asyncio.Event()
 
@@ -74,16 +81,28 @@ class CallServer:
         start_event_thread("gRPC calls", self._next_event, self._pass_on, self._rests)
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, and end those that go on after `grace` seconds."""
+        """Take no more calls, and end those that go on after `grace` seconds, with UNAVAILABLE.
+
+        gRPC cancels without a word what it has not told of before, so that is asked for first.
+        """
+        for _ in range(_MOST_PENDING):
+            self._ask_for_next()
         with self._lock:
             self._is_stopping = True
             self._server.shutdown(self._queue, _STOPPED)
-        try:
-            await asyncio.wait_for(self._stopped.wait(), grace)
-        except TimeoutError:
-            self._server.cancel_all_calls()
-            await self._stopped.wait()
+        if not await self._has_stopped(grace):
+            for call in tuple(self._open):
+                call.end()
+            if not await self._has_stopped(_LAST_WORDS):
+                self._server.cancel_all_calls()
+                await self._stopped.wait()
         self._server.destroy()
+
+    async def _has_stopped(self, seconds: float) -> bool:
+        """Wait so long for the last call and connection to end; return whether they have."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        return self._stopped.is_set()
 
     def _ask_for_next(self) -> None:
         with self._lock:
@@ -107,7 +126,7 @@ class CallServer:
                 event.tag(event)
             elif event.success:
                 self._ask_for_next()
-                call = ServerCall(event, self._loop)
+                call = ServerCall(event, self._loop, self._open)
                 call.try_to(lambda: self._arrived(call))
         except Exception:  # all other calls need the thread
             if not self._loop.is_closed():
@@ -118,7 +137,10 @@ class CallServer:
 class ServerCall:
     """One call: refused, or answered by a task that takes it for an `aio.ServicerContext`."""
 
-    def __init__(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, event: Event, loop: asyncio.AbstractEventLoop, open_calls: set[ServerCall]
+    ) -> None:
+        """A call is among the open ones until it has ended."""
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
         self.last_message = b""  # of those that were sent
@@ -132,6 +154,8 @@ class ServerCall:
         self._has_begun = self._has_ended = False  # to answer
         self._is_sending = self._has_failed = False  # what was written last
         self._sent: asyncio.Future[None] | None = None  # for who waits until it is sent
+        self._open_calls = open_calls
+        open_calls.add(self)
 
     def peer(self) -> str:
         """Return the address of the client."""
@@ -171,10 +195,24 @@ class ServerCall:
                 self.refuse(CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ()))
 
     def refuse(self, status: CallStatus) -> None:
-        """End a call that nobody answers."""
+        """End a call that nobody answers; nothing if it has ended."""
+        if self._has_ended:
+            return
         self._has_ended = True
+        self._open_calls.discard(self)
         watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
         self._call.start_server_batch((*self._ending(status), watch), _nothing_to_do)
+
+    def end(self) -> None:
+        """End the call because the server stops: with a reason, if its answer has not begun."""
+        if self._has_begun:  # a status would wait behind what is not read
+            self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], _STOPPING)
+        elif not self._has_ended:
+            self._has_ended, self.code = True, grpc.StatusCode.UNAVAILABLE
+            status = call_status(Draining(_STOPPING, _RETRY_AFTER), "")  # who asks knows its id
+            self._call.start_server_batch(self._ending(status), _nothing_to_do)
+            if self._task is not None:
+                self._task.cancel()
 
     def answer(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let a coroutine answer the call; it is cancelled if the client goes away."""
@@ -264,6 +302,7 @@ class ServerCall:
 
     def _closed(self, event: Event) -> None:
         """In the thread: the client has gone away, or has all that it waited for."""
+        self._open_calls.discard(self)
         if event.batch_operations[0].cancelled():
             self._loop.call_soon_threadsafe(self._client_is_gone)
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from engine.errors import QueueFull
+from engine.errors import Draining, QueueFull
 from server import event_thread
 from server.call_server import CallServer, ServerCall
 from server.event_thread import Rests
@@ -38,27 +38,34 @@ print(os.environ.get("GRPC_EXPERIMENTS"))
 
 @asynccontextmanager
 async def serving(arrived: Callable[[ServerCall], object]) -> AsyncIterator[aio.Channel]:
-    server = CallServer(arrived, ())
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    server, channel = started(arrived)
+    async with channel:
         try:
             yield channel
         finally:
             await server.stop(0)
 
 
+def started(arrived: Callable[[ServerCall], object]) -> tuple[CallServer, aio.Channel]:
+    server = CallServer(arrived, ())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, aio.insecure_channel(f"127.0.0.1:{port}")
+
+
 @asynccontextmanager
 async def answering(
     answer: Callable[[ServerCall], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[aio.Channel]:
-    loop = asyncio.get_running_loop()
-
-    def begin(call: ServerCall) -> None:
-        call.answer(answer(call))
-
-    async with serving(lambda call: loop.call_soon_threadsafe(begin, call)) as channel:
+    async with serving(answered(answer)) as channel:
         yield channel
+
+
+def answered(
+    answer: Callable[[ServerCall], Coroutine[Any, Any, None]],
+) -> Callable[[ServerCall], object]:
+    loop = asyncio.get_running_loop()
+    return lambda call: loop.call_soon_threadsafe(lambda: call.answer(answer(call)))
 
 
 @pytest.mark.parametrize("when", ["it arrives", "its message is read"])
@@ -198,11 +205,85 @@ async def test_stopping_ends_calls_that_go_on() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    async with answering(wait) as channel:
+    server, channel = started(answered(wait))
+    async with channel:
         call = channel.unary_unary(METHOD)(b"")
         await begun.wait()
+        await server.stop(0)
+        ended = await failure_of(call)
 
-    assert await call.code() is not grpc.StatusCode.OK
+    assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+async def test_stopping_ends_streams_whose_client_does_not_read() -> None:
+    async def write_on(call: ServerCall) -> None:
+        while True:
+            await call.write(bytes(1 << 16))
+
+    server, channel = started(answered(write_on))
+    async with channel:
+        call = channel.unary_stream(METHOD)(b"")
+        await call.read()
+        await server.stop(0)
+        with pytest.raises(aio.AioRpcError) as caught:  # once it reads what has come
+            while await call.read() is not aio.EOF:
+                pass
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_stopping_ends_calls_whose_message_has_not_come() -> None:
+    reading = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def arrive(call: ServerCall) -> None:
+        call.receive(lambda data: call.refuse(call_status(QueueFull("no room", 0.3), "r")))
+        loop.call_soon_threadsafe(reading.set)
+
+    server, channel = started(arrive)
+    async with channel:
+        call = channel.stream_unary(METHOD)()
+        await reading.wait()
+        await server.stop(0)
+        ended = await failure_of(call)
+
+    assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+async def test_stopping_answers_calls_that_grpc_has_not_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    status = call_status(Draining("stopping", 0.5), "r")
+
+    async def echo(call: ServerCall) -> None:
+        while (message := await call.read()) is not aio.EOF:
+            await call.write(message)
+        await call.finish()
+
+    def arrive(call: ServerCall) -> None:
+        if call.method == "/test.Service/Echo":
+            loop.call_soon_threadsafe(lambda: call.answer(echo(call)))
+        else:
+            call.refuse(status)
+
+    server, channel = started(arrive)
+    async with channel:
+        order = channel.stream_stream("/test.Service/Echo")()
+        await order.write(b"first")
+        await order.read()
+        monkeypatch.setattr(server, "_ask_for_next", lambda: None)
+        calls = [asyncio.ensure_future(channel.unary_unary(METHOD)(b"")) for _ in range(20)]
+        for _ in range(2):  # what comes back has come behind the calls
+            await order.write(b"behind them")
+            await order.read()
+        monkeypatch.undo()
+        stopping = asyncio.create_task(server.stop(5))
+        ended = await asyncio.gather(*map(failure_of, calls))
+        await order.done_writing()
+        await stopping
+
+    assert {(one.code, one.reason) for one in ended} == {(grpc.StatusCode.UNAVAILABLE, "DRAINING")}
 
 
 async def test_a_server_that_rests_passes_several_calls_on_at_a_time(

@@ -390,7 +390,14 @@ def test_status_details_that_are_garbage_do_not_hide_the_error(server, client):
     assert caught.value.reason == ""
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.CANCELLED,  # says gRPC of a call that came while the server closed
+    ],
+)
 def test_call_that_fails_twice_is_tried_again_under_the_same_request_id(server, client, code):
     def third_time(request, context):
         if len(server.requests) < 3:

@@ -97,7 +97,8 @@ def _service_config(max_attempts: int) -> dict[str, object]:
         "initialBackoff": "0.1s",
         "backoffMultiplier": 2,
         "maxBackoff": "2s",
-        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+        # The last is what gRPC says of a call that came in the moment in which its server closed.
+        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
     }
     return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
 
