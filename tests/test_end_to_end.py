@@ -278,7 +278,7 @@ async def test_replicas_run_without_torch(server: Server) -> None:
         assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-async def test_killed_replica_loses_nothing_that_had_not_started_and_is_replaced(
+async def test_killed_replica_loses_nothing_and_is_replaced(
     server: Server, eager: Callable[[str, str, int], str]
 ) -> None:
     before = server.pids()
@@ -289,16 +289,13 @@ async def test_killed_replica_loses_nothing_that_had_not_started_and_is_replaced
         streams = [asyncio.create_task(_stream(channel, *a, admitted)) for a in asked]
         victim = await admitted.get()
         os.kill(before[victim], signal.SIGKILL)
+        assert not any(stream.done() for stream in streams), "the replica was killed too late"
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(*streams)
 
-    lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
-    assert lost, "the replica was killed too late"
-    assert {(o.replica, o.code) for o in lost} == {(victim, grpc.StatusCode.UNAVAILABLE)}
-    assert len(lost) <= SLOTS, "more streams were lost than can have started"
-    for request, outcome in zip(asked, outcomes, strict=True):
-        whole = eager(*request)
-        assert whole == outcome.text if outcome not in lost else whole.startswith(outcome.text)
+    assert [(outcome.code, outcome.text) for outcome in outcomes] == [
+        (grpc.StatusCode.OK, eager(*request)) for request in asked
+    ]
 
     deadline = time.monotonic() + 30
     while len(server.pids()) < len(before) + 1:
@@ -408,7 +405,7 @@ threading.Thread(target=patch, daemon=True).start()
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["process stopped", "step never returns"])
-async def test_hung_replica_loses_nothing_that_had_not_started_and_is_replaced(
+async def test_hung_replica_loses_nothing_and_is_replaced(
     way: str,
     packages: dict[str, Path],
     eager: Callable[[str, str, int], str],
@@ -430,6 +427,7 @@ async def test_hung_replica_loses_nothing_that_had_not_started_and_is_replaced(
             else:
                 (tmp_path / "hangs" / str(before[victim])).touch()
             hung = time.monotonic()
+            assert not any(stream.done() for stream in streams), "the replica hung too late"
             async with asyncio.timeout(30):
                 outcomes = await asyncio.gather(*streams)
             ended_after = time.monotonic() - hung
@@ -438,13 +436,9 @@ async def test_hung_replica_loses_nothing_that_had_not_started_and_is_replaced(
                 await asyncio.sleep(0.05)
             replaced_after = time.monotonic() - hung
 
-    lost = [outcome for outcome in outcomes if outcome.code is not grpc.StatusCode.OK]
-    assert lost, "the replica hung too late"
-    assert {(o.replica, o.code) for o in lost} == {(victim, grpc.StatusCode.UNAVAILABLE)}
-    assert len(lost) <= SLOTS, "more streams were lost than can have started"
-    for request, outcome in zip(asked, outcomes, strict=True):
-        whole = eager(*request)
-        assert whole == outcome.text if outcome not in lost else whole.startswith(outcome.text)
+    assert [(outcome.code, outcome.text) for outcome in outcomes] == [
+        (grpc.StatusCode.OK, eager(*request)) for request in asked
+    ]
     assert ended_after < 15
     assert replaced_after < 20
     assert not _is_alive(before[victim])
