@@ -42,7 +42,7 @@ from server.ray.http_process import http_beside, private_socket
 from server.ray.publication import Publication, publish, withdraw
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.resources import shortage_now
-from server.ray.roster import Roster
+from server.ray.roster import Roster, RosterAddress
 from server.ray.thread import RayThread
 from server.ray.versions import RayDeployment, loaded
 from server.signals import cancelled_by_signals
@@ -100,11 +100,7 @@ def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> No
 @contextlib.asynccontextmanager
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
-    if not (config.with_gateway or joins_cluster()):
-        raise ConfigError(
-            "with_gateway (false) leaves workers that no gateway finds: only on the Ray cluster at "
-            "RAY_ADDRESS `tokenweir gateway` finds them"
-        )
+    _check_is_reachable(config)
     packages, manifests = await _checked_packages(config)
     given = config
     config = config.settled([manifest.target for manifest in manifests])
@@ -128,9 +124,8 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         gateway = port = None
         if config.with_gateway:
             hung = partial(kill_hung, ray, workers)
-            found = zip(packages.items(), manifests, strict=True)
-            first = Group("", {name: loaded(pinned, m) for (name, pinned), m in found})
-            gateway = Gateway(settings, hung, peers, tracing, (deployment, first))
+            started = (deployment, _first_group(packages, manifests))
+            gateway = Gateway(settings, hung, peers, tracing, started)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
             roster.traffic = gateway.told_traffic
@@ -143,18 +138,9 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         await ray.run(deploy, config, roster_address, packages, config.name)
         if joins_cluster():
             stack.push_async_callback(_end_workers, config, ray, roster, deployment)
-            limits = config.gateway_settings
-            told = Publication(
-                roster_address, limits.max_request_bytes, limits.max_calls_per_worker
-            )
-            await ray.run(publish, config.name, told)
-            stack.push_async_callback(ray.finish, withdraw, config.name)
+            await stack.enter_async_context(_published(config, ray, roster_address))
         if gateway is not None:
-            following = partial(follow, registry, gateway, workers)
-            await stack.enter_async_context(beside("following the registry", following))
-            if joins_cluster():
-                hearing = partial(hear_others, roster, gateway)
-                await stack.enter_async_context(beside("hearing of other gateways", hearing))
+            await stack.enter_async_context(_told(gateway, registry, roster, workers))
         service = Service(config.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
         if settings.local_socket is not None:
@@ -163,6 +149,49 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.grace)
         yield service
+
+
+def _check_is_reachable(config: ServeConfig) -> None:
+    """Raise ConfigError for workers that no gateway finds."""
+    if not (config.with_gateway or joins_cluster()):
+        raise ConfigError(
+            "with_gateway (false) leaves workers that no gateway finds: only on the Ray cluster at "
+            "RAY_ADDRESS `tokenweir gateway` finds them"
+        )
+
+
+def _first_group(packages: Mapping[str, PinnedPackage], manifests: list[Manifest]) -> Group:
+    """Return the models that are there from the start."""
+    found = zip(packages.items(), manifests, strict=True)
+    return Group("", {name: loaded(pinned, manifest) for (name, pinned), manifest in found})
+
+
+@contextlib.asynccontextmanager
+async def _published(
+    config: ServeConfig, ray: RayThread, roster: RosterAddress
+) -> AsyncIterator[None]:
+    """Let gateways of the cluster find the service."""
+    limits = config.gateway_settings
+    told = Publication(roster, limits.max_request_bytes, limits.max_calls_per_worker)
+    await ray.run(publish, config.name, told)
+    try:
+        yield
+    finally:
+        await ray.finish(withdraw, config.name)
+
+
+@contextlib.asynccontextmanager
+async def _told(
+    gateway: Gateway, registry: Registry, roster: Roster, workers: dict[str, WorkerInfo]
+) -> AsyncIterator[None]:
+    """Tell a gateway of workers that come and go, and of the other gateways of the cluster."""
+    async with contextlib.AsyncExitStack() as stack:
+        following = partial(follow, registry, gateway, workers)
+        await stack.enter_async_context(beside("following the registry", following))
+        if joins_cluster():
+            hearing = partial(hear_others, roster, gateway)
+            await stack.enter_async_context(beside("hearing of other gateways", hearing))
+        yield
 
 
 async def _checked_packages(
