@@ -7,8 +7,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.json_file import parse_object
 from server.cli.exit_codes import NOT_USABLE, CommandError
@@ -45,22 +46,31 @@ def recording(path: Path | None) -> Iterator[Note]:
         yield lambda *_: None
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
 
-        def note(
-            model: str, prompt: object, options: Mapping[str, Any], answer: Generation
-        ) -> None:
-            asked = {name: one for name, one in options.items() if name not in _NOT_ASKED_AGAIN}
-            found = plain({"model": model, "prompt": prompt, "options": asked, "answer": answer})
-            file.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
+    def end() -> None:
+        if temporary.stat().st_size:
+            temporary.replace(path)
+        else:
+            temporary.unlink()
 
-        try:
-            yield note
-        finally:
-            if file.tell():
-                temporary.replace(path)
-            else:
-                temporary.unlink()
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            yield partial(_note, file)
+    except OSError:  # a full disk, say: the last line may be cut off
+        temporary.unlink(missing_ok=True)
+        raise
+    except BaseException:
+        end()
+        raise
+    end()
+
+
+def _note(
+    file: TextIO, model: str, prompt: object, options: Mapping[str, Any], answer: Generation
+) -> None:
+    asked = {name: one for name, one in options.items() if name not in _NOT_ASKED_AGAIN}
+    found = plain({"model": model, "prompt": prompt, "options": asked, "answer": answer})
+    file.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def read_recorded(path: Path) -> Iterator[Recorded]:

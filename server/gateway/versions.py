@@ -24,6 +24,7 @@ from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic, check_share
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CREDENTIALS = re.compile(r"://[^/@]*@")  # of a URL
 _MAX_REPLICAS = 1024
 _JOIN_TIMEOUT = 30.0  # seconds in which workers that have started take calls
 _NUM_REMEMBERED = 100  # unloads, by the ids of their requests
@@ -124,7 +125,8 @@ class Versions:
         """
         check_share(order.share)
         _check_replicas(order.replicas)
-        what = f"the load of {order.package}"
+        address = _CREDENTIALS.sub("://", order.package)  # what is refused is logged too
+        what = f"the load of {address}"
         package = await self._alone(what, order.request_id, lambda: self._load(order))
         assert package is not None, "a load returns what it has loaded"
         return ModelVersion(order.model or package.name, package.version), package

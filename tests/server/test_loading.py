@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -246,6 +247,16 @@ async def test_a_load_that_fails_leaves_what_serves(failure: Exception, served: 
     assert await served.versions() == ONE
     assert await served.answer() == "1"
     assert (await served.load("dates-2")).state == pb.MODEL_STATE_READY
+
+
+async def test_no_password_of_an_address_is_logged(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        await failure_of(served.admin.LoadModel(load_of("s3://key:secret@bucket/damaged")))
+
+    begins = [one for one in caplog.messages if one == "the load of s3://bucket/damaged begins"]
+    assert len(begins) == 1
 
 
 async def test_an_unload_that_cannot_start_what_stays_changes_nothing(served: Served) -> None:

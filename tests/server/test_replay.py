@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from server.cli.app import run
+from server.cli.recorded import recording
 from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
 
 
@@ -183,3 +185,14 @@ def test_where_nothing_is_answered_an_older_record_stays(tmp_path: Path) -> None
 
     assert [one.name for one in tmp_path.iterdir()] == ["r"]
     assert file.read_text() == "before"
+
+
+def test_a_record_that_the_disk_cannot_hold_leaves_the_older_one(tmp_path: Path) -> None:
+    file = tmp_path / "r"
+    file.write_text("before")
+
+    with pytest.raises(OSError, match="No space"), recording(file) as note:
+        note("dates", "a", {}, {"text": "b"})  # type: ignore[arg-type]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("r", "before")]
