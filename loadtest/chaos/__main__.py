@@ -125,7 +125,7 @@ def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: 
         "machine": machine_name(),
         "plan": asdict(plan),
         "harms": summary(harmed),
-        "streams": asdict(load.tally),
+        "streams": vars(load.tally),  # asdict makes pairs of what a Counter has
         "streams_gone_on_at_another_worker": num_gone_on,
         "wrong": load.wrong,
     }

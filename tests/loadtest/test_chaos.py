@@ -22,6 +22,7 @@ from tokenweir import AsyncClient, DeadlineExceeded, GeneratedSequence, Unavaila
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
+from loadtest.chaos.__main__ import Plan, write
 from loadtest.chaos.answers import Tally, verdict
 from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
@@ -100,6 +101,16 @@ async def test_every_stream_is_counted_by_what_became_of_it() -> None:
     assert [line.partition(":")[0] for line in load.wrong] == ["different", "lost"]
     assert load.first_answer_after(0.0) is not None
     assert load.first_answer_after(load.ends[0][1]) is None
+
+
+def test_streams_that_failed_are_written_by_what_they_were_told(tmp_path: Path) -> None:
+    load = Load(cast(AsyncClient, Scripted([])), "m", [])
+    load.tally.failed["UNAVAILABLE DRAINING"] += 2
+
+    write(tmp_path / "r", Plan((), 1.0, 1, 1, 1, 1), load, [], 0)
+
+    streams = json.loads((tmp_path / "r.json").read_text())["streams"]
+    assert streams["failed"] == {"UNAVAILABLE DRAINING": 2}
 
 
 def test_harm_is_told_by_its_kind() -> None:
