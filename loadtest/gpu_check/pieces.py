@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +30,8 @@ _TURN_SECONDS = 0.2
 
 def describe(settings: Settings) -> Outcome:
     """Say what is here, and what the GPU can do: bytes copied and numbers multiplied a second."""
-    found: dict[str, Any] = {"versions": dict(_versions())}
+    missing = missing_for_peers(settings.device)
+    found: dict[str, Any] = {"versions": dict(_versions()), "missing_for_peers": missing}
     if settings.device == "cuda":
         device = open_device()
         free, total = device.runtime.free_memory()
@@ -45,7 +47,19 @@ def describe(settings: Settings) -> Outcome:
     if "flops_per_second" in found:
         rates = found["bytes_per_second"] / 1e12, found["flops_per_second"] / 1e12
         summary += ", {:.2f} TB/s copied, {:.0f} TFLOP/s in bf16".format(*rates)
+    if missing:
+        summary += f"; speed.* will fail: {', '.join(missing)}"
     return Outcome(summary, found)
+
+
+def missing_for_peers(device: Literal["cuda", "cpu"]) -> list[str]:
+    """Return what Hugging Face's models need to run on the device, and do not find."""
+    missing = []
+    if device == "cuda" and not torch.cuda.is_available():
+        missing.append(f"torch {torch.__version__} sees no CUDA device")
+    if importlib.util.find_spec("transformers") is None:
+        missing.append("transformers is not installed")
+    return missing
 
 
 def time_top(settings: Settings) -> Outcome:
