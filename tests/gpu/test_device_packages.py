@@ -26,14 +26,14 @@ from tests.parity.test_engine import eager_greedy
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 
 PRECISIONS = ["fp32", "fp16", "bf16"]
-MODELS = ["dates", "tagging", "digits", "sentiment"]
+ONE_PASS = ["tagging", "digits", "sentiment"]
 
 Make = Callable[[str, str], Certified]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("task", MODELS)
-def test_the_certificate_is_of_this_device_and_shows_rows_without_neighbours(
+@pytest.mark.parametrize("task", ["dates", *ONE_PASS])
+def test_the_certificate_is_of_this_device_and_finds_the_tokens_of_the_eager_model(
     task: str, precision: str, certified: Make, device: CudaDevice
 ) -> None:
     found = read_manifest(certified(task, precision).package).certificate.device
@@ -41,7 +41,34 @@ def test_the_certificate_is_of_this_device_and_shows_rows_without_neighbours(
     assert found is not None
     assert (found.gpu, found.driver) == (device.gpu_name, device.driver)
     assert found.tokens_equal == found.tokens_compared
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_decode_calls_of_one_bucket_show_rows_without_neighbours(
+    precision: str, certified: Make
+) -> None:
+    found = read_manifest(certified("dates", precision).package).certificate.device
+
+    assert found is not None and len(found.buckets) == 1
     assert found.batch_invariant
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("task", ONE_PASS)
+async def test_a_call_of_as_many_rows_as_were_asked_offers_equal_bits_only_where_shown(
+    task: str, precision: str, certified: Make
+) -> None:
+    """The kernels of a product may depend on its rows; a model of one pass has no bucket."""
+    package = load_package(certified(task, precision).package)
+    found = package.manifest.certificate.device
+    assert found is not None
+    engine = load_engine(package, EngineConfig())
+
+    await engine.start()
+    try:
+        assert ("batch_invariant" in engine.capabilities) == found.batch_invariant
+    finally:
+        await engine.stop()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
