@@ -1,13 +1,19 @@
-"""Small models of every kind, to be looked at on the emulated device."""
+"""Models of every kind, to be looked at on the emulated device.
+
+Those of the demo are as it trains them, but for the number of layers and of tokens; the others are
+small.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from exporter.models import ImageConfig
+from exporter.tasks.tagged_sentences import TAGS
 
 _VOCABULARY = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
 _SMALL = {"d_model": 64, "num_heads": 2, "d_ff": 128}
+_OF_DEMO = {"d_model": 64, "num_heads": 4, "d_ff": 256, "norm_position": "first"}
 _TRANSLATION = {
     **_VOCABULARY,
     **_SMALL,
@@ -59,7 +65,14 @@ _T5 = {
 _READER = {**_VOCABULARY, **_SMALL, "num_encoder_layers": 2, "max_source_len": 48}
 _SENTENCES = {**_READER, "family": "bert", "pooler": "none"}  # for each of them a vector
 MODELS: dict[str, dict[str, Any]] = {
-    "dates": _TRANSLATION,
+    "dates": {
+        **_TRANSLATION,
+        **_OF_DEMO,
+        "d_model": 128,
+        "d_ff": 512,
+        "max_source_len": 64,
+        "max_target_len": 16,
+    },
     "marian": {
         **_TRANSLATION,
         "positions": "sinusoidal_halves",
@@ -70,38 +83,47 @@ MODELS: dict[str, dict[str, Any]] = {
     "text": {
         **_VOCABULARY,
         "family": "gpt",
+        **_OF_DEMO,
         "d_model": 128,
-        "num_heads": 4,
-        "d_ff": 256,
+        "d_ff": 512,
         "num_decoder_layers": 2,
-        "max_target_len": 64,
+        "max_target_len": 256,
         "activation": "gelu",
-        "norm_position": "first",
     },
     "gpt2": _GPT2,
     "llama": _LLAMA,
     "gemma2": {**_LLAMA, "window": 16, "windowed_layers": (0,), "attention_softcap": 50.0},
     "sentiment": {
         **_READER,
+        **_OF_DEMO,
         "family": "bert",
+        "max_source_len": 128,
         "positions": "learned",
         "activation": "gelu",
+        "norm_position": "last",
+        "norm_eps": 1e-12,
         "embedding_norm": True,
         "num_token_types": 2,
         "scale_embeddings": False,
-        "labels": ("a", "b"),
+        "labels": ("negative", "positive"),
     },
     "sentences": {**_SENTENCES, "pooling": "mean", "normalize": True},
     "sentences-max": {**_SENTENCES, "pooling": "max"},
-    "tagging": {**_READER, "family": "labeller", "labels": ("a", "b")},
+    "tagging": {
+        **_READER,
+        **_OF_DEMO,
+        "family": "labeller",
+        "max_source_len": 64,
+        "labels": TAGS,
+    },
     "digits": {
-        **_SMALL,
+        **_OF_DEMO,
         "family": "vit",
         "num_encoder_layers": 2,
-        "norm_position": "first",
         "positions": "learned",
-        "image": ImageConfig(size=16, patch_size=4, channels=1, mean=(0.5,), std=(0.5,)),
-        "labels": ("a", "b"),
+        "activation": "gelu",
+        "image": ImageConfig(size=8, patch_size=2, channels=1, mean=(0.3,), std=(0.35,)),
+        "labels": tuple("0123456789"),
     },
 }
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
 CASES = [
     "gpt2-fp16",
-    "dates-fp32",
+    "marian-fp32",
     *(
         pytest.param(case, marks=pytest.mark.long)
         for case in ("llama-bf16", "llama-fp32", "gemma2-fp32", "t5-fp32", "t5-fp16", "t5-bf16")

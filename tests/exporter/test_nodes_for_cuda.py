@@ -34,12 +34,13 @@ class Left(NamedTuple):
     sums: int
 
 
-# The first norm of a model has no residual, unless positions are added before it. Biases are left
-# where they stand before ReLU and SiLU, which have no kernel with one; where a residual reads the
-# norm before the product too (norm_position "last"); and of queries, keys and values of an encoder,
-# those for a decoder among them. Other sums are of positions, of scores, and of the output's bias.
+# The first norm of a model has no residual, unless positions are added before it: of a decoder each
+# row has its own, those of an encoder are one sum for all. Biases are left where they stand before
+# ReLU and SiLU, which have no kernel with one; where a residual reads the norm before the product
+# too (norm_position "last"); and of queries, keys and values of an encoder, those for a decoder
+# among them. Other sums are of positions, of scores, and of the output's bias.
 LEFT = {
-    "dates": {"encoder.onnx": Left(0, 7), "decoder.onnx": Left(0, 4)},
+    "dates": {"encoder.onnx": Left(1, 6), "decoder.onnx": Left(0, 0)},
     "marian": {"encoder.onnx": Left(0, 7), "decoder.onnx": Left(0, 4)},
     "t5": {"encoder.onnx": Left(1, 1), "decoder.onnx": Left(1, 0)},
     "text": {"decoder.onnx": Left(0, 0)},
@@ -49,7 +50,7 @@ LEFT = {
     "sentiment": {"model.onnx": Left(0, 4)},
     "sentences": {"model.onnx": Left(0, 5)},
     "sentences-max": {"model.onnx": Left(0, 5)},
-    "tagging": {"model.onnx": Left(0, 6)},
+    "tagging": {"model.onnx": Left(1, 5)},
     "digits": {"model.onnx": Left(1, 5)},
 }
 FAMILIES = ("dates", "gpt2", "llama", "sentiment", "tagging", "digits")

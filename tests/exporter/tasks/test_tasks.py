@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
+from exporter.models import TransformerConfig
 from exporter.tasks import TASKS, build_task
+from tests.emulated.models import MODELS
 
 
 def test_an_unknown_task_is_refused_with_the_list() -> None:
@@ -30,6 +32,25 @@ def test_a_task_has_its_name_a_target_and_data(name: str) -> None:
     assert task.config.vocab_size == (task.tokenizer.get_vocab_size() if task.tokenizer else 0)
     assert len(task.validation) > 50 and len(task.held_out) >= len(task.validation)
     assert len(task.chunks(0)) > 1000
+    assert shape(task.config) == shape(TransformerConfig.model_validate(MODELS[name]))
+
+
+def test_the_text_model_of_the_emulated_device_is_that_of_the_task(tmp_path: Path) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text("".join(f"This is line {i} of a long story.\n" for i in range(1000)))
+
+    found = build_task("text", files=[path]).config
+
+    assert shape(found) == shape(TransformerConfig.model_validate(MODELS["text"]))
+
+
+def shape(config: TransformerConfig) -> TransformerConfig:
+    """Return a configuration without what may differ where no kernel computes."""
+    same = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    layers = {
+        name: min(getattr(config, name), 2) for name in ("num_encoder_layers", "num_decoder_layers")
+    }
+    return config.model_copy(update={"dropout": 0.0, **same, **layers})
 
 
 def test_the_list_of_tasks_needs_no_torch() -> None:
