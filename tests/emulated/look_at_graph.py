@@ -1,8 +1,9 @@
 """Loads graphs on the emulated device and prints what became of them, as JSON by path.
 
 For each: `refused`, why the engine does not take it or a call of it fails, or null: then every node
-is on the device and a call can be captured; and `launches`, the kernels of a call: of a decoder 8
-rows of one token, of others 8 texts of several, for a sum of one number is none.
+is on the device; `launches`, the kernels of a call: of a decoder 8 rows of one token, of others 8
+texts of several, for a sum of one number is none; and `captured`, what a call does when it is
+captured, and what the same call does when it is made again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from engine.session import NOT_CAPTURED, create_session
 from tests.emulated.bound_calls import bound, counts
 
 SIZES = {"batch": 8, "num_logits": 8, "num_top": 1, "sources": 8, "beams": 1}
+_GRAPH_ID = 7
 
 
 def look(path: str, device: CudaDevice) -> dict[str, Any]:
@@ -30,7 +32,9 @@ def look(path: str, device: CudaDevice) -> dict[str, Any]:
         counts(binding, NOT_CAPTURED)  # the first run prepares kernels
     except Exception as error:  # onnxruntime has a dozen of its own, without a common base
         return {"refused": f"{type(error).__name__}: {error}"}
-    return {"refused": None, "launches": counts(binding, NOT_CAPTURED)["launches"]}
+    launches = counts(binding, NOT_CAPTURED)["launches"]
+    captured = [counts(binding, _GRAPH_ID) for _ in range(2)]
+    return {"refused": None, "launches": launches, "captured": captured}
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
     found = on_device("look_at_graph.py", *paths)
 
     assert {path: seen["refused"] for path, seen in found.items()} == dict.fromkeys(paths)
+    for path, seen in found.items():
+        captured, again = seen["captured"]
+        assert captured["hostcopies"] == 0, path
+        assert again == {"launches": 0, "graphs": 1, "syncs": 0, "hostcopies": 0}, path
 
 
 @pytest.mark.parametrize(("name", "vocab_size"), MOST_LAUNCHES)
