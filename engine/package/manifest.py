@@ -236,7 +236,8 @@ class HalfPrecision(_Model):
     rms_diff: Annotated[float, Field(ge=0)]
     eager_rms_diff: Annotated[float, Field(ge=0)]
     max_case_ratio: Annotated[float, Field(ge=0, le=MAX_CASE_RATIO)]  # of the two, of one case
-    max_position_ratio: Annotated[float, Field(ge=0, le=MAX_POSITION_RATIO)]  # of one position
+    # Of one position, by the eager model's difference there or over the case, if that is larger.
+    max_position_ratio: Annotated[float, Field(ge=0, le=MAX_POSITION_RATIO)]
 
 
 class DeviceCertificate(_Model):

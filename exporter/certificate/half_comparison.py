@@ -3,8 +3,9 @@
 A bound on the difference alone says little: it depends on the model. What the type costs the eager
 model, both held against float64, is the measure: the graphs may not lose much more, neither over a
 case or a position, in the root mean square, nor in a single logit that hardly shows there. Random
-models of 12 and 24 layers came to 0.5 to 0.9 of it. Of a few numbers both differences are a matter
-of chance: all cases of less than a thousand are judged as one.
+models of 12 and 24 layers came to 0.5 to 0.9 of it. A position is held against what the type costs
+the eager model there or over the case, whichever is more. Of a few numbers both differences are a
+matter of chance: all cases of less than a thousand are judged as one.
 """
 
 from __future__ import annotations
