@@ -1,4 +1,8 @@
-"""The check of a GPU runs through where kernels compute nothing, and says that nothing is right."""
+"""The check of a GPU runs through where kernels compute nothing, and says that nothing is right.
+
+Every run tries the cheapest part of most kinds: a certificate, rows, steps and a variant. The rest
+is long, whole requests (`speed`) among them.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,11 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
 _ROWS = "rows.llama.bf16"
 _CERTIFICATES = ("certificate.llama.fp16.kv-int8", "certificate.sentiment.bf16")
-_MEASURED = (
-    "steps.gpt2-124m.int4",
+_MEASURED = ("steps.gpt2-124m.int4", "variant.llama.efficient-attention")
+_MEASURED_LONG = (
     "steps.bart-large",
     "speed.llama-1b",
     "pieces.likeliest",
-    "variant.llama.efficient-attention",
     "variant.llama.int8-blocks-one-launch",
 )
 
@@ -38,7 +41,6 @@ def test_the_device_is_named_and_copies_arrive_there(on_device: RunScript) -> No
     assert parts["pieces.row-copies"]["status"] == "passed"  # copies are real there
 
 
-@pytest.mark.long
 def test_rows_fail_because_nothing_is_computed(on_device: RunScript) -> None:
     seen, parts = run(on_device, _ROWS)
 
@@ -70,8 +72,10 @@ def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(
     assert "a kernel computes something else here" in parts[name]["summary"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", _MEASURED)
+@pytest.mark.parametrize(
+    "name",
+    [*_MEASURED, *(pytest.param(name, marks=pytest.mark.long) for name in _MEASURED_LONG)],
+)
 def test_every_kind_of_measurement_runs_through(name: str, on_device: RunScript) -> None:
     seen, parts = run(on_device, name)
 
