@@ -6,27 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from engine.package.manifest import PackageFormat, Precision
+from engine.package.manifest import PackageFormat
 from tests.emulated.conftest import RunScript
 from tests.parity.conftest import CONFIGS
 from tests.parity.uncertified import write_uncertified
 
 pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 
-PACKAGES: list[tuple[str, Precision]] = [
-    ("gpt", "fp16"),
-    ("llama", "bf16"),
-    ("llama", "fp32"),
-    ("encoder-decoder", "fp16"),
-    ("encoder-decoder", "fp32"),
+PACKAGES: list[tuple[str, PackageFormat]] = [
+    ("gpt", PackageFormat.of("cuda", "fp16")),
+    ("llama", PackageFormat.of("cuda", "bf16")),
+    ("llama", PackageFormat.of("cuda", "fp32")),
+    ("llama", PackageFormat.of("cuda", "fp16", weights="int4")),
+    ("llama-wide", PackageFormat.of("cuda", "fp16", kv_cache="int8")),
+    ("encoder-decoder", PackageFormat.of("cuda", "fp16")),
+    ("encoder-decoder", PackageFormat.of("cuda", "fp32")),
 ]
 
 
 def test_every_kind_of_request_is_served(on_device: RunScript, tmp_path: Path) -> None:
     paths = []
-    for name, precision in PACKAGES:
-        form = PackageFormat.of("cuda", precision)
-        directory = tmp_path / f"{name}-{precision}"
+    for i, (name, form) in enumerate(PACKAGES):
+        directory = tmp_path / f"{i}-{name}"
         paths.append(str(write_uncertified(CONFIGS[name], directory, form).path))
 
     found = on_device("run_engine.py", *paths)
