@@ -13,6 +13,12 @@ from typing import Literal
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
 from server.identity.config import DoorsConfig
+from server.setting_checks import (
+    check_at_least_one,
+    check_not_negative,
+    check_port,
+    check_positive,
+)
 
 MEBIBYTE = 1 << 20
 MOST_REQUEST_BYTES = 64 * MEBIBYTE
@@ -46,9 +52,9 @@ class WorkerConfig:
     client_silence: float = 20.0  # seconds; a gateway that leaves a ping unanswered so long is gone
 
     def __post_init__(self) -> None:
-        _check_port(self.port)
+        check_port(self.port)
         _check_walls(self)
-        _check_positive(self, "health_period", "client_silence")
+        check_positive(self, "health_period", "client_silence")
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,10 @@ class GatewayConfig:
     doors: DoorsConfig = field(default_factory=DoorsConfig)  # who may call
 
     def __post_init__(self) -> None:
-        _check_port(self.port)
+        check_port(self.port)
         _check_walls(self)
-        _check_at_least_one(self, "max_calls_per_worker", "crowded_calls_per_worker")
-        _check_positive(self, "worker_wait", "worker_silence", "client_silence")
+        check_at_least_one(self, "max_calls_per_worker", "crowded_calls_per_worker")
+        check_positive(self, "worker_wait", "worker_silence", "client_silence")
         if not 0 <= self.compared_share <= 100:
             raise ConfigError(f"compared_share ({self.compared_share}) must be 0 to 100, percent")
 
@@ -104,7 +110,7 @@ class MetricsConfig:
 
     def __post_init__(self) -> None:
         if self.port is not None:
-            _check_port(self.port)
+            check_port(self.port)
 
 
 @dataclass(frozen=True)
@@ -152,13 +158,13 @@ class ServeConfig:
     tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
-        _check_port(self.port)
-        _check_port(self.http_port or 0)
-        _check_at_least_one(self, "min_replicas", "max_replicas")
+        check_port(self.port)
+        check_port(self.http_port or 0, "http_port")
+        check_at_least_one(self, "min_replicas", "max_replicas")
         if math.isinf(self.target_live_requests):
             raise ConfigError("target_live_requests (inf) must be a number; 1e6 adds no replica")
-        _check_positive(self, "target_live_requests")
-        _check_not_negative(self, "downscale_delay", "grace")
+        check_positive(self, "target_live_requests")
+        check_not_negative(self, "downscale_delay", "grace")
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ConfigError(
                 f"name ({self.name!r}) may have letters, digits, '_', '.' and '-' only"
@@ -294,7 +300,7 @@ class GatewayRoleConfig:
     tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
-        _check_not_negative(self, "grace")
+        check_not_negative(self, "grace")
         if not re.fullmatch(r"[^/]+:\d+", self.ray_address):
             raise ConfigError(
                 f"ray_address ({self.ray_address}) must be HOST:PORT of the cluster's head, such "
@@ -303,36 +309,10 @@ class GatewayRoleConfig:
         self.gateway.doors.check_reach(self.gateway.host)
 
 
-def _check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"port ({port}) must be 1 to 65535, or 0 for any that is free")
-
-
 def _check_walls(config: WorkerConfig | GatewayConfig) -> None:
-    _check_at_least_one(config, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
+    check_at_least_one(config, "max_request_bytes", "max_concurrent_calls", "max_open_bytes")
     if config.max_request_bytes > MOST_REQUEST_BYTES:
         raise ConfigError(
             f"max_request_bytes ({config.max_request_bytes}) must be at most {MOST_REQUEST_BYTES}, "
             "64 MiB; send larger images in a smaller size"
         )
-
-
-def _check_at_least_one(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value < 1:
-            raise ConfigError(f"{name} ({value}) must be at least 1")
-
-
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{name} ({value}) must be above 0 and finite")
-
-
-def _check_not_negative(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{name} ({value}) must be 0 or more seconds")

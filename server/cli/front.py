@@ -23,78 +23,85 @@ _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 Serve = Callable[["AsyncClient", ConfigT, Callable[[str], None]], Awaitable[None]]
 
 
+_OPTIONS = (
+    click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on."),
+    click.option(
+        "--timeout",
+        type=Number(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Deadline of a request, waiting included.",
+    ),
+    click.option(
+        "--grace",
+        type=Number(min=0),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Open requests at SIGTERM or Ctrl-C get this long to finish.",
+    ),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        help="Let other machines call without certificates or tokens (see --host).",
+    ),
+    click.option(
+        "--listen-tls-cert",
+        type=existing_file,
+        metavar="PEM",
+        help="Take calls by TLS only, with this certificate; a renewed file is read by itself.",
+    ),
+    click.option(
+        "--listen-tls-key",
+        type=existing_file,
+        metavar="PEM",
+        help="Key of the certificate.",
+    ),
+    click.option(
+        "--listen-tls-client-ca",
+        type=existing_file,
+        metavar="PEM",
+        help="Take clients only that show a certificate which one of these has signed.",
+    ),
+)
+
+
 def front_options(port: int) -> Decorator:
     """Give a command the options of such a server, which listens on `port` unless told."""
-    options = (
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Interface to listen on."
-        ),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=port,
-            show_default=True,
-            help="Port to listen on; 0: any free one.",
-        ),
-        click.option(
-            "--timeout",
-            type=Number(min=0, min_open=True),
-            default=600.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Deadline of a request, waiting included.",
-        ),
-        click.option(
-            "--grace",
-            type=Number(min=0),
-            default=30.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Open requests at SIGTERM or Ctrl-C get this long to finish.",
-        ),
-        click.option(
-            "--insecure",
-            is_flag=True,
-            help="Let other machines call without certificates or tokens (see --host).",
-        ),
-        click.option(
-            "--listen-tls-cert",
-            type=existing_file,
-            metavar="PEM",
-            help="Take calls by TLS only, with this certificate; a renewed file is read by itself.",
-        ),
-        click.option(
-            "--listen-tls-key",
-            type=existing_file,
-            metavar="PEM",
-            help="Key of the certificate.",
-        ),
-        click.option(
-            "--listen-tls-client-ca",
-            type=existing_file,
-            metavar="PEM",
-            help="Take clients only that show a certificate which one of these has signed.",
-        ),
+    of_port = click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=port,
+        show_default=True,
+        help="Port to listen on; 0: any free one.",
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_tls(*args: Any, **typed: Any) -> Any:
-            from server.identity.config import DoorsConfig
-
-            given = {name: typed.pop(f"listen_{name}") for name in _TLS}
-            if (given["tls_cert"] is None) != (given["tls_key"] is None):
-                raise click.UsageError("give --listen-tls-cert and --listen-tls-key, or none")
-            if given["tls_client_ca"] is not None and given["tls_cert"] is None:
-                raise click.UsageError("--listen-tls-client-ca needs --listen-tls-cert too")
-            return command(*args, tls=DoorsConfig(**given), **typed)
-
-        wrapped: Callable[..., Any] = with_tls
-        for option in reversed(options):
+        host, *rest = _OPTIONS
+        wrapped = _with_tls(command)
+        for option in reversed((host, of_port, *rest)):
             wrapped = option(wrapped)
         return wrapped
 
     return decorate
+
+
+def _with_tls(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand the files of --listen-tls-... on as the settings of a door."""
+
+    @functools.wraps(command)
+    def with_tls(*args: Any, **typed: Any) -> Any:
+        from server.identity.config import DoorsConfig
+
+        given = {name: typed.pop(f"listen_{name}") for name in _TLS}
+        if (given["tls_cert"] is None) != (given["tls_key"] is None):
+            raise click.UsageError("give --listen-tls-cert and --listen-tls-key, or none")
+        if given["tls_client_ca"] is not None and given["tls_cert"] is None:
+            raise click.UsageError("--listen-tls-client-ca needs --listen-tls-cert too")
+        return command(*args, tls=DoorsConfig(**given), **typed)
+
+    return with_tls
 
 
 @dataclass(frozen=True)

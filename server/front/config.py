@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.identity.config import DoorsConfig
+from server.setting_checks import (
+    check_at_least_one,
+    check_not_negative,
+    check_port,
+    check_positive,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,19 +22,12 @@ class FrontConfig:
     max_requests: int = 1024  # open at once; one more is refused
     timeout: float = 600.0  # seconds of a call of the server behind
     grace: float = 30.0  # seconds that open requests get at the end
-    tls: DoorsConfig = field(
-        default_factory=DoorsConfig
-    )  # its certificate; who calls is asked behind
+    # Its certificate; who calls is asked behind.
+    tls: DoorsConfig = field(default_factory=DoorsConfig)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port ({self.port}) must be 1 to 65535, or 0 for any that is free")
-        self.check_positive("max_requests", "timeout")
-        if self.grace < 0:
-            raise ValueError(f"grace ({self.grace}) must be 0 or more seconds")
-
-    def check_positive(self, *names: str) -> None:
-        """Raise ValueError for a setting that is not more than 0."""
-        for name in names:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be more than 0")
+        """Raise ConfigError for a value that cannot be."""
+        check_port(self.port)
+        check_at_least_one(self, "max_requests")
+        check_positive(self, "timeout")
+        check_not_negative(self, "grace")

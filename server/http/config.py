@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.front.config import FrontConfig
+from server.setting_checks import check_at_least_one, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,4 +20,5 @@ class HttpConfig(FrontConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("max_body_bytes", "body_seconds")
+        check_at_least_one(self, "max_body_bytes")
+        check_positive(self, "body_seconds")

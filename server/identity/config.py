@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigError
+from server.setting_checks import check_port
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,8 @@ class DoorsConfig:
             raise ConfigError(
                 f"admin_tokens ({self.admin_tokens}) are for the admin port; give admin_port"
             )
-        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
-            raise ConfigError(
-                f"admin_port ({self.admin_port}) must be 1 to 65535, or 0 for any that is free"
-            )
+        if self.admin_port is not None:
+            check_port(self.admin_port, "admin_port")
 
     def check_reach(self, host: str) -> None:
         """Raise ConfigError if strangers on other machines could call, read or operate a server."""

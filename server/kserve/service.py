@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -15,6 +14,8 @@ from tokenweir import AsyncClient, ModelInfo, TokenweirClientError
 from tokenweir.open_inference import open_inference_pb2 as protocol
 from tokenweir.open_inference import open_inference_pb2_grpc
 
+from engine.errors import QueueFull
+from server.call_wall import CallWall
 from server.front.caller import HEALTH_SECONDS, client_as
 from server.kserve.config import KserveConfig
 from server.kserve.errors import Refused, abort, refused_arguments
@@ -34,7 +35,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self, client: AsyncClient, config: KserveConfig) -> None:
         self._client, self._config = client, config
-        self._open = 0
+        self._wall = CallWall(config.max_requests, config.max_open_bytes)
         self._models: dict[str, tuple[float, Versions]] = {}
 
     async def ServerLive(
@@ -112,26 +113,13 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             "request_id": request.id or None,
             "timeout": _seconds(parameters.pop(TIMEOUT, None), context, self._config.timeout),
         }
-        with self._counted():
+        with self._wall.counted(), self._wall.holding(request.ByteSize()):
             model = await self._model(client, request.model_name)
             task = task_for(model, [output.name for output in request.outputs])
             asked = Asked(model, read_inputs(request), parameters, options)
             with refused_arguments():
                 found = await task.run(client, asked)
         return _response(request, found)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._open >= self._config.max_requests:
-            raise Refused(
-                f"{self._open} requests are open, as many as are taken at once; try again later",
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-            )
-        self._open += 1
-        try:
-            yield
-        finally:
-            self._open -= 1
 
     async def _is_serving(self, name: str) -> bool:
         try:
@@ -171,6 +159,8 @@ async def _answered(context: Context, answer: Awaitable[T]) -> T:
         return await answer
     except Refused as error:
         await context.abort(error.code, str(error))
+    except QueueFull as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     except TokenweirClientError as error:
         await abort(context, error)
     raise AssertionError("abort raises")

@@ -421,11 +421,25 @@ async def test_requests_and_their_number_are_bounded():
 
         call = stub.ModelInfer(request("dates", texts("HOLD")))
         await asyncio.wait_for(generator.seen.wait(), 10)
-        with pytest.raises(grpc.aio.AioRpcError, match="as many as are taken at once"):
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="1 calls are open here, the most that may be"
+        ):
             await stub.ModelInfer(request("dates", texts("a")))
         assert (await stub.ServerLive(protocol.ServerLiveRequest())).live
         generator.release.set()
         await call
+
+
+async def test_bytes_of_open_requests_are_bounded():
+    generator = FakeGenerator()
+    config = KserveConfig(port=0, max_open_bytes=1000, grace=0)
+    async with stub_before(generator, config=config) as stub:
+        call = stub.ModelInfer(request("dates", texts("HOLD")))
+        await asyncio.wait_for(generator.seen.wait(), 10)
+        with pytest.raises(grpc.aio.AioRpcError, match="more exceed 1,000") as refused:
+            await stub.ModelInfer(request("dates", texts(1000 * "a")))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        call.cancel()
 
 
 _TRITON = """
