@@ -111,7 +111,9 @@ def _load_generating(
 
     def warm() -> Trial:
         name = package.manifest.name
-        warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
+        warm_up(
+            runner, contract, widest, package.path, progress=lambda line: tell(f"{name}: {line}")
+        )
         seconds = largest_step_seconds(runner, contract, config, package.path)
         is_equal = _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
         runner.num_padding = 0  # all of it was nobody's: there was no request yet

@@ -20,6 +20,12 @@ class SourceShape(NamedTuple):
         return self.num_sources * self.group
 
 
+def group_widths(widest: int) -> list[int]:
+    """Return numbers of rows of a source, 2 to `widest`: the largest of each padded shape."""
+    widths = [1 << i for i in range(1, (widest - 1).bit_length())]
+    return [*widths, widest] if widest > 1 else []
+
+
 class SourceIndex:
     """The rows of each source, and where each row is among them."""
 

@@ -15,6 +15,7 @@ from engine.sampling.logits import StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.device_room import fewer
 from engine.slots.runner import SlotModelRunner
+from engine.slots.source_index import group_widths
 
 _NUM_TOKENS = 4  # of a prompt
 _NUM_ROWS = 3  # decoded together
@@ -25,11 +26,14 @@ _NOTHING = ScheduledBatch()
 def warm_up(
     runner: SlotModelRunner,
     contract: GenerationContract,
+    widest_group: int,
     path: str | os.PathLike[str],
     *,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Encode, prefill and decode a few tokens in every way; the cache is empty afterwards.
+
+    A source may have `widest_group` sequences, as far as there are rows for them.
 
     On a device the largest steps run first: what memory kernels want is taken now or refused, and
     in pieces that hold what smaller steps want. Decode calls are captured, in the thread that is to
@@ -37,14 +41,15 @@ def warm_up(
     or gives what no request could use; DeviceError if the device fails, OutOfDeviceMemory, saying
     how many sequences would fit, if kernels have no room beside the rows.
     """
-    for what, batch in _largest(contract, runner):
+    widest = min(widest_group, runner.num_slots)
+    for what, batch in _largest(contract, runner, widest):
         try_out(runner, contract, what, batch, path)
     for rows, k in runner.captured:
         name = f"a decode call of {rows} rows with their {_likeliest(k)}"
         started = time.perf_counter()
         try_out(runner, contract, f"capturing {name}", _captured(contract, rows, k), path)
         progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
-    for what, batch in _steps(contract, runner.num_slots):
+    for what, batch in _steps(contract, runner.num_slots, widest):
         try_out(runner, contract, what, batch, path)
     runner.reset()
 
@@ -71,7 +76,7 @@ def try_out(
 
 
 def _largest(
-    contract: GenerationContract, runner: SlotModelRunner
+    contract: GenerationContract, runner: SlotModelRunner, widest: int
 ) -> Iterator[tuple[str, ScheduledBatch]]:
     """Yield the steps that want most memory on a device."""
     if not runner.most_tokens:
@@ -86,6 +91,12 @@ def _largest(
     chunks = (PrefillChunk(0, ids, len(ids), 0),)
     step = replace(_NOTHING, row_ops=(RowOp("cut", 0, 0),), chunks=chunks, num_top=_NUM_TOP)
     yield f"a prompt of {len(ids)} tokens with all positions wanted", step
+    if contract.cross_cache:
+        sources = (0,) * widest + tuple(range(widest, runner.num_slots))
+        yield (
+            f"decoding {len(sources)} rows, {widest} of them of one source",
+            _decode(contract, sources, _NUM_TOP),
+        )
 
 
 def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> ScheduledBatch:
@@ -103,13 +114,20 @@ def _likeliest(k: int) -> str:
     return "likeliest token" if k == 1 else f"{k} likeliest tokens"
 
 
-def _steps(contract: GenerationContract, num_slots: int) -> Iterator[tuple[str, ScheduledBatch]]:
+def _steps(
+    contract: GenerationContract, num_slots: int, widest: int
+) -> Iterator[tuple[str, ScheduledBatch]]:
     """Yield every kind of call that the engine makes, and what it is called."""
     rows = tuple(range(min(_NUM_ROWS, num_slots)))
     if contract.cross_cache:
         yield "encoding sources", replace(_NOTHING, encodes=_encodes(contract, len(rows)))
     yield from _prompts(contract, rows)
-    yield from _decodes(contract, rows)
+    yield "decoding one row", _decode(contract, rows[:1], 1)
+    yield f"decoding {len(rows)} rows", _decode(contract, rows, _NUM_TOP)
+    if contract.cross_cache:
+        for width in group_widths(widest):
+            step = _decode(contract, (0,) * width, 2)
+            yield f"decoding {width} sequences of one source", step
 
 
 def _prompts(
@@ -130,26 +148,18 @@ def _prompts(
         )
 
 
-def _decodes(
-    contract: GenerationContract, rows: tuple[int, ...]
-) -> Iterator[tuple[str, ScheduledBatch]]:
+def _decode(contract: GenerationContract, sources: tuple[int, ...], num_top: int) -> ScheduledBatch:
+    """Return a step that decodes a row behind a few tokens for each of these sources."""
     longest = min(_NUM_TOKENS, contract.cache.max_len - 1)
-    make_room = tuple(RowOp("cut", row, row, start=longest) for row in rows)
-    kinds = [("one row", rows[:1], 1), (f"{len(rows)} rows", rows, _NUM_TOP)]
-    if contract.cross_cache:
-        kinds.append((f"{len(rows)} beams of one source", (0,) * len(rows), 2))
-    for name, sources, num_top in kinds:
-        yield (
-            f"decoding {name}",
-            replace(
-                _NOTHING,
-                row_ops=make_room,
-                decode_ids=_ids(contract.vocab_size, len(sources)),
-                decode_sources=sources if contract.cross_cache else (),
-                num_top=num_top,
-                aligned=tuple(range(len(sources))) if contract.alignment else (),
-            ),
-        )
+    rows = tuple(range(len(sources)))
+    return replace(
+        _NOTHING,
+        row_ops=tuple(RowOp("cut", row, row, start=longest) for row in rows),
+        decode_ids=_ids(contract.vocab_size, len(rows)),
+        decode_sources=sources if contract.cross_cache else (),
+        num_top=num_top,
+        aligned=rows if contract.alignment else (),
+    )
 
 
 def _encodes(contract: GenerationContract, num_rows: int) -> tuple[Encode, ...]:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.config import EngineConfig
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
+from engine.slots.source_index import group_widths
 from exporter.certificate.driver import Replay, change, empty
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.sides import Eager, Sides
@@ -23,15 +25,14 @@ PROMPT_TOKENS = 3
 SOURCE_TOKENS = (7, 4)  # of the first sources, and of the last ones
 
 _NUM_GROUPS = 10
+_WIDEST = EngineConfig().limits.most_sequences  # of a prompt or source
 _FIRST_SHORT = 8  # the groups from here on have the other length
 
 # The groups of a step: which prompt or source, and how many beams it has.
 Layout = tuple[tuple[int, int], ...]
 _LAYOUTS: tuple[Layout, ...] = (
-    ((0, 2),),
     ((0, 4), (8, 2)),
     ((0, 8), (1, 8)),
-    ((0, 16),),
     tuple((i, 1) for i in range(8)),
     tuple((i, 2) for i in range(5)),
     ((9, 1), (0, 5), (1, 3), (8, 2)),
@@ -47,10 +48,16 @@ class _Beam(NamedTuple):
 
 
 def layouts(num_rows: int) -> list[Layout]:
-    """Return the steps to try with so many rows: those with room, and two that fill all rows."""
-    found = [layout for layout in _LAYOUTS if _width(layout) <= num_rows]
+    """Return the steps to try with so many rows.
+
+    They are a group of every width that is computed otherwise, as wide as a request may ask for and
+    there are rows, then several groups where there is room, and two steps that fill all rows.
+    """
+    found: list[Layout] = [((0, width),) for width in group_widths(min(_WIDEST, num_rows))]
+    found += [layout for layout in _LAYOUTS if _width(layout) <= num_rows]
     if (rest := num_rows - _width(_MIXED)) > 0:
-        found.append((*_MIXED, (0, rest)))
+        whole, last = divmod(rest, _WIDEST)
+        found.append((*_MIXED, *[(0, _WIDEST)] * whole, *[(0, last)] * bool(last)))
     return [*found, tuple((i % _NUM_GROUPS, 1) for i in range(num_rows))]
 
 

@@ -91,7 +91,7 @@ def test_it_warms_up_and_captures_every_kind_of_decode_call(
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, buckets=(2, SLOTS))
     lines: list[str] = []
 
-    warm_up(runner, model.contract, "package", progress=lines.append)
+    warm_up(runner, model.contract, 16, "package", progress=lines.append)
 
     tops = (1, 23)  # the vocabulary has fewer than 128
     assert runner.captured == tuple((rows, k) for rows in (2, SLOTS) for k in tops)
@@ -133,7 +133,7 @@ def test_kernels_without_room_beside_the_rows_say_how_many_would_fit(
     monkeypatch.setattr(FakeDeviceBinding, "run", no_room)
 
     with pytest.raises(OutOfDeviceMemory, match=f"prompt of .* failed: kernels want more; .*{way}"):
-        warm_up(runner, model.contract, tmp_path)
+        warm_up(runner, model.contract, 16, tmp_path)
 
 
 def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(tmp_path: Path) -> None:
@@ -237,11 +237,14 @@ def test_the_largest_steps_are_the_first_that_are_tried_out(
     run = runner.run
     monkeypatch.setattr(runner, "run", lambda batch: ran.append(batch) or run(batch))
 
-    warm_up(runner, model.contract, "package")
+    warm_up(runner, model.contract, 16, "package")
 
     first = next(batch for batch in ran if batch.chunks).chunks[0]
     assert len(first.token_ids) == first.num_logits == min(20, model.contract.cache.max_len)
     if model.contract.cross_cache:
         longest = model.contract.cross_cache.max_len
         assert len(ran[0].encodes[0].source_ids) == longest
+        # All rows share a source: that takes most room for queries.
+        decode = next(batch for batch in ran if batch.decode_ids)
+        assert decode.decode_sources == (0,) * SLOTS and decode.num_top == 128
     assert not runner.cache.lengths.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +12,16 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.errors import PackageError
+from engine.sampling.logits import StepLogits
+from engine.slots.batch import ScheduledBatch
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import warm_up
 from tests.engine.test_model_runner import VOCAB, WIDTH, TinyModel
 
 Change = Callable[[onnx.GraphProto], None]
+
+WIDEST = 16  # sequences of a request
 
 
 def _add(graph: onnx.GraphProto, op: str, inputs: list[str], output: str, **options: object) -> str:
@@ -120,15 +125,38 @@ def test_a_decoder_that_fails_at_a_kind_of_call_is_refused(
     model = TinyModel(1, has_encoder=has_encoder)
 
     with pytest.raises(PackageError, match=message):  # when it is loaded, or when it runs
-        warm_up(_load(model, tmp_path, decoder=fault), model.contract, "package")
+        warm_up(_load(model, tmp_path, decoder=fault), model.contract, WIDEST, "package")
 
 
 def test_a_decoder_that_cannot_share_a_source_is_refused(tmp_path: Path) -> None:
     model = TinyModel(1, has_encoder=True)
     runner = _load(model, tmp_path, decoder=_one_beam_only)
 
-    with pytest.raises(PackageError, match="decoding 3 beams of one source failed"):
-        warm_up(runner, model.contract, "package")
+    with pytest.raises(PackageError, match="decoding 2 sequences of one source failed"):
+        warm_up(runner, model.contract, WIDEST, "package")
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "widths"), [(1, []), (2, [2]), (5, [2, 4, 5]), (20, [2, 4, 8, 16])]
+)
+def test_as_many_sequences_share_a_source_as_a_request_may_ask_for(
+    tmp_path: Path, num_slots: int, widths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TinyModel(1, has_encoder=True)
+    runner = SlotModelRunner.load(
+        model.contract, *model.write(tmp_path), num_slots=num_slots, num_threads=1
+    )
+    shared: list[int] = []
+
+    def run(batch: ScheduledBatch) -> StepLogits:
+        shared.append(Counter(batch.decode_sources)[0])
+        return SlotModelRunner.run(runner, batch)
+
+    monkeypatch.setattr(runner, "run", run)
+
+    warm_up(runner, model.contract, WIDEST, "package")
+
+    assert [width for width in shared if width > 1] == widths
 
 
 @pytest.mark.parametrize(
@@ -143,7 +171,7 @@ def test_an_encoder_that_fails_is_refused(tmp_path: Path, fault: Change, message
     model = TinyModel(1, has_encoder=True)
 
     with pytest.raises(PackageError, match=message):
-        warm_up(_load(model, tmp_path, encoder=fault), model.contract, "package")
+        warm_up(_load(model, tmp_path, encoder=fault), model.contract, WIDEST, "package")
 
 
 @pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
@@ -156,8 +184,8 @@ def test_a_sound_model_warms_up_and_leaves_an_empty_cache(
         model.contract, *model.write(tmp_path), num_slots=num_slots, num_threads=1
     )
 
-    warm_up(runner, model.contract, "package")
-    assert rows_are_bit_equal(runner, model.contract, 16)
+    warm_up(runner, model.contract, WIDEST, "package")
+    assert rows_are_bit_equal(runner, model.contract, WIDEST)
 
     cache = runner.cache
     assert not cache.lengths.any() and not cache.source_lengths.any()
@@ -174,7 +202,7 @@ def test_a_decoder_whose_rows_mix_is_seen(tmp_path: Path, has_encoder: bool) -> 
     model = TinyModel(1, has_encoder=has_encoder)
     runner = _load(model, tmp_path, decoder=mix)
 
-    assert not rows_are_bit_equal(runner, model.contract, 16)
+    assert not rows_are_bit_equal(runner, model.contract, WIDEST)
 
 
 def test_an_encoder_whose_sources_mix_is_seen(tmp_path: Path) -> None:
@@ -188,4 +216,4 @@ def test_an_encoder_whose_sources_mix_is_seen(tmp_path: Path) -> None:
     model = TinyModel(1, has_encoder=True)
     runner = _load(model, tmp_path, encoder=mix)
 
-    assert not rows_are_bit_equal(runner, model.contract, 16)
+    assert not rows_are_bit_equal(runner, model.contract, WIDEST)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine.package.manifest import CacheShape, GenerationContract
+from exporter.certificate.beams import layouts
 from exporter.certificate.cases import affordable_prompts, affordable_steps, prefill_chunk
 from exporter.certificate.generation_cases import make_cases
 from exporter.samples import Deck
@@ -80,3 +81,21 @@ def test_sources_are_drawn_from_their_own_vocabulary() -> None:
     assert 499 in cases[1].source
     assert 400 < max(max(case.source) for case in cases) < 500
     assert max(max(case.prompt) for case in cases) < 50
+
+
+def padded(width: int) -> int:
+    """Return the rows of queries that a source's sequences are computed in."""
+    return 1 << (width - 1).bit_length()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 9, 12, 15, 16, 26, 27, 32, 42, 256])
+def test_groups_of_every_width_are_tried_that_rows_have_room_for_and_no_wider_ones(
+    num_rows: int,
+) -> None:
+    tried = layouts(num_rows)
+
+    widths = {width for layout in tried for _, width in layout}
+    possible = range(1, min(num_rows, 16) + 1)
+    assert set(map(padded, widths)) == set(map(padded, possible))
+    assert max(widths) == max(possible)
+    assert max(sum(width for _, width in layout) for layout in tried) == num_rows
