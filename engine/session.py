@@ -47,7 +47,7 @@ _WANTED = re.compile(r"requested buffer of size (\d+)")  # in the first of them
 _DISABLED_ON_CPU = ["SkipLayerNormFusion"]
 # A Split into unequal parts copies their sizes from memory of the host that is another's when a
 # captured call is repeated.
-_DISABLED_ON_CUDA = ["GatherSliceToSplitFusion"]
+DISABLED_ON_CUDA = ["GatherSliceToSplitFusion"]
 
 
 def create_session(
@@ -244,7 +244,18 @@ def _create_on_cuda(device: CudaDevice, path: Path, *, captures: bool) -> ort.In
     options.intra_op_num_threads = 1  # nothing is computed there
     options.use_deterministic_compute = True
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    provider = {
+    return ort.InferenceSession(
+        os.fspath(path),
+        options,
+        [(_CUDA, cuda_options(device, captures=captures))],
+        disabled_optimizers=DISABLED_ON_CUDA,
+        enable_fallback=0,
+    )
+
+
+def cuda_options(device: CudaDevice, *, captures: bool = True) -> dict[str, str]:
+    """Return what onnxruntime's provider for CUDA is told."""
+    return {
         "device_id": str(device.index),
         "user_compute_stream": str(device.runtime.stream),
         "use_tf32": "0",
@@ -254,13 +265,6 @@ def _create_on_cuda(device: CudaDevice, path: Path, *, captures: bool) -> ort.In
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": str(int(captures)),
     }
-    return ort.InferenceSession(
-        os.fspath(path),
-        options,
-        [(_CUDA, provider)],
-        disabled_optimizers=_DISABLED_ON_CUDA,
-        enable_fallback=0,
-    )
 
 
 def _options() -> ort.SessionOptions:

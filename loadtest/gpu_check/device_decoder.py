@@ -38,18 +38,12 @@ from engine.package.graph_io import (
     layer_names,
 )
 from engine.package.manifest import GenerationContract
-from engine.session import NOT_CAPTURED, Binding, Session
+from engine.session import DISABLED_ON_CUDA, NOT_CAPTURED, Binding, Session, cuda_options
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.memory import DeviceCacheMemory
 from engine.slots.rows import SlotCache
 
 _BLOCK_BYTES = 2**20  # of the inputs of a call, at most
-_DEFAULTS = {  # of the provider, as the engine has them
-    "use_tf32": "0",
-    "sdpa_kernel": "1",
-    "arena_extend_strategy": "kSameAsRequested",
-    "enable_cuda_graph": "1",
-}
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -65,12 +59,13 @@ def create_variant(
     session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for name, value in entries.items():
         session_options.add_session_config_entry(name, value)
-    provider = {**_DEFAULTS, "user_compute_stream": str(device.runtime.stream), **options}
-    return Session(
-        ort.InferenceSession(str(path), session_options, [("CUDAExecutionProvider", provider)]),
-        path,
-        device=device,
+    session = ort.InferenceSession(
+        str(path),
+        session_options,
+        [("CUDAExecutionProvider", {**cuda_options(device), **options})],
+        disabled_optimizers=DISABLED_ON_CUDA,
     )
+    return Session(session, path, device=device)
 
 
 def zeros_of(value: GraphValue, sizes: Mapping[str, int]) -> NDArray[Any]:
