@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-import transformers
 
 from loadtest.gpu_check.shapes import DTYPES, SHAPES, Shape, default_dtype
 from loadtest.peers.worker import LoadOptions, Prompts
@@ -39,6 +38,7 @@ class HuggingFaceAdapter:
     """
 
     def __init__(self, options: LoadOptions) -> None:
+        """Raises RuntimeError if torch has no such device."""
         name, mode = options.weights.split(" ")
         shape, setting = SHAPES[name], options.setting
         self.versions = {what: version(what) for what in ("torch", "transformers")}
@@ -82,6 +82,8 @@ def load(options: LoadOptions) -> HuggingFaceAdapter:
 
 
 def _draw(shape: Shape, device: str, *, quick: bool) -> Any:
+    import transformers  # here, for it takes seconds, and is for nothing without the device
+
     config_name, model_name = _KINDS[shape.family]
     quick_sizes = _QUICK.get(shape.family, _QUICK["seq2seq"]) if quick else {}
     config = getattr(transformers, config_name)(**{**shape.theirs, **quick_sizes})
