@@ -8,7 +8,8 @@ Closed loops and overload are sent by a LightSender, whose core would else be fu
 What a machine does in a second swings by a quarter within a minute. So closed loops and overload
 take turns, every overload is held against the closed loops before and behind it, and the study
 tells the median of all of them, the least and the largest: of six, the median of more of them would
-lie between those with 97 %.
+lie between those with 97 %. A round whose sender was late itself shows nothing of the server: it
+is kept and told, does not count, and another one is measured for it.
 
 Of overload counts what is answered from one timeout behind its beginning to its last call: before,
 no queue stands yet, and behind, what is left of it is answered without the load.
@@ -84,7 +85,7 @@ class Overload:
     offered: float  # requests a second
     answered: float  # requests a second, before their deadline
     errors: dict[str, int]
-    own: OwnLoad | None = None  # of the load test itself meanwhile
+    own: OwnLoad  # of the load test itself meanwhile
 
     @property
     def share(self) -> float:
@@ -97,6 +98,7 @@ class Goodput:
 
     timeout: float  # seconds
     rounds: tuple[Overload, ...]
+    invalid: tuple[Overload, ...] = ()  # the sender was the limit
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -158,17 +160,24 @@ def measure_goodput(
         with closing(LightSender(address, _METHOD, timeout)) as sender:
             return sender.open_loop(requests, times)
 
-    rounds = []
+    rounds: list[Overload] = []
+    invalid: list[Overload] = []
     before = closed(_WARM_UP)
     before = closed(int(before * seconds))
-    for _ in range(num_rounds):
+    while len(rounds) < num_rounds:
         loop = offer(offered := times * before)
         behind = closed(int(before * seconds))
         answered = _answered_a_second(loop, timeout, seconds)
         errors = dict(Counter(call.error for call in loop.calls if not call.ok).most_common())
-        rounds.append(Overload((before + behind) / 2, offered, answered, errors, loop.own))
+        one = Overload((before + behind) / 2, offered, answered, errors, loop.own)
+        (invalid if loop.own.is_limit else rounds).append(one)
+        if len(invalid) > num_rounds:
+            raise click.ClickException(
+                f"the load test itself was the limit in {len(invalid)} rounds, in the last one "
+                f"with {loop.own}; give it a core of its own, or offer less (--times)"
+            )
         before = behind
-    return Goodput(timeout, tuple(rounds))
+    return Goodput(timeout, tuple(rounds), tuple(invalid))
 
 
 def _requests(model: str, seed: int, count: int) -> list[bytes]:
@@ -280,8 +289,8 @@ def _tell_goodput(goodput: Goodput, times: float) -> None:
     )
     for one in goodput.rounds:
         click.echo(f"  {one.answered:.0f}/s of {one.capacity:.0f}/s, {one.offered:.0f}/s offered")
-    if any(one.own is not None and one.own.is_limit for one in goodput.rounds):
-        click.echo("the load test itself was the limit: it offered less, or later")
+    for one in goodput.invalid:
+        click.echo(f"  does not count, for its sender was the limit: {one.own}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import SimpleNamespace as Namespace
 from typing import Any, cast
 
 import pytest
+from click import ClickException
 from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from engine.config import EngineConfig
@@ -21,7 +23,7 @@ from engine.slots.batch import ScheduledBatch
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
 from loadtest.errors import LoadTestError
-from loadtest.metrics import RequestRecord, distribution
+from loadtest.metrics import OwnLoad, RequestRecord, distribution
 from loadtest.studies import client_speed
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import (
@@ -284,7 +286,8 @@ def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
     assert flooded is not None
 
     fairness = Fairness(idle, flooded, num_flooding=300)
-    rounds = (Overload(100.0, 400.0, n, {}) for n in (80.0, 20.0, 90.0))
+    own = OwnLoad(0.2, None)
+    rounds = (Overload(100.0, 400.0, n, {}, own) for n in (80.0, 20.0, 90.0))
     goodput = Goodput(timeout=1.0, rounds=tuple(rounds))
 
     assert (round(fairness.ratio_p50, 6), round(fairness.ratio_p99, 6)) == (3.0, 3.0)
@@ -295,7 +298,47 @@ def test_every_overload_is_held_against_the_closed_loops_around_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speeds = iter([1.0, 100.0, 200.0, 400.0])  # of closed loops; the first warms up
-    offered, asked = [], []
+    offered, asked = _scripted_sender(monkeypatch, speeds, late=iter([False, False]))
+
+    goodput = measure_goodput(
+        "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+    )
+
+    assert offered == [(2000, 2000, 400.0), (4000, 4000, 800.0)]
+    assert [one.capacity for one in goodput.rounds] == [150.0, 300.0]
+    assert goodput.shares == (120 / 300, 120 / 150)
+    assert not goodput.invalid
+    messages = [GenerateStreamRequest.FromString(data).request for data in asked]
+    assert len({message.request_id for message in messages}) == len(messages)
+    assert {message.model for message in messages} == {"dates"}
+    assert all(len(message.inputs) == 1 for message in messages)
+
+
+def test_an_overload_whose_sender_was_late_does_not_count_and_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _scripted_sender(monkeypatch, itertools.repeat(100.0), late=iter([True, False, True, False]))
+
+    goodput = measure_goodput(
+        "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+    )
+
+    assert (len(goodput.rounds), len(goodput.invalid)) == (2, 2)
+    assert all(one.own.is_limit for one in goodput.invalid)
+
+    _scripted_sender(monkeypatch, itertools.repeat(100.0), late=itertools.repeat(True))
+    with pytest.raises(ClickException, match="the limit in 3 rounds, in the last one with 90% of"):
+        measure_goodput(
+            "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+        )
+
+
+def _scripted_sender(
+    monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float], late: Iterator[bool]
+) -> tuple[list[tuple[int, int, float]], list[bytes]]:
+    """Put one in place with known loops; return what it offers, and is asked in closed ones."""
+    offered: list[tuple[int, int, float]] = []
+    asked: list[bytes] = []
 
     class Sender:
         def __init__(self, address: str, method: str, timeout: float) -> None:
@@ -308,25 +351,16 @@ def test_every_overload_is_held_against_the_closed_loops_around_it(
         def open_loop(self, requests: Sequence[bytes], times: Sequence[float]) -> Any:
             offered.append((len(requests), len(times), round(len(times) / times[-1], -2)))
             ends = ((0.5, 1.0), (0.5, 4.9), (0.5, 0.9), (0.5, 5.1), (1.1, 3.0))
+            own = OwnLoad(0.9 if next(late) else 0.2, None)
             calls = [Namespace(ok=True, end_to_end=one, finished=end) for one, end in ends]
-            return Namespace(calls=calls * 240, own=None)
+            return Namespace(calls=calls * 240, own=own)
 
         def close(self) -> None:
             pass
 
     monkeypatch.setattr("loadtest.studies.overload.LightSender", Sender)
 
-    goodput = measure_goodput(
-        "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
-    )
-
-    assert offered == [(2000, 2000, 400.0), (4000, 4000, 800.0)]
-    assert [one.capacity for one in goodput.rounds] == [150.0, 300.0]
-    assert goodput.shares == (120 / 300, 120 / 150)
-    messages = [GenerateStreamRequest.FromString(data).request for data in asked]
-    assert len({message.request_id for message in messages}) == len(messages)
-    assert {message.model for message in messages} == {"dates"}
-    assert all(len(message.inputs) == 1 for message in messages)
+    return offered, asked
 
 
 async def test_a_study_that_fails_stops_its_engine() -> None:
