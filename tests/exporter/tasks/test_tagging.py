@@ -45,7 +45,7 @@ def test_a_sentence_has_one_label_a_token() -> None:
 
 
 def test_training_reaches_its_target_and_tells_a_saw_from_seeing(tmp_path: Path) -> None:
-    report = train("tagging", tmp_path / "run", steps=600, progress=False)
+    report = train("tagging", tmp_path / "run", progress=False)
 
     assert report.target_reached, report.summary
     assert report.metrics["label_accuracy"] >= 0.99
