@@ -192,6 +192,7 @@ class Admission:
         self._satisfied.pop(tenant, None)
         if not self._queue.has_waiting(tenant):
             self._satisfied[tenant] = self._clock()
+        self._forget_who_has_left()
 
     @property
     def _has_room(self) -> bool:
@@ -203,16 +204,19 @@ class Admission:
         return self._queue.num_crowding < self._crowded or not self._is_anyone_satisfied()
 
     def _is_anyone_satisfied(self) -> bool:
-        """Return whether a tenant is there that has no calls waiting; forget who has left."""
-        gone = self._clock() - _REMEMBERED
+        """Return whether a tenant is there that has no calls waiting."""
+        self._forget_who_has_left()
+        return bool(self._satisfied)
+
+    def _forget_who_has_left(self) -> None:
+        now = self._clock()
         while self._satisfied:
             tenant, seen = next(iter(self._satisfied.items()))
-            if seen > gone:
-                return True
+            if seen > now - _REMEMBERED:
+                return
             del self._satisfied[tenant]
             if self._queue.has_under_way(tenant):
-                self._note(tenant)
-        return False
+                self._satisfied[tenant] = now
 
     def _hand_out(self) -> None:
         num_given, was_waiting = 0, bool(self._queue)

@@ -247,10 +247,11 @@ class Gateway:
     def _publish_health(self) -> None:
         serving = self._pool.serving
         most, crowded = self._config.max_calls_per_worker, self._config.crowded_calls_per_worker
-        self._traffic.see(one for backend in serving for one in backend.models)
-        taking = [b for b in serving if any(map(self._traffic.share, b.models))]
-        self._admission.set_places(len(taking) * most or None, len(taking) * crowded)
         served = {one for backend in serving for one in backend.models}
+        self._traffic.see(served)
+        taken = self._traffic.taking(served)
+        num_taking = sum(not taken.isdisjoint(backend.models) for backend in serving)
+        self._admission.set_places(num_taking * most or None, num_taking * crowded)
         ready = {one.model for one in served if self._traffic.is_open(one)}
         self._models |= ready
         for name in ("", *SERVICES):

@@ -15,13 +15,14 @@ from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
 _GENERATION = "/tokenweir.v1.GenerationService"
 _PREDICTION = "/tokenweir.v1.PredictionService"
+_MAX_TENANT = 256  # characters that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """Whose a call is, when it wants to run, and what its client calls it."""
 
-    tenant: str = ""
+    tenant: str = ""  # of one that is too long for any worker, the beginning
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
     model: str = ""  # that answers it, as the client wrote it
@@ -48,7 +49,7 @@ def share_of(method: str, data: bytes) -> Share:
         )
     scheduling = request.scheduling
     return Share(
-        scheduling.tenant,
+        scheduling.tenant[:_MAX_TENANT],
         scheduling.priority,
         request.request_id,
         request.model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from engine.errors import FieldViolation, InvalidRequest, ModelNotFound, ModelVersionNotFound
@@ -99,6 +99,13 @@ class Traffic:
     def share(self, one: ModelVersion) -> float:
         """Return the percent of the calls without a version that a version takes."""
         return self._shares.get(one.model, {}).get(one.version, 0.0)
+
+    def taking(self, served: Collection[ModelVersion]) -> set[ModelVersion]:
+        """Return which of those that serve get the calls without a version: `candidates` says."""
+        open_ones = {one for one in served if self.is_open(one)}
+        with_share = {one for one in open_ones if self.share(one)}
+        covered = {one.model for one in with_share}
+        return with_share | {one for one in open_ones if one.model not in covered}
 
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
         """Return the open versions of a model, the newest first."""

@@ -112,7 +112,7 @@ class Versions:
         self._deployment = deployment
         self._groups = [first]
         self._operation: _Operation | None = None
-        self._unloaded: dict[str, None] = {}  # ids of requests, of late
+        self._unloaded: dict[tuple[str, str], None] = {}  # what, and ids of requests; of late
         self.loading: ModelVersion | None = None
         self.leaving: ModelVersion | None = None
 
@@ -137,10 +137,10 @@ class Versions:
         Raises NotFound if it is not loaded, OperationRefused if nothing would be left,
         OperationInProgress.
         """
-        if request_id and request_id in self._unloaded:
-            return
         what = f"the unload of {ModelVersion(model, version)}"
-        await self._alone(what, request_id, lambda: self._unload(model, version, request_id))
+        asked = what, request_id
+        if not request_id or asked not in self._unloaded:
+            await self._alone(*asked, lambda: self._unload(model, version, asked))
 
     def set_share(self, one: ModelVersion, share: float) -> None:
         """Give a version its share of the calls; raises as `Traffic.set_share`."""
@@ -229,7 +229,7 @@ class Versions:
             raise InvalidRequest([FieldViolation("model_version", what)])
         return package
 
-    async def _unload(self, model: str, version: str, request_id: str) -> None:
+    async def _unload(self, model: str, version: str, asked: tuple[str, str]) -> None:
         one = self._named(model, version)
         group = self._find(one)
         if group is None:
@@ -255,7 +255,7 @@ class Versions:
         await self._deployment.end(group)
         self._traffic.forget(one)
         self._forget(one)
-        self._unloaded[request_id] = None
+        self._unloaded[asked] = None
         if len(self._unloaded) > _NUM_REMEMBERED:
             del self._unloaded[next(iter(self._unloaded))]
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 from grpc import aio
@@ -24,6 +24,7 @@ from server.event_thread import Event, Rests, start_event_thread
 logger = logging.getLogger(__name__)
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+_Part = TypeVar("_Part")  # of an answer: what comes first, or a message
 
 _NO_FLAGS = 0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -150,8 +151,8 @@ class WorkerCall:
     async def end(self) -> Metadata:
         """Wait for the end of the answer; return the trailing metadata.
 
-        Raises WorkerFailed, aio.InternalError if the client is gone, and CancelledError after
-        `cancel`.
+        Raises WorkerFailed, aio.InternalError if the client is gone, what it raises itself, and
+        CancelledError after `cancel`.
         """
         return await self._end
 
@@ -169,8 +170,8 @@ class WorkerCall:
             self._num_due -= 1
             self.initial_metadata = _pairs(event.batch_operations[0].initial_metadata())
             if self._client is not None and self.initial_metadata and not self._is_over:
-                self.is_committed = self._is_passing = True
-                self._client.pass_metadata(self.initial_metadata, self._has_passed)
+                self.is_committed = True
+                self._pass(self._client.pass_metadata, self.initial_metadata)
             self._read()
             self._settle()
 
@@ -185,7 +186,8 @@ class WorkerCall:
                 elif self._is_passing:
                     self._next = message
                 else:
-                    self._pass(self._client, message)
+                    self._pass(self._client.pass_message, message)
+                    self._read()
             self._settle()
 
     def _has_passed(self, is_there: bool) -> None:
@@ -196,17 +198,24 @@ class WorkerCall:
                 self._is_over = True
                 self._tell(aio.InternalError("the client is gone"))
             elif message is not None and self._client is not None and not self._is_over:
-                self._pass(self._client, message)
+                self._pass(self._client.pass_message, message)
+                self._read()
             self._settle()
 
-    def _pass(self, client: Client, message: bytes) -> None:
-        """Hand a message to the client, and ask for the one that may wait behind it.
+    def _pass(
+        self, pass_on: Callable[[_Part, Callable[[bool], object]], None], part: _Part
+    ) -> None:
+        """Hand something to the client; if it fails at that, the call ends with its error.
 
-        So most are asked for by the thread that takes them; the other would wait for it.
+        The next message is asked for behind it, most often by the thread that takes messages; the
+        other would wait for it.
         """
         self._is_passing = True
-        client.pass_message(message, self._has_passed)
-        self._read()
+        try:
+            pass_on(part, self._has_passed)
+        except Exception as error:
+            self._is_over, self._is_passing = True, False
+            self._tell(error)
 
     def _has_ended(self, event: Event) -> None:
         with self._lock:

@@ -418,3 +418,28 @@ async def test_at_the_end_all_that_wait_are_refused() -> None:
     assert {name: type(error) for name, error in calls.failed.items()} == dict.fromkeys(
         "bcd", Draining
     )
+
+
+async def test_tenants_that_have_left_are_forgotten() -> None:
+    clock = Clock()
+    admission = Admission(clock=clock)
+    admission.set_places(2)
+
+    for number in range(1000):
+        async with admission.turn(Share(f"tenant {number}"), None):
+            clock.now += 1.0
+
+    assert len(admission._satisfied) < 20
+
+
+async def test_a_tenant_whose_call_is_long_is_still_there() -> None:
+    clock = Clock()
+    admission = Admission(clock=clock)
+    admission.set_places(2)
+
+    async with admission.turn(Share("long"), None):
+        for number in range(100):
+            async with admission.turn(Share(f"tenant {number}"), None):
+                clock.now += 1.0
+
+        assert "long" in admission._satisfied

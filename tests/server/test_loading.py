@@ -356,6 +356,16 @@ async def test_an_unload_that_is_done_is_done_for_who_asks_again(served: Served)
     assert refused.reason == "MODEL_VERSION_NOT_FOUND"
 
 
+async def test_the_id_of_an_unload_that_is_done_unloads_something_else(served: Served) -> None:
+    await served.load("dates-2")
+    await served.load("dates-3")
+
+    for version in "23":
+        await served.admin.UnloadModel(unload_of(version, request_id="the same"))
+
+    assert await served.versions() == ONE
+
+
 async def test_what_is_unloaded_must_be_there_and_not_be_all(served: Served) -> None:
     await served.load("dates-2")
 

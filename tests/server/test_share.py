@@ -67,3 +67,11 @@ def test_what_is_stamped_counts_whatever_the_message_says(said: pb.Scheduling | 
         sent.ClearField("scheduling")
         assert request == sent
     assert read_stream.tokens_per_message == 3
+
+
+def test_of_a_tenant_that_is_too_long_no_more_is_kept_than_tells_it_from_others() -> None:
+    request = generate("one", scheduling=pb.Scheduling(tenant="a" * 2**20))
+
+    found = share_of(GENERATE, request.SerializeToString())
+
+    assert 128 < len(found.tenant) < 1024  # a worker refuses it

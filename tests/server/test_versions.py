@@ -136,3 +136,18 @@ async def test_a_gateway_divides_calls_as_another_one_tells(two: Two) -> None:
     assert {await two.ask(number) for number in range(9)} == {"8"}
     refused = await failure_of(two.stubs.generation.Generate(generate("a", model="other")))
     assert refused.reason == "MODEL_NOT_FOUND"
+
+
+async def test_what_a_worker_is_handed_is_bounded_where_only_a_version_without_a_share_is_left(
+    two: Two,
+) -> None:
+    (new,) = two.gateway._pool.serving_version(NEW)
+    await two.gateway.sync([new.address])
+
+    calls = [two.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(40)]
+    await until(lambda: two.gateway._admission.num_waiting + len(two.new.requests) == 40)
+
+    assert len(two.new.requests) == two.gateway._config.max_calls_per_worker
+    two.new.release.set()
+    for call in calls:
+        assert [message async for message in call]

@@ -186,3 +186,13 @@ async def test_closing_ends_the_calls_and_the_thread(worker: Answering, address:
     await asyncio.wait_for(worker.cancelled.wait(), 10)
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
+
+
+async def test_a_client_that_fails_ends_the_call(calls: WorkerCalls) -> None:
+    class Failing(Client):
+        def pass_message(self, message: Any, passed: Callable[[bool], object]) -> None:
+            raise ZeroDivisionError("a bug")
+
+    call = start(calls, "/numbers", Failing(), b"100")
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(call.end(), 5)
