@@ -109,18 +109,18 @@ class Comparisons:
         request = _request_in(method, data)
         if request is None or not _is_repeatable(request):
             return
-        try:
-            answers = await asyncio.gather(
-                *(_ask(w, request, v.version) for w, v in zip(workers, versions, strict=True))
-            )
-        except aio.AioRpcError:
+        one, other = await asyncio.gather(
+            *(_ask(w, request, v.version) for w, v in zip(workers, versions, strict=True))
+        )
+        if not all(map(self._traffic.is_open, versions)):
+            return  # one has gone meanwhile, and with it what was found
+        if one is None or other is None:
             self._count(versions, "failed")
             return
-        if request.decoding.WhichOneof("strategy") is None and any(
-            answer.provenance.seed for answer in answers
-        ):
+        seeds = one.provenance.seed, other.provenance.seed
+        if request.decoding.WhichOneof("strategy") is None and any(seeds):
             return  # the package draws by itself
-        difference = first_difference(*answers)
+        difference = first_difference(one, other)
         if difference is None:
             self._count(versions, "equal")
             return
@@ -177,12 +177,18 @@ def _is_repeatable(request: pb.GenerateRequest) -> bool:
     return decoding.WhichOneof("strategy") != "sampling" or decoding.sampling.HasField("seed")
 
 
-async def _ask(worker: Backend, request: pb.GenerateRequest, version: str) -> pb.GenerateResponse:
+async def _ask(
+    worker: Backend, request: pb.GenerateRequest, version: str
+) -> pb.GenerateResponse | None:
+    """Return what a version answers; None if it fails."""
     asked = pb.GenerateRequest()
     asked.CopyFrom(request)
     asked.request_id, asked.model_version = str(uuid.uuid4()), version
     asked.scheduling.priority = _LATE
     asked.output.CopyFrom(pb.Output(token_ids=True))
     stub = pb_grpc.GenerationServiceStub(worker.channel)
-    answer: pb.GenerateResponse = await stub.Generate(asked, timeout=_TIMEOUT)
+    try:
+        answer: pb.GenerateResponse = await stub.Generate(asked, timeout=_TIMEOUT)
+    except aio.AioRpcError:
+        return None
     return answer

@@ -86,9 +86,9 @@ class RequestReader:
             if reading not in self._under_way:
                 return  # the message came too late, or the other way round
             following = self._leave(reading)
-        reading.read(_no_message() if result is None else result)
-        if following is not None:
+        if following is not None:  # first: whatever comes of this one, it has the place
             following.call.receive(partial(self._end, following))
+        reading.read(_no_message() if result is None else result)
 
     def _may_read(self, connection: str) -> bool:
         return self._num_free > 0 and self._num_reading.get(connection, 0) < self._share

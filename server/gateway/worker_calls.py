@@ -216,6 +216,7 @@ class WorkerCall:
         except Exception as error:
             self._is_over, self._is_passing = True, False
             self._tell(error)
+            raise
 
     def _has_ended(self, event: Event) -> None:
         with self._lock:

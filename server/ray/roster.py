@@ -44,6 +44,8 @@ from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
 TELL_PERIOD = 0.2  # seconds between two looks at what has changed
+# Connections that break, and broken lines: nothing that the other side did not cause.
+_BROKEN = (OSError, ValueError, TypeError, KeyError, RecursionError)
 logger = logging.getLogger(__name__)
 
 
@@ -120,9 +122,8 @@ class Roster:
         """Serve one connection, until it or the roster ends."""
         task = asyncio.current_task()
         assert task is not None
-        # Broken lines, and connections that break: nothing that the other side did not cause.
         # Cancelled is it by `close`; asyncio would report a task of its own that is.
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, asyncio.CancelledError):
+        with contextlib.suppress(*_BROKEN, asyncio.CancelledError):
             first = json.loads(await reader.readline())
             if hmac.compare_digest(str(first["token"]), self._token):
                 tasks = self._following if first.get("follows") else self._hearing

@@ -108,3 +108,20 @@ def test_a_message_that_does_not_come_in_time_may_be_on_its_way(
 
     assert [type(result) for result in late.results] == [ExpiredInQueue]
     assert other.results in ([b"bytes"], late.results)
+
+
+def test_a_call_that_cannot_be_taken_in_keeps_no_other_waiting() -> None:
+    reader = RequestReader(max_bytes=50, max_message_bytes=50)
+    failing, other = Call(), Call()
+
+    def fail(message: bytes | TokenweirError) -> None:
+        raise ZeroDivisionError("a bug")
+
+    reader.read(failing, fail)
+    reader.read(other, other.results.append)
+    with pytest.raises(ZeroDivisionError):
+        failing.bring(b"bytes")
+
+    other.bring(b"others")
+
+    assert other.results == [b"others"]

@@ -18,6 +18,7 @@ from tokenweir.v1 import admin_service_pb2 as pb
 from engine.errors import LoadFailed, PackageError
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.gateway.traffic import ModelVersion
 from server.gateway.versions import Group, LoadedPackage
 from server.identity.config import DoorsConfig
 from server.worker.worker import Worker
@@ -505,3 +506,21 @@ async def test_what_was_compared_goes_with_its_version(served: Served) -> None:
 
     models = (await served.admin.ListModels(pb.ListModelsRequest())).models
     assert not [m for m in models if m.traffic.comparisons]
+
+
+async def test_what_is_compared_while_its_version_goes_is_not_counted(served: Served) -> None:
+    await served.load("dates-2")
+    comparisons = served.deployment.gateway._comparisons
+    (old,) = served.deployment.engines["dates-1"]
+    await served.answer()
+    await comparison(served, until_there_are=1)
+    words = old._checked
+    old._checked = lambda request: ["HOLD"] if request.priority else words(request)  # type: ignore[method-assign]
+    await served.answer(1)
+    await until(lambda: comparisons._running is not None and len(old.requests) == 4)
+
+    await served.admin.UnloadModel(unload_of("2"))
+    old.release.set()
+    await until(lambda: comparisons._running is None)
+
+    assert not comparisons.of(ModelVersion("dates", "1"))

@@ -126,9 +126,20 @@ async def test_worker_that_stands_still_is_forgotten_though_it_is_connected() ->
 
 
 @pytest.mark.parametrize(
-    "first", [b"", b"[\n", b"{}\n", b"7\n", b'{"token": "no", "pid": 1}\n', b"x" * 2_000_000]
+    "first",
+    [
+        b"",
+        b"[\n",
+        b"[" * 100_000 + b"\n",
+        b"{}\n",
+        b"7\n",
+        b'{"token": "no", "pid": 1}\n',
+        b"x" * 2_000_000,
+    ],
 )
-async def test_who_does_not_know_the_token_is_not_heard(first: bytes) -> None:
+async def test_who_does_not_know_the_token_is_not_heard(
+    first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     registry = Registry()
     async with _listening(registry) as (_, address):
         reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -139,6 +150,7 @@ async def test_who_does_not_know_the_token_is_not_heard(first: bytes) -> None:
         writer.close()
 
     assert registry.workers == ()
+    assert not caplog.text
 
 
 async def test_log_of_a_worker_is_told_with_its_name_and_whole_tracebacks(
