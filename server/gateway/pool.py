@@ -146,13 +146,13 @@ class Pool:
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """The workers that are known now, serving or not."""
+        """The workers that are known now, serving or not; any thread may ask."""
         return tuple(self._backends.values())
 
     @property
     def serving(self) -> list[Backend]:
         """The workers that take calls now."""
-        return [backend for backend in self._backends.values() if backend.serving]
+        return [backend for backend in self.backends if backend.serving]
 
     async def sync(self, addresses: Sequence[str]) -> None:
         """Know these workers only; others finish their running calls if they can."""

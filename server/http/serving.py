@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from tokenweir import AsyncClient
 
+from engine.background import in_background
 from server.front.certificate import Certificate
 from server.http.app import application
 from server.http.config import HttpConfig
@@ -44,12 +45,14 @@ async def serve(
         certificate,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = asyncio.gather(*(one.watch() for one in (history, certificate) if one is not None))
+    watched = {"looking at the load": history, "looking at the certificate": certificate}
+    watching = [in_background(name, one.watch) for name, one in watched.items() if one is not None]
     announce(_url("http" if certificate is None else "https", config.host, listener))
     try:
         await asyncio.shield(serving)
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         server.should_exit = True
         await serving
 

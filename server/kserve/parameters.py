@@ -52,7 +52,7 @@ def _value(name: str, value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"parameter {name} is {short(value)!r}; give its value as JSON") from error
 
 

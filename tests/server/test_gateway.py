@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ from tokenweir.v1 import generation_service_pb2_grpc
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
+from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
 from server.gateway.share import Share
 from server.identity.config import DoorsConfig
@@ -797,3 +799,21 @@ async def test_a_closed_gateway_leaves_no_thread_and_no_task_of_its_workers() ->
             return [name for name in names if address in name]
 
         await until(lambda: not left())
+
+
+async def test_workers_may_come_while_another_thread_counts_those_that_serve(cell: Cell) -> None:
+    pool = cell.gateway._pool
+    coming = SimpleNamespace(serving=True)
+
+    class Looked(SimpleNamespace):
+        @property
+        def serving(self) -> bool:
+            pool._backends.setdefault("late", cast(Backend, coming))
+            return True
+
+    pool._backends["looked at"] = cast(Backend, Looked())
+    try:
+        assert cell.gateway.num_serving == 3
+        assert cell.gateway.num_serving == 4
+    finally:
+        del pool._backends["looked at"], pool._backends["late"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -156,6 +157,23 @@ async def test_an_admin_port_that_does_not_answer_is_named_until_it_does():
     admin.fails = False
     await history.look()
     assert (history.problem, len(history.now)) == ("", 2)
+
+
+async def test_a_failure_while_looking_at_the_load_is_logged_and_not_the_last_look(
+    caplog: pytest.LogCaptureFixture,
+):
+    class Failing(FakeAdmin):
+        async def load(self) -> tuple[ReplicaLoad, ...]:
+            if not caplog.text:
+                raise ZeroDivisionError("a bug")
+            return self.loads
+
+    async with page_of(FakeGenerator(), admin=Failing()) as caller:
+        async with asyncio.timeout(10):
+            while not (await get(caller, "/page/load"))[1]["workers"]:
+                await asyncio.sleep(0.05)
+
+    assert "a bug" in caplog.text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
