@@ -9,7 +9,13 @@ from typing import Generic, TypeVar, cast
 import grpc
 
 from tokenweir._answers import StreamAssembler
-from tokenweir._errors import NotSupported, TokenweirClientError, Unavailable, error_from_call
+from tokenweir._errors import (
+    NotSupported,
+    ResourceExhausted,
+    TokenweirClientError,
+    Unavailable,
+    error_from_call,
+)
 from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import generation_service_pb2
 
@@ -17,10 +23,16 @@ CallT = TypeVar("CallT")
 Request = generation_service_pb2.GenerateStreamRequest
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the second attempt, and before any
+_PATIENCE = 60.0  # seconds after which a server that was lost is not waited for any more
+_LOST = "REPLICA_LOST"  # nobody is there that could go on
 
 
 class Resumption(Generic[CallT]):
-    """Starts the calls of one stream: the first, and those that go on where one broke."""
+    """Starts the calls of one stream: the first, and those that go on where one broke.
+
+    What breaks counts as an attempt. A server that is not there, or has no room, is asked again
+    and again: it is being started, or another one in its place.
+    """
 
     def __init__(
         self,
@@ -33,8 +45,9 @@ class Resumption(Generic[CallT]):
         self.deadline = deadline
         self._start = start
         self._request = request
-        self._num_left = max_attempts - 1
+        self._num_left = max_attempts
         self._pause = _PAUSE
+        self._give_up = 0.0  # when a server is not waited for any more
         self._origin = ""
         self._first_error: TokenweirClientError | None = None
 
@@ -49,18 +62,28 @@ class Resumption(Generic[CallT]):
         """
         typed = error_from_call(error, self.deadline)
         pairs = cast(grpc.Call, error).initial_metadata() or ()
-        self._origin = next((str(v) for k, v in pairs if k == ORIGIN_KEY), self._origin)
+        origin = next((str(value) for key, value in pairs if key == ORIGIN_KEY), "")
+        self._origin = origin or self._origin
         if isinstance(typed, NotSupported) and self._first_error is not None:
             raise self._first_error from error  # whoever answers now cannot go on
-        if not isinstance(typed, Unavailable) or not self._origin or self._num_left < 1:
+        if origin or typed.reason == _LOST:
+            self._note_break()
+        passing = Unavailable if origin else (Unavailable, ResourceExhausted)
+        if not isinstance(typed, passing) or not self._may_go_on():
             raise typed from error
         pause = max(self._pause, min(typed.retry_after or 0.0, _MAX_PAUSE))
         if (left := self._time_left()) is not None and left <= pause:
             raise typed from error
         self._first_error = self._first_error or typed
-        self._num_left -= 1
         self._pause = min(2 * self._pause, _MAX_PAUSE)
         return pause
+
+    def _note_break(self) -> None:
+        self._num_left -= 1
+        self._pause, self._give_up = _PAUSE, time.monotonic() + _PATIENCE
+
+    def _may_go_on(self) -> bool:
+        return bool(self._origin) and self._num_left > 0 and time.monotonic() < self._give_up
 
     def go_on(self, assembler: StreamAssembler) -> CallT:
         """Return a call that brings what is behind the messages of the assembler."""

@@ -32,7 +32,8 @@ class TextStream(Iterator[str]):
     """The pieces of a text as they come; `result` holds the whole answer after the end.
 
     A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
-    client's `max_attempts` counts for that, too.
+    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
+    to a minute.
 
     Closing it before the end, or leaving its `with` block, cancels the call at the server.
     """
@@ -91,7 +92,8 @@ class AsyncTextStream(AsyncIterator[str]):
     """The pieces of a text as they come; `result` holds the whole answer after the end.
 
     A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
-    client's `max_attempts` counts for that, too.
+    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
+    to a minute.
 
     Closing it before the end, leaving its `async with` block, or cancelling the task that reads it
     cancels the call at the server.
