@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tokenweir import Client
+
+from loadtest.chaos.server import free_port
 
 _COMMAND = [sys.executable, "-c", "from server.cli import main; main()"]
 
@@ -29,7 +30,7 @@ def typed(folder: Path, *arguments: str) -> str:
 @contextmanager
 def served(folder: Path, package: str) -> Iterator[Client]:
     """Serve a package, and end that with Ctrl-C."""
-    log, port = folder / "serve.log", _free_port()
+    log, port = folder / "serve.log", free_port()
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*_COMMAND, "serve", package, "--port", str(port)],
@@ -52,10 +53,3 @@ def served(folder: Path, package: str) -> Iterator[Client]:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

@@ -186,6 +186,11 @@ class Gateway:
             await self._pool.tell()
 
     @property
+    def serving(self) -> list[str]:
+        """The addresses of the workers that take calls now."""
+        return [backend.address for backend in self._pool.serving]
+
+    @property
     def num_serving(self) -> int:
         """The number of workers that take calls now."""
         return len(self._pool.serving)

@@ -60,7 +60,7 @@ class Cell:
         served = time.monotonic()
         while process.returncode is None and time.monotonic() - served < 2 * _SILENCE:
             await asyncio.sleep(_LOOK_PERIOD)
-            if any(one.address == address and one.serving for one in self.gateway._pool.backends):
+            if address in self.gateway.serving:
                 served = time.monotonic()
 
     async def _sync(self, addresses: set[str]) -> None:

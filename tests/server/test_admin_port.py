@@ -179,7 +179,7 @@ async def test_the_list_of_operators_tells_shares_and_workers(operated: Operated
 async def test_a_worker_that_does_not_answer_is_left_out(
     operated: Operated, caplog: pytest.LogCaptureFixture
 ) -> None:
-    addresses = [worker.address for worker in operated.gateway._pool.backends]
+    addresses = operated.gateway.serving
     await operated.gateway.sync([*addresses, "127.0.0.1:1"])
 
     load = await operated.admin.admin.GetLoad(pb.GetLoadRequest(), metadata=OPERATOR)

@@ -86,7 +86,7 @@ async def cell() -> AsyncIterator[Cell]:
         workers = [await stack.enter_async_context(running_worker(e)) for e in engines]
         addresses = (workers[0][1], workers[1][1])
         gateway, stubs = await stack.enter_async_context(running_gateway(*addresses))
-        await until(lambda: len(gateway._pool.serving) == 2)
+        await until(lambda: gateway.num_serving == 2)
         yield Cell(gateway, stubs, engines, addresses, (workers[0][0], workers[1][0]))
 
 
@@ -688,7 +688,7 @@ async def test_a_killed_worker_loses_nothing_but_the_streams_it_had_started() ->
         unary = asyncio.ensure_future(stubs.generation.Generate(generate("HOLD unary")))
         assert {await doomed.next_prompt(), await doomed.next_prompt()} == {"HOLD", "HOLD unary"}
         await gateway.sync([doomed.address, address])
-        await until(lambda: len(gateway._pool.serving) == 2)
+        await until(lambda: gateway.num_serving == 2)
 
         doomed.kill()
         killed = time.monotonic()
@@ -716,7 +716,7 @@ async def test_a_stream_that_was_not_started_moves_to_another_worker_unseen() ->
         call = stubs.generation.GenerateStream(stream("WAIT then go"))  # is not admitted there
         assert await doomed.next_prompt() == "WAIT then go"
         await gateway.sync([doomed.address, address])
-        await until(lambda: len(gateway._pool.serving) == 2)
+        await until(lambda: gateway.num_serving == 2)
 
         doomed.kill()
 

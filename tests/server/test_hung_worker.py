@@ -52,7 +52,7 @@ class Cell:
             self.blocked = asyncio.ensure_future(self.stubs.generation.Generate(generate("BLOCK")))
             assert await self.doomed.next_prompt() == "BLOCK"
         await self.gateway.sync([self.doomed.address, self.survivor_address])
-        await until(lambda: len(self.gateway._pool.serving) == 2)
+        await until(lambda: self.gateway.num_serving == 2)
         return Calls(started, waiting, unary)
 
 

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
 from tokenweir.v1 import admin_service_pb2
 
+from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.gateway.traffic import ModelVersion
 from tests.server.calls import Stubs, failure_of, generate, stream, until
@@ -29,7 +31,17 @@ class Two:
     stubs: Stubs
     old: FakeGenerator
     new: FakeGenerator
-    stack: AsyncExitStack
+    old_address: str
+    new_address: str
+
+    async def give_new(self, share: float) -> None:
+        """Give the new version so much of the calls."""
+        shares = {"dates": {NEW.version: share, OLD.version: 100 - share}, "other": {"7": 100}}
+        await self.gateway.divide({"shares": shares, "closed": []})
+
+    def num_waiting(self) -> Any:
+        """Return how many calls wait at the gateway."""
+        return next(v for n, _, v in self.gateway.snapshot() if n == "gateway_requests_waiting")
 
     async def ask(self, number: int, **fields: str) -> str:
         """Return the version that answers a request of this number."""
@@ -51,7 +63,7 @@ async def two() -> AsyncIterator[Two]:
         await until(lambda: gateway.num_serving == 1)
         await gateway.sync(addresses)
         await until(lambda: gateway.num_serving == 2)
-        yield Two(gateway, stubs, old, new, stack)
+        yield Two(gateway, stubs, old, new, *addresses)
 
 
 async def test_a_version_that_comes_later_gets_calls_that_name_it_only(two: Two) -> None:
@@ -61,7 +73,7 @@ async def test_a_version_that_comes_later_gets_calls_that_name_it_only(two: Two)
 
 
 async def test_calls_go_by_share_and_a_request_asked_again_goes_the_same_way(two: Two) -> None:
-    two.gateway._traffic.set_share(NEW, 50)
+    await two.give_new(50)
 
     first, again = [[await two.ask(number) for number in range(40)] for _ in range(2)]
 
@@ -71,7 +83,7 @@ async def test_calls_go_by_share_and_a_request_asked_again_goes_the_same_way(two
 
 
 async def test_calls_without_an_id_are_divided_too(two: Two) -> None:
-    two.gateway._traffic.set_share(NEW, 50)
+    await two.give_new(50)
 
     for number in range(40):
         await two.stubs.generation.Generate(generate(f"word{number}"))
@@ -80,7 +92,7 @@ async def test_calls_without_an_id_are_divided_too(two: Two) -> None:
 
 
 async def test_a_stream_goes_by_share_too(two: Two) -> None:
-    two.gateway._traffic.set_share(NEW, 100)
+    await two.give_new(100)
 
     messages = [m async for m in two.stubs.generation.GenerateStream(stream("a b"))]
 
@@ -88,9 +100,8 @@ async def test_a_stream_goes_by_share_too(two: Two) -> None:
 
 
 async def test_the_other_version_answers_where_the_chosen_one_has_no_worker(two: Two) -> None:
-    two.gateway._traffic.set_share(NEW, 100)
-    (old,) = two.gateway._pool.serving_version(OLD)
-    await two.gateway.sync([old.address])
+    await two.give_new(100)
+    await two.gateway.sync([two.old_address])
 
     assert await two.ask(1) == "7"
     waiting = asyncio.ensure_future(two.ask(2, model_version="8"))
@@ -141,13 +152,12 @@ async def test_a_gateway_divides_calls_as_another_one_tells(two: Two) -> None:
 async def test_what_a_worker_is_handed_is_bounded_where_only_a_version_without_a_share_is_left(
     two: Two,
 ) -> None:
-    (new,) = two.gateway._pool.serving_version(NEW)
-    await two.gateway.sync([new.address])
+    await two.gateway.sync([two.new_address])
 
     calls = [two.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(40)]
-    await until(lambda: two.gateway._admission.num_waiting + len(two.new.requests) == 40)
+    await until(lambda: two.num_waiting() + len(two.new.requests) == 40)
 
-    assert len(two.new.requests) == two.gateway._config.max_calls_per_worker
+    assert two.num_waiting() == 40 - GatewayConfig().max_calls_per_worker
     two.new.release.set()
     for call in calls:
         assert [message async for message in call]
