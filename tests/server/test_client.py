@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -507,6 +508,12 @@ def test_deadline_of_a_call(server, client):
     with pytest.raises(DeadlineExceeded):
         client.generate("m", "p", timeout=0.2)
     released.set()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:115587", "[::1]:65536", "dns:///host:99999"])
+def test_a_port_that_cannot_be_is_refused(address):
+    with pytest.raises(ValueError, match=f"the port of {re.escape(address)} is above 65535"):
+        Client(address)
 
 
 def test_nobody_at_the_address():

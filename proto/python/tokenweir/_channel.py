@@ -19,6 +19,7 @@ ChannelT = TypeVar("ChannelT", grpc.Channel, grpc.aio.Channel)
 CLOSED = "the client is closed; make another one"
 
 _MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
+_LAST_PORT = 65_535
 _MAX_ANSWER_BYTES = 16 * 2**20
 _PING_PAUSE, _PING_PATIENCE = 60.0, 20.0  # seconds
 
@@ -61,7 +62,8 @@ def far_end(
 ) -> ChannelT | Server:
     """Return the channel that is given, or else the server at the address.
 
-    Raises ValueError unless one of the two is given, and for credentials of a channel.
+    Raises ValueError unless one of the two is given, for a port that cannot be, and for credentials
+    of a channel.
     """
     if channel is not None:
         if address is not None or credentials is not None:
@@ -69,6 +71,7 @@ def far_end(
         return channel
     if address is None:
         raise ValueError('give an address, as "127.0.0.1:50051", or a channel')
+    _check_port(address)
     return Server(address, credentials, channel_options(address, max_attempts))
 
 
@@ -101,6 +104,13 @@ def _service_config(max_attempts: int) -> dict[str, object]:
         "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
     }
     return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
+
+
+def _check_port(address: str) -> None:
+    """Raise ValueError for a port above the last one, of which gRPC would take the lower 16 bits."""
+    port = address.rpartition(":")[2]
+    if port.isdecimal() and int(port) > _LAST_PORT and not address.startswith("unix"):
+        raise ValueError(f"the port of {address} is above {_LAST_PORT}")
 
 
 def _is_loopback(address: str) -> bool:
