@@ -107,7 +107,7 @@ def _service_config(max_attempts: int) -> dict[str, object]:
 
 
 def _check_port(address: str) -> None:
-    """Raise ValueError for a port above the last one, of which gRPC would take the lower 16 bits."""
+    """Raise ValueError for a port above the last: gRPC would take the lower 16 bits of it."""
     port = address.rpartition(":")[2]
     if port.isdecimal() and int(port) > _LAST_PORT and not address.startswith("unix"):
         raise ValueError(f"the port of {address} is above {_LAST_PORT}")
