@@ -38,6 +38,7 @@ from server.http.streams import Chunks, EventStream, Message
 T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, str]]
 _CLIENT_GONE = 499  # nobody reads it
+_STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
 
 
 def application(
@@ -148,7 +149,8 @@ class HttpDoor:
                 400, "a stream is of one prompt; send a request for each", param="prompt"
             )
         messages = cast(
-            AsyncGenerator[Message], client.stream_events(asked.model, prompts[0], **options)
+            AsyncGenerator[Message],
+            client.stream_messages(asked.model, prompts[0], _STREAM_ATTEMPTS, **options),
         )
         chunks = Chunks(form, request_id, asked.model, has_usage=asked.has_usage)
         return await _streamed(request, messages, chunks, request_id)

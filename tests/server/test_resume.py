@@ -37,6 +37,7 @@ from server.gateway.heard import Heard
 from server.worker.worker import Worker
 from tests.server.calls import Stubs, failure_of, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
+from tests.server.http_calls import http_server
 from tests.server.processes import worker_process
 
 VOCAB_SIZE, EOS = 258, 257
@@ -500,6 +501,24 @@ async def test_so_does_one_for_threads(cell: Cell) -> None:
     whole = await AsyncClient(channel=cell.stubs.channel).generate(MODEL, "ab", **OPTIONS)
 
     assert (text, sequences) == (whole.text, whole.sequences)
+
+
+@pytest.mark.parametrize("num_messages", [0, 1, 5])
+async def test_so_does_the_http_server(cell: Cell, num_messages: int) -> None:
+    asked = {"model": MODEL, "prompt": "ab", "temperature": 2, "seed": 7, "max_tokens": 8, "n": 2}
+
+    def texts(events: list[Any]) -> list[str]:
+        choices = [one for event in events[:-1] for one in event["choices"]]
+        return ["".join(one["text"] for one in choices if one["index"] == i) for i in (0, 1)]
+
+    async with http_server(cell.address) as caller:
+        whole = await caller.stream(**asked)
+    async with cut_off_after(cell.address, num_messages) as address:
+        async with http_server(address) as caller:
+            events = await caller.stream(**asked)
+
+    assert events[-1] == whole[-1] == "[DONE]"
+    assert texts(events) == texts(whole)
 
 
 async def test_a_client_that_may_try_once_only_does_not(cell: Cell) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 
-from tokenweir._answers import StreamAssembler
 from tokenweir._errors import (
     NotSupported,
     ResourceExhausted,
@@ -16,7 +16,7 @@ from tokenweir._errors import (
     Unavailable,
     error_from_call,
 )
-from tokenweir.received import ORIGIN_KEY
+from tokenweir.received import ORIGIN_KEY, ReceivedSequence
 from tokenweir.v1 import generation_service_pb2
 
 CallT = TypeVar("CallT")
@@ -25,6 +25,40 @@ Request = generation_service_pb2.GenerateStreamRequest
 _PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the second attempt, and before any
 _PATIENCE = 60.0  # seconds after which a server that was lost is not waited for any more
 _LOST = "REPLICA_LOST"  # nobody is there that could go on
+
+
+class Seen(Protocol):
+    """What has come of a stream."""
+
+    num_messages: int
+
+    def received(self) -> Iterable[generation_service_pb2.Received]:
+        """Return how much has come of each sequence, for a server to go on behind it."""
+
+
+class SeenMessages:
+    """Lengths and hashes of what has come, of any number of sequences; nothing else is kept."""
+
+    def __init__(self) -> None:
+        self.num_messages = 0
+        self._sequences: defaultdict[int, ReceivedSequence] = defaultdict(ReceivedSequence)
+
+    def add(self, message: generation_service_pb2.GenerateStreamResponse) -> None:
+        """Note the next message."""
+        self.num_messages += 1
+        match message.WhichOneof("event"):
+            case "delta":
+                delta = message.delta
+                logprobs = [one.SerializeToString() for one in delta.logprobs]
+                sequence = self._sequences[delta.index]
+                sequence.add(delta.text.encode(), delta.tokens.ids, logprobs)
+            case "finished":
+                end = message.finished
+                self._sequences[end.index].end = end.SerializeToString()
+
+    def received(self) -> Iterable[generation_service_pb2.Received]:
+        """Return how much has come of each sequence, for a server to go on behind it."""
+        return [one.message(index) for index, one in self._sequences.items()]
 
 
 class Resumption(Generic[CallT]):
@@ -85,11 +119,11 @@ class Resumption(Generic[CallT]):
     def _may_go_on(self) -> bool:
         return bool(self._origin) and self._num_left > 0 and time.monotonic() < self._give_up
 
-    def go_on(self, assembler: StreamAssembler) -> CallT:
-        """Return a call that brings what is behind the messages of the assembler."""
-        self._request.resume_after = assembler.num_messages
+    def go_on(self, seen: Seen) -> CallT:
+        """Return a call that brings what is behind the messages that were seen."""
+        self._request.resume_after = seen.num_messages
         del self._request.received[:]
-        self._request.received.extend(assembler.received())
+        self._request.received.extend(seen.received())
         self._request.origin = self._origin
         return self._start(self._request, self._time_left())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Self, TypeVar, Unpack
@@ -27,7 +28,7 @@ from tokenweir._options import (
     ScoreOptions,
     StreamOptions,
 )
-from tokenweir._resuming import Resumption
+from tokenweir._resuming import Resumption, SeenMessages
 from tokenweir._streams import AsyncTextStream, TextStream
 from tokenweir._types import (
     Answers,
@@ -358,6 +359,35 @@ class AsyncClient:
         method = self._open().generation.GenerateStream
         start = partial(_start, method, self._metadata)
         return AsyncTextStream(Resumption(start, request, deadline, self._max_attempts))
+
+    async def stream_messages(
+        self, model: str, prompt: Prompt | Chat, max_attempts: int, **options: Unpack[StreamOptions]
+    ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
+        """Generate, and yield the messages of the protocol as they come, of any number of outputs.
+
+        A stream that breaks goes on as that of `stream`, as often as `max_attempts` says here.
+        """
+        request = requests.stream_request(model, prompt, options)
+        deadline = deadline_after(options.get("timeout", self._timeout))
+        start = partial(_start, self._open().generation.GenerateStream, self._metadata)
+        resumption = Resumption(start, request, deadline, max_attempts)
+        call, seen = resumption.begin(), SeenMessages()
+        try:
+            with typed_errors(deadline):
+                while True:
+                    try:
+                        async for message in call:
+                            seen.add(message)
+                            yield message
+                        break
+                    except grpc.RpcError as error:
+                        pause = resumption.pause_after(error)
+                    await asyncio.sleep(pause)
+                    call = resumption.go_on(seen)
+                if self._closed:  # grpcio 1.72 ends the loop as if all had come
+                    raise closed_under_way()
+        finally:
+            call.cancel()
 
     async def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
