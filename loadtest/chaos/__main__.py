@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from tokenweir import AsyncClient
 from engine.machine import machine_name
 from loadtest.chaos.harm import KILL_CONTROLLER, KINDS, Harmed, harm
 from loadtest.chaos.load import Load, cases
-from loadtest.chaos.report import summary, table
+from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
@@ -61,7 +63,16 @@ async def do_harm(server: Server, load: Load, plan: Plan) -> list[Harmed]:
             await asyncio.to_thread(server.wait_until_whole, gone, plan.num_serving)
             found.append((kind, began, time.monotonic() - began))
             click.echo(f"{len(found)} {kind}: {found[-1][2]:.1f} s", err=True)
-    return [Harmed(kind, took, load.first_answer_after(began)) for kind, began, took in found]
+    return _harmed(found, load)
+
+
+def _harmed(found: Sequence[tuple[str, float, float]], load: Load) -> list[Harmed]:
+    """Return every harm with what was felt of it, until the next one."""
+    nexts = (*(began for _, began, _ in found[1:]), math.inf)
+    return [
+        Harmed(kind, took, load.first_answer_after(began), load.failures_between(began, following))
+        for (kind, began, took), following in zip(found, nexts, strict=True)
+    ]
 
 
 async def learn_and_harm(server: Server, plan: Plan) -> tuple[Load, list[Harmed]]:
@@ -127,6 +138,7 @@ def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: 
         "harms": summary(harmed),
         "streams": vars(load.tally),  # asdict makes pairs of what a Counter has
         "streams_gone_on_at_another_worker": num_gone_on,
+        "failures": failures(harmed),
         "wrong": load.wrong,
     }
     out.parent.mkdir(parents=True, exist_ok=True)

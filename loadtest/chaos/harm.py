@@ -17,6 +17,7 @@ class Harmed:
     kind: str
     recovery: float  # until enough workers served again
     first_answer: float | None  # to who asked behind it; None: none came any more
+    failures: tuple[str, ...] = ()  # what streams were told that failed until the next harm
 
 
 def harm(kind: str, server: Server) -> int | None:

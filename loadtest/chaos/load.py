@@ -67,6 +67,7 @@ class Load:
     tally: Tally = field(default_factory=Tally)
     wrong: list[str] = field(default_factory=list)  # what was, for the log
     ends: list[tuple[float, float]] = field(default_factory=list)  # begin, end of right ones
+    failures: list[tuple[float, str]] = field(default_factory=list)  # when, and what was said
 
     @asynccontextmanager
     async def going_on(self, concurrency: int) -> AsyncIterator[None]:
@@ -90,6 +91,8 @@ class Load:
                 self.tally.hung += 1
             except TokenweirClientError as error:
                 self.tally.failed[f"{error.code.name} {error.reason}".strip()] += 1
+                took = time.monotonic() - began
+                self.failures.append((time.monotonic(), f"after {took:.1f} s: {error}"))
                 await asyncio.sleep(_PAUSE)
 
     async def _ask(self, case: Case, began: float) -> None:
@@ -102,6 +105,10 @@ class Load:
             self.ends.append((began, time.monotonic()))
         else:
             self.wrong.append(f"{found}: {case.prompt!r} {case.options}: {text!r}")
+
+    def failures_between(self, begin: float, end: float) -> tuple[str, ...]:
+        """Return what those were told that failed in this time."""
+        return tuple(said for when, said in self.failures if begin <= when < end)
 
     def first_answer_after(self, harm: float) -> float | None:
         """Return the seconds to the end of the first right answer to who asked after it."""

@@ -24,12 +24,23 @@ def summary(harmed: Sequence[Harmed]) -> dict[str, dict[str, object]]:
     return found
 
 
+def failures(harmed: Sequence[Harmed]) -> dict[str, list[str]]:
+    """Return by kind what streams were told that failed behind it."""
+    found: dict[str, list[str]] = {}
+    for one in harmed:
+        if one.failures:
+            found.setdefault(one.kind, []).extend(one.failures)
+    return found
+
+
 def table(harmed: Sequence[Harmed], tally: Tally, num_gone_on: int) -> str:
     """Return the same for people."""
-    lines = [f"{'':16} {'times':>6} {'recovery s':>16} {'first answer s':>16}"]
+    lines = [f"{'':16} {'times':>6} {'recovery s':>16} {'first answer s':>16} {'failed':>8}"]
+    failed = failures(harmed)
     for kind, one in summary(harmed).items():
         spreads = (_written(one["recovery_seconds"]), _written(one["first_answer_seconds"]))
-        lines.append(f"{kind:16} {one['times']:>6} {spreads[0]:>16} {spreads[1]:>16}")
+        spread = f"{spreads[0]:>16} {spreads[1]:>16}"
+        lines.append(f"{kind:16} {one['times']:>6} {spread} {len(failed.get(kind, ())):>8}")
     counts = {name: value for name, value in asdict(tally).items() if name != "failed"}
     lines += ["", *(f"{name:16} {value:>8,}" for name, value in counts.items())]
     lines += [f"{'gone on':16} {num_gone_on:>8,}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from loadtest.chaos.__main__ import Plan, write
 from loadtest.chaos.answers import Tally, verdict
 from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
-from loadtest.chaos.report import summary, table
+from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
 
 EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
@@ -98,6 +99,8 @@ async def test_every_stream_is_counted_by_what_became_of_it() -> None:
         right=1, different=1, lost=1, hung=1, failed=load.tally.failed, num_tokens=3
     )
     assert dict(load.tally.failed) == {"UNAVAILABLE REPLICA_LOST": 1}
+    assert load.failures_between(load.failures[0][0], math.inf)[0].endswith("REPLICA_LOST: gone")
+    assert not load.failures_between(0.0, load.failures[0][0])
     assert [line.partition(":")[0] for line in load.wrong] == ["different", "lost"]
     assert load.first_answer_after(0.0) is not None
     assert load.first_answer_after(load.ends[0][1]) is None
@@ -115,7 +118,7 @@ def test_streams_that_failed_are_written_by_what_they_were_told(tmp_path: Path) 
 
 def test_harm_is_told_by_its_kind() -> None:
     harmed = [Harmed("kill-worker", 1.0, 0.5), Harmed("kill-worker", 3.0, None)]
-    harmed.append(Harmed("stop-worker", 5.0, 2.0))
+    harmed.append(Harmed("stop-worker", 5.0, 2.0, ("after 1.0 s: UNAVAILABLE: gone",)))
 
     found = summary(harmed)
     said = table(harmed, Tally(right=7), 4).splitlines()
@@ -125,7 +128,9 @@ def test_harm_is_told_by_its_kind() -> None:
         "recovery_seconds": {"median": 2.0, "largest": 3.0},
         "first_answer_seconds": {"median": 0.5, "largest": 0.5},
     }
-    assert said[1].split() == "kill-worker 2 2.0 / 3.0 0.5 / 0.5".split()
+    assert said[1].split() == "kill-worker 2 2.0 / 3.0 0.5 / 0.5 0".split()
+    assert said[2].split() == "stop-worker 1 5.0 / 5.0 2.0 / 2.0 1".split()
+    assert failures(harmed) == {"stop-worker": ["after 1.0 s: UNAVAILABLE: gone"]}
     assert said[-1].split() == ["gone", "on", "4"]
 
 
