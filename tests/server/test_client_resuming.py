@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
-from tokenweir import ResourceExhausted, Unavailable
+from tokenweir import AsyncClient, Cancelled, ResourceExhausted, Unavailable
 from tokenweir._resuming import Resumption
 from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import generation_service_pb2 as pb
@@ -104,3 +107,29 @@ def test_a_stream_that_has_not_begun_is_not_asked_for_again(
         stream.pause_after(Broken(has_begun=False, error=FULL))
     with pytest.raises(Unavailable):
         stream.pause_after(Broken(has_begun=False))
+
+
+async def test_a_client_that_is_closed_waits_for_no_server() -> None:
+    def begin(request: bytes, context: Any) -> Iterator[bytes]:
+        context.send_initial_metadata(((ORIGIN_KEY, "origin"),))
+        yield pb.GenerateStreamResponse(sequence_number=1, delta={"text": "a"}).SerializeToString()
+        server.stop(None)
+
+    service = {"GenerateStream": grpc.unary_stream_rpc_method_handler(begin)}
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("tokenweir.v1.GenerationService", service),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
+        stream = client.stream("m", "a")
+        assert await anext(stream) == "a"
+        rest = asyncio.ensure_future(anext(stream))
+        while stream._resumption._first_error is None:
+            await asyncio.sleep(0.01)
+        await client.close()
+
+        with pytest.raises(Cancelled):
+            await rest

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
+import grpc.aio
 
 from tokenweir._errors import (
     NotSupported,
     ResourceExhausted,
     TokenweirClientError,
     Unavailable,
+    closed_under_way,
     error_from_call,
 )
 from tokenweir.received import ORIGIN_KEY, ReceivedSequence
@@ -120,12 +122,18 @@ class Resumption(Generic[CallT]):
         return bool(self._origin) and self._num_left > 0 and time.monotonic() < self._give_up
 
     def go_on(self, seen: Seen) -> CallT:
-        """Return a call that brings what is behind the messages that were seen."""
+        """Return a call that brings what is behind the messages that were seen.
+
+        Raises Cancelled if the client was closed meanwhile.
+        """
         self._request.resume_after = seen.num_messages
         del self._request.received[:]
         self._request.received.extend(seen.received())
         self._request.origin = self._origin
-        return self._start(self._request, self._time_left())
+        try:
+            return self._start(self._request, self._time_left())
+        except (ValueError, grpc.aio.UsageError) as error:  # the channel is
+            raise closed_under_way() from error
 
     def _time_left(self) -> float | None:
         return None if self.deadline is None else self.deadline - time.monotonic()
