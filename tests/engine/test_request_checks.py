@@ -89,6 +89,11 @@ def test_wrong_choices_are_named(params: SamplingParams, path: str, what: str) -
     assert what in violations[path]
 
 
+@pytest.mark.parametrize("most", [0, -1])
+def test_of_an_impossible_limit_nothing_else_is_said(most: int) -> None:
+    assert list(_violations(SamplingParams(max_new_tokens=most))) == ["stopping.max_new_tokens"]
+
+
 @pytest.mark.parametrize(
     ("fields", "path", "what"),
     [

@@ -505,7 +505,7 @@ def test_deadline_of_a_call(server, client):
     released = threading.Event()
     server.answers["Generate"] = lambda request, context: released.wait(5) and one_sequence()
 
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match="before the answer was complete; allow more time"):
         client.generate("m", "p", timeout=0.2)
     released.set()
 

@@ -204,7 +204,8 @@ def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> Toke
         # The server's end of a deadline; gRPC says CANCELLED if it comes before one's own.
         if time.monotonic() >= deadline - _SERVER_AHEAD:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
-            message = "the deadline passed before the answer was complete"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and not status.details:  # gRPC's own words
+        message = "the deadline passed before the answer was complete; allow more time"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not status.details:
         if (sizes := _TOO_LARGE.search(message)) is not None:
             return _too_large(*map(int, sizes.groups()))
