@@ -152,8 +152,9 @@ def _check_forced(p: SamplingParams, limits: RequestLimits, vocab_size: int) -> 
         path,
         f"{count} tokens are more than {limits.max_forced_tokens}; send them as target prefix",
     )
-    most = max(p.max_new_tokens, 0) if p.max_new_tokens is not None else count
-    yield count <= most, path, f"{count} tokens are more than max_new_tokens ({most})"
+    most = p.max_new_tokens or 0  # below 1: none, or one that is refused
+    within = most < 1 or count <= most
+    yield within, path, f"{count} tokens are more than max_new_tokens ({most})"
     yield from _check_ids(p.forced_begin, path, vocab_size)
     if p.forced_end is not None:
         end = p.forced_end
@@ -263,9 +264,9 @@ def _check_lengths(p: SamplingParams) -> Iterator[_Check]:
         "stopping.max_new_tokens",
         f"{p.max_new_tokens} is below 1; leave it out for the model's limit",
     )
-    most = p.max_new_tokens or 0  # below 1: no limit, or one that was refused
+    most = p.max_new_tokens or 0  # below 1: none, or one that is refused
     yield (
-        0 <= p.min_new_tokens and (most < 1 or p.min_new_tokens <= most),
+        p.min_new_tokens >= 0 and (most < 1 or p.min_new_tokens <= most),
         "stopping.min_new_tokens",
         f"{p.min_new_tokens} is outside 0 to max_new_tokens ({p.max_new_tokens})",
     )
