@@ -60,8 +60,8 @@ async def do_harm(server: Server, load: Load, plan: Plan) -> list[Harmed]:
             await asyncio.sleep(_PAUSE)
             began = time.monotonic()
             gone = await asyncio.to_thread(harm, kind, server)
-            await asyncio.to_thread(server.wait_until_whole, gone, plan.num_serving)
-            found.append((kind, began, time.monotonic() - began))
+            whole = await asyncio.to_thread(server.wait_until_whole, gone, plan.num_serving)
+            found.append((kind, began, whole - began))
             click.echo(f"{len(found)} {kind}: {found[-1][2]:.1f} s", err=True)
     return _harmed(found, load)
 

@@ -42,7 +42,7 @@ class Tally:
     doubled: int = 0
     different: int = 0
     hung: int = 0  # no end within their timeout
-    failed: Counter[str] = field(default_factory=Counter)  # that said so, by code and reason
+    failed: Counter[str] = field(default_factory=Counter)  # that said so, by code, reason and place
     num_tokens: int = 0  # of the right ones
 
     def judge(self, got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:

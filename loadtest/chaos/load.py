@@ -14,6 +14,7 @@ from tokenweir import (
     AsyncClient,
     DeadlineExceeded,
     GeneratedSequence,
+    Generation,
     TokenweirClientError,
 )
 
@@ -84,21 +85,28 @@ class Load:
         for case in itertools.islice(itertools.cycle(self.cases), first * 5, None):
             if self._is_over:
                 return
-            began = time.monotonic()
+            began, pieces = time.monotonic(), list[str]()
             try:
-                await self._ask(case, began)
+                stream = self.client.stream(
+                    self.model, case.prompt, timeout=_TIMEOUT, **case.options
+                )
+                async for piece in stream:
+                    pieces.append(piece)
             except DeadlineExceeded:
                 self.tally.hung += 1
             except TokenweirClientError as error:
-                self.tally.failed[f"{error.code.name} {error.reason}".strip()] += 1
-                took = time.monotonic() - began
-                self.failures.append((time.monotonic(), f"after {took:.1f} s: {error}"))
+                self._note_failure(error, time.monotonic() - began, has_begun=bool(pieces))
                 await asyncio.sleep(_PAUSE)
+            else:
+                self._judge(case, "".join(pieces), stream.result, began)
 
-    async def _ask(self, case: Case, began: float) -> None:
-        stream = self.client.stream(self.model, case.prompt, timeout=_TIMEOUT, **case.options)
-        text = "".join([piece async for piece in stream])
-        (got,), (expected,) = stream.result.sequences, case.expected
+    def _note_failure(self, error: TokenweirClientError, took: float, *, has_begun: bool) -> None:
+        where = "amid its text" if has_begun else "before its text"
+        self.tally.failed[" ".join(filter(None, (error.code.name, error.reason, where)))] += 1
+        self.failures.append((time.monotonic(), f"{where}, after {took:.1f} s: {error}"))
+
+    def _judge(self, case: Case, text: str, result: Generation, began: float) -> None:
+        (got,), (expected,) = result.sequences, case.expected
         if text != expected.text:  # what was read, whatever the result says
             got = GeneratedSequence(**{**vars(got), "text": text})
         if (found := self.tally.judge(got, expected)) == "right":

@@ -17,6 +17,7 @@ from loadtest.studies.idle import read_tree
 
 _START_TIMEOUT = 180.0  # seconds
 _LOOK_PERIOD = 0.1  # seconds
+_STEADY = 0.5  # seconds
 _SERVE = (sys.executable, "-c", "from server.cli import main; main()", "serve")
 _CELL = (sys.executable, "-m", "server.studies.cell")
 CONTROLLER = "ray::ServeController"
@@ -46,13 +47,21 @@ class Server:
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log
             )
 
-    def wait_until_whole(self, without: int | None = None, num_serving: int | None = None) -> None:
-        """Return when all workers serve, or so many, and this process is there no more."""
-        deadline = time.monotonic() + _START_TIMEOUT
-        while not self._is_whole(without, num_serving or self.replicas):
-            if time.monotonic() > deadline:
+    def wait_until_whole(self, without: int | None = None, num_serving: int | None = None) -> float:
+        """Return since when all workers serve, or so many, and this process is there no more.
+
+        That is so when it is said for a while: at first the server does not know of a harm.
+        """
+        since = now = time.monotonic()
+        deadline = now + _START_TIMEOUT
+        while now < since + _STEADY:
+            if now > deadline:
                 raise LoadTestError(f"too few workers serve; see {self._log}")
             time.sleep(_LOOK_PERIOD)
+            now = time.monotonic()
+            if not self._is_whole(without, num_serving or self.replicas):
+                since = now
+        return since
 
     def find(self, what: str) -> list[int]:
         """Return the processes of this name."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -98,7 +99,7 @@ async def test_every_stream_is_counted_by_what_became_of_it() -> None:
     assert load.tally == Tally(
         right=1, different=1, lost=1, hung=1, failed=load.tally.failed, num_tokens=3
     )
-    assert dict(load.tally.failed) == {"UNAVAILABLE REPLICA_LOST": 1}
+    assert dict(load.tally.failed) == {"UNAVAILABLE REPLICA_LOST amid its text": 1}
     assert load.failures_between(load.failures[0][0], math.inf)[0].endswith("REPLICA_LOST: gone")
     assert not load.failures_between(0.0, load.failures[0][0])
     assert [line.partition(":")[0] for line in load.wrong] == ["different", "lost"]
@@ -146,6 +147,19 @@ def test_harm_waits_until_there_is_somebody_to_do_it_to(
         assert harm("kill-worker", server) == victim.pid
         assert victim.wait(10) == -signal.SIGKILL
     assert not found
+
+
+def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, 2, tmp_path / "log", with_ray=False)
+    said = [2, 2, 1, 1]  # workers: at first nobody knows that one is dead
+    monkeypatch.setattr(server, "_process", SimpleNamespace(poll=lambda: None), raising=False)
+    monkeypatch.setattr(server, "num_serving", lambda: said.pop(0) if said else 2)
+
+    server.wait_until_whole()
+
+    assert not said
 
 
 @pytest.mark.parametrize(
