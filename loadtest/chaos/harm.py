@@ -32,6 +32,8 @@ def harm(kind: str, server: Server) -> int | None:
     what, signal_number = _SIGNALS[kind]
     pid = random.choice(server.wait_for(what or server.worker))
     os.kill(pid, signal_number)
+    if what:  # a worker is missed by the gateway, this one by nobody for a while
+        server.wait_for(what, other_than=pid)
     return pid
 
 

@@ -67,10 +67,10 @@ class Server:
         """Return the processes of this name."""
         return [pid for pid, use in read_tree(self._process.pid).items() if what in use.name]
 
-    def wait_for(self, what: str) -> list[int]:
+    def wait_for(self, what: str, other_than: int | None = None) -> list[int]:
         """Return the processes of this name once there is one: Ray may be starting it again."""
         deadline = time.monotonic() + _START_TIMEOUT
-        while not (found := self.find(what)):
+        while not (found := [pid for pid in self.find(what) if pid != other_than]):
             if time.monotonic() > deadline:
                 raise LoadTestError(f"no process is called {what}; see {self._log}")
             time.sleep(_LOOK_PERIOD)

@@ -149,6 +149,19 @@ def test_harm_waits_until_there_is_somebody_to_do_it_to(
     assert not found
 
 
+def test_a_controller_that_was_killed_is_there_again_when_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    found = [[victim.pid], [victim.pid], [], [7]]
+    server = Server(tmp_path, 1, tmp_path / "log", with_ray=True)
+    monkeypatch.setattr(server, "find", lambda _: found.pop(0))
+
+    with victim:
+        assert harm("kill-controller", server) == victim.pid
+    assert not found
+
+
 def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
