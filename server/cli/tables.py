@@ -253,6 +253,8 @@ def _traffic(model: ModelInfo) -> Iterator[tuple[str, str]]:
                 f"; the first: request {first.request_id}, input {first.input}, output "
                 f"{first.output}, token {first.token}"
             )
+        if one.largest_distance:
+            told += f"; numbers at most {one.largest_distance:.2g} apart"
         yield f"answers like {one.model_version}", escape(told)
 
 

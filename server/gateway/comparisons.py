@@ -6,33 +6,38 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
-from tokenweir.v1 import generation_service_pb2_grpc as pb_grpc
+from tokenweir.v1.prediction_service_pb2 import ClassifyRequest
 
 from engine.background import in_background
+from server.api import GENERATION, METHODS
 from server.gateway.affinity import least_loaded
+from server.gateway.answer_comparison import COMPARABLE, compare
 from server.gateway.backend import Backend
 from server.gateway.pool import Pool
+from server.gateway.resumable import STREAM
 from server.gateway.share import Share
 from server.gateway.traffic import ALL, ModelVersion, Traffic
 from server.telemetry.metrics import Counts
 
 _TIMEOUT = 30.0  # seconds of both answers
 _LATE = 1_000_000  # priority: behind everything that somebody waits for
-_METHODS = frozenset(
-    f"/{pb.DESCRIPTOR.package}.GenerationService/{n}" for n in ("Generate", "GenerateStream")
-)
+_GENERATE = f"/{GENERATION}/Generate"
 Comparison = admin_service_pb2.Comparison
 
 
 class Comparisons:
     """Compares for a sample of answered requests, one at a time, where both versions have room.
 
-    Nobody waits for it: both versions are asked anew, behind the answer, and in the last turn.
+    Nobody waits for it: both versions are asked anew, behind the answer, and in the last turn where
+    there are turns.
     """
 
     def __init__(
@@ -55,7 +60,8 @@ class Comparisons:
     def consider(self, method: str, request: bytes, share: Share) -> None:
         """Compare a request that has been answered, if it is of the sample and there is room."""
         versions = self._traffic.versions(share.model)
-        if len(versions) < 2 or method not in _METHODS or share.model_version:
+        is_known = method == STREAM or method in COMPARABLE
+        if len(versions) < 2 or not is_known or share.model_version:
             return
         key = share.request_id.encode() or request
         if self._running is not None or not _is_chosen(key, self._share):
@@ -109,25 +115,24 @@ class Comparisons:
         request = _request_in(method, data)
         if request is None or not _is_repeatable(request):
             return
+        asked = _GENERATE if method == STREAM else method
+        pairs = zip(workers, versions, strict=True)
         one, other = await asyncio.gather(
-            *(_ask(w, request, v.version) for w, v in zip(workers, versions, strict=True))
+            *(_ask(worker, asked, request, version.version) for worker, version in pairs)
         )
         if not all(map(self._traffic.is_open, versions)):
             return  # one has gone meanwhile, and with it what was found
         if one is None or other is None:
             self._count(versions, "failed")
             return
-        seeds = one.provenance.seed, other.provenance.seed
-        if request.decoding.WhichOneof("strategy") is None and any(seeds):
-            return  # the package draws by itself
-        difference = first_difference(one, other)
-        if difference is None:
-            self._count(versions, "equal")
+        if _has_drawn(request, (one, other)):
             return
-        tally = self._count(versions, "different")
-        if not tally.HasField("first_difference"):
-            difference.request_id = request.request_id
-            tally.first_difference.CopyFrom(difference)
+        found = compare(asked, one, other)
+        tally = self._count(versions, "equal" if found.first_difference is None else "different")
+        tally.largest_distance = max(tally.largest_distance, found.distance)
+        if found.first_difference is not None and not tally.HasField("first_difference"):
+            found.first_difference.request_id = request.request_id
+            tally.first_difference.CopyFrom(found.first_difference)
 
     def _count(self, versions: tuple[ModelVersion, ModelVersion], result: str) -> Comparison:
         tally = self._tallies.setdefault(frozenset(versions), Comparison())
@@ -136,59 +141,60 @@ class Comparisons:
         return tally
 
 
-def first_difference(
-    one: pb.GenerateResponse, other: pb.GenerateResponse
-) -> admin_service_pb2.Difference | None:
-    """Return where the tokens of two answers begin to differ; None if they do not."""
-    for i, (result, other_result) in enumerate(zip(one.results, other.results, strict=False)):
-        pairs = zip(result.sequences, other_result.sequences, strict=False)
-        for k, (sequence, other_sequence) in enumerate(pairs):
-            ids, other_ids = sequence.tokens.ids, other_sequence.tokens.ids
-            if ids != other_ids:
-                token = next(
-                    (t for t, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b),
-                    min(len(ids), len(other_ids)),
-                )
-                return admin_service_pb2.Difference(input=i, output=k, token=token)
-        if len(result.sequences) != len(other_result.sequences):
-            output = min(len(result.sequences), len(other_result.sequences))
-            return admin_service_pb2.Difference(input=i, output=output)
-    return None
-
-
 def _is_chosen(key: bytes, share: float) -> bool:
     """Say whether a request is of the sample: others than those that a version's share takes."""
     digest = hashlib.blake2b(key, digest_size=8, person=b"comparison").digest()
     return int.from_bytes(digest) / 2**64 * ALL < share
 
 
-def _request_in(method: str, data: bytes) -> pb.GenerateRequest | None:
+def _request_in(method: str, data: bytes) -> Any:
+    """Return the message of a request; None if it is none."""
     try:
-        if method.endswith("Stream"):
+        if method == STREAM:
             return pb.GenerateStreamRequest.FromString(data).request
-        return pb.GenerateRequest.FromString(data)
+        return _message_class(METHODS[method].input_type).FromString(data)
     except DecodeError:
         return None
 
 
-def _is_repeatable(request: pb.GenerateRequest) -> bool:
+def _is_repeatable(request: Any) -> bool:
     """Say whether the same is to be answered again: where it draws, it says the seed."""
+    if not isinstance(request, pb.GenerateRequest):
+        return True
     decoding = request.decoding
     return decoding.WhichOneof("strategy") != "sampling" or decoding.sampling.HasField("seed")
 
 
-async def _ask(
-    worker: Backend, request: pb.GenerateRequest, version: str
-) -> pb.GenerateResponse | None:
-    """Return what a version answers; None if it fails."""
-    asked = pb.GenerateRequest()
+def _has_drawn(request: Any, answers: Sequence[Any]) -> bool:
+    """Say whether a package draws by itself, where nobody has said how it decodes."""
+    if not isinstance(request, pb.GenerateRequest) or request.decoding.WhichOneof("strategy"):
+        return False
+    return any(answer.provenance.seed for answer in answers)
+
+
+async def _ask(worker: Backend, method: str, request: Any, version: str) -> Any | None:
+    """Return what a version answers that is compared, and nothing else; None if it fails."""
+    asked = type(request)()
     asked.CopyFrom(request)
     asked.request_id, asked.model_version = str(uuid.uuid4()), version
-    asked.scheduling.priority = _LATE
-    asked.output.CopyFrom(pb.Output(token_ids=True))
-    stub = pb_grpc.GenerationServiceStub(worker.channel)
+    if isinstance(asked, pb.GenerateRequest | pb.ScoreRequest):
+        asked.scheduling.priority = _LATE
+    if isinstance(asked, pb.GenerateRequest):
+        asked.output.CopyFrom(pb.Output(token_ids=True))
+    if isinstance(asked, pb.ScoreRequest):
+        asked.ClearField("top_logprobs")
+    if isinstance(asked, ClassifyRequest):
+        asked.top = 0  # all labels
+    call = worker.channel.unary_unary(
+        method,
+        request_serializer=type(asked).SerializeToString,
+        response_deserializer=_message_class(METHODS[method].output_type).FromString,
+    )
     try:
-        answer: pb.GenerateResponse = await stub.Generate(asked, timeout=_TIMEOUT)
+        return await call(asked, timeout=_TIMEOUT)
     except aio.AioRpcError:
         return None
-    return answer
+
+
+def _message_class(descriptor: Descriptor) -> Any:
+    return GetMessageClass(descriptor)

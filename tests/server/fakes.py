@@ -119,12 +119,13 @@ def generation_package(
     return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x01" * 32)
 
 
-def prediction_package(name: str = "tags", *, task: str = "label") -> Package:
+def prediction_package(name: str = "tags", *, version: str = "1", task: str = "label") -> Package:
     image = ImageContract(size=8, channels=1, mean=(0.5,), std=(0.5,), embedding_dim=2)
     text = EncodingContract(vocab_size=VOCAB_SIZE, max_len=32, pad_token_id=0, embedding_dim=2)
     manifest = Manifest(
         format_version=1,
         name=name,
+        version=version,
         architecture="encoder" if task == "label" else "vision-encoder",
         task=task,
         target="cpu",
@@ -174,6 +175,7 @@ class FakeGenerator(_Lifecycle):
         super().__init__(package or generation_package())
         self.requests: list[GenerationRequest] = []
         self.scored: list[ScoreRequest] = []
+        self.scale = 1.0  # of scores
         self.aborted: list[str] = []
         self.release = asyncio.Event()
         self.admit = asyncio.Event()
@@ -233,7 +235,7 @@ class FakeGenerator(_Lifecycle):
             raise self.error
         words = request.target.split() if isinstance(request.target, str) else request.target
         positions = _logprobs([3] * len(words), request.top_logprobs)
-        return Score(-0.5 * len(words), positions, Usage(len(words), 0), TIMING)
+        return Score(-0.5 * self.scale * len(words), positions, Usage(len(words), 0), TIMING)
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"<%d>" % token_id
@@ -325,12 +327,13 @@ def _expanded(words: list[str]) -> list[str]:
 
 
 class FakePredictor(_Lifecycle):
-    """Says the same of every item: logits 0, 1, 2 and embedding (3, 4)."""
+    """Says the same of every item: logits 0, 1, 2 and embedding (3, 4), until it is told others."""
 
     def __init__(self, package: Package | None = None) -> None:
         super().__init__(package or prediction_package())
         self.capabilities = (self.package.manifest.task, "embed")
         self.items: list[PredictionItem] = []
+        self.logits, self.embedding = (0.0, 1.0, 2.0), (3.0, 4.0)
 
     def load(self) -> LoadSnapshot:
         return LoadSnapshot(
@@ -354,12 +357,12 @@ class FakePredictor(_Lifecycle):
         return Prediction(tuple(self._predict(item) for item in items), TIMING)
 
     def _predict(self, item: PredictionItem) -> ItemPrediction:
-        logits = np.arange(3, dtype=np.float32)  # (num_labels,)
+        logits = np.array(self.logits, dtype=np.float32)  # (num_labels,)
         spans: tuple[tuple[int, int], ...] = ()
         if self.package.manifest.task == "label":
             spans = _word_spans(str(item.content))
             logits = np.tile(logits, (len(spans), 1))  # (num_tokens, num_labels)
-        embedding = np.array([3.0, 4.0], dtype=np.float32)
+        embedding = np.array(self.embedding, dtype=np.float32)
         return ItemPrediction(logits, embedding, input_tokens=5, spans=spans)
 
 

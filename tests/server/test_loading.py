@@ -14,6 +14,13 @@ from typing import Any
 import grpc
 import pytest
 from tokenweir.v1 import admin_service_pb2 as pb
+from tokenweir.v1 import generation_service_pb2
+from tokenweir.v1.prediction_service_pb2 import (
+    ClassifyRequest,
+    EmbedRequest,
+    Item,
+    LabelRequest,
+)
 
 from engine.errors import LoadFailed, PackageError
 from server.config import GatewayConfig
@@ -23,9 +30,17 @@ from server.gateway.versions import Group, LoadedPackage
 from server.identity.config import DoorsConfig
 from server.worker.worker import Worker
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
-from tests.server.fakes import OPTIONS, FakeGenerator, generation_package, running_worker
+from tests.server.fakes import (
+    OPTIONS,
+    FakeGenerator,
+    FakePredictor,
+    generation_package,
+    prediction_package,
+    running_worker,
+)
 
 GRACE = 5.0
+PREDICTORS = {"tags": "label", "digits": "classify"}  # models, and what they do
 
 
 class ScriptedDeployment:
@@ -34,7 +49,7 @@ class ScriptedDeployment:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.gateway: Gateway
         self.workers: dict[str, list[tuple[Worker, str]]] = {}  # by group
-        self.engines: dict[str, list[FakeGenerator]] = {}  # by package
+        self.engines: dict[str, list[Any]] = {}  # by package: fakes
         self.failure: Exception | None = None  # of the next start
         self.may_start = asyncio.Event()
         self.may_start.set()
@@ -61,8 +76,14 @@ class ScriptedDeployment:
     async def _start_worker(self, group: Group) -> tuple[Worker, str]:
         engines = []
         for model, package in group.packages.items():
-            engine = FakeGenerator(generation_package(model, version=package.version))
-            engine.capabilities += OPTIONS
+            engine: FakeGenerator | FakePredictor
+            if task := PREDICTORS.get(model):
+                engine = FakePredictor(
+                    prediction_package(model, version=package.version, task=task)
+                )
+            else:
+                engine = FakeGenerator(generation_package(model, version=package.version))
+                engine.capabilities += OPTIONS
             self.engines.setdefault(str(package.address), []).append(engine)
             engines.append(engine)
         return await self._stack.enter_async_context(running_worker(*engines))
@@ -407,7 +428,9 @@ def differ(engine: FakeGenerator) -> None:
     engine._checked = lambda request: [*words(request), "more"]  # type: ignore[method-assign]
 
 
-async def comparison(served: Served, *, until_there_are: int) -> pb.Comparison:
+async def comparison(
+    served: Served, *, until_there_are: int, model: str = "dates"
+) -> pb.Comparison:
     """Return what is told of version 2 beside 1 once so many answers were compared."""
     counts = served.deployment.gateway._outcomes.counts
 
@@ -417,7 +440,7 @@ async def comparison(served: Served, *, until_there_are: int) -> pb.Comparison:
 
     await until(lambda: compared() >= until_there_are)
     models = (await served.admin.ListModels(pb.ListModelsRequest())).models
-    (new,) = (m.traffic.comparisons for m in models if m.model_version == "2")
+    (new,) = (m.traffic.comparisons for m in models if (m.model, m.model_version) == (model, "2"))
     (found,) = new
     assert found.model_version == "1"
     return found
@@ -495,6 +518,107 @@ async def test_nothing_is_compared_without_room_and_a_failure_is_nobodys_but_cou
     assert await served.answer() == "1"
     found = await comparison(served, until_there_are=1)
     assert (found.equal, found.failed) == (0, 1)
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """A call that is no generation, and what version 2 says otherwise."""
+
+    model: str
+    method: str
+    request: Any
+    near: dict[str, Any]  # what the engine of version 2 says that counts as the same
+    far: dict[str, Any]  # and what does not
+    where: tuple[int, int]  # the item and span in which that begins
+
+
+TEXT, IMAGE = Item(text="a noun b"), Item(image=b"\x89PNG")
+PREDICTING = {
+    "classify": Predicting(
+        "digits",
+        "Classify",
+        ClassifyRequest(model="digits", items=[IMAGE]),
+        {"logits": (0.0, 1.0, 4.0)},
+        {"logits": (0.0, 9.0, 2.0)},
+        (0, 0),
+    ),
+    "classify, all labels": Predicting(
+        "digits",
+        "Classify",
+        ClassifyRequest(model="digits", items=[IMAGE], top=0),
+        {"logits": (0.5, 0.1, 2.0)},  # the others may change their places
+        {"logits": (9.0, 1.0, 2.0)},
+        (0, 0),
+    ),
+    "label": Predicting(
+        "tags",
+        "Label",
+        LabelRequest(model="tags", items=[TEXT]),
+        {"logits": (0.0, 1.0, 4.0)},
+        {"logits": (0.0, 9.0, 2.0)},
+        (0, 0),
+    ),
+    "embed": Predicting(
+        "tags",
+        "Embed",
+        EmbedRequest(model="tags", items=[TEXT, TEXT]),
+        {"embedding": (3.001, 4.0)},
+        {"embedding": (3.1, 4.0)},
+        (0, 0),
+    ),
+    "embed, another size": Predicting(
+        "tags",
+        "Embed",
+        EmbedRequest(model="tags", items=[TEXT]),
+        {},
+        {"embedding": (3.0, 4.0, 0.0)},
+        (0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PREDICTING)
+async def test_predictions_of_two_versions_are_compared(kind: str, served: Served) -> None:
+    one = PREDICTING[kind]
+    ask = getattr(served.public.prediction, one.method)
+    await served.load(f"{one.model}-1")
+    await served.load(f"{one.model}-2")
+    (engine,) = served.deployment.engines[f"{one.model}-2"]
+
+    await ask(one.request)
+    same = await comparison(served, until_there_are=1, model=one.model)
+    vars(engine).update(one.near)
+    await ask(one.request)
+    near = await comparison(served, until_there_are=2, model=one.model)
+    vars(engine).update(one.far)
+    one.request.request_id = "mine"
+    await ask(one.request)
+    far = await comparison(served, until_there_are=3, model=one.model)
+
+    assert (same.equal, same.largest_distance) == (1, 0)
+    assert (near.equal, near.different) == (2, 0)
+    assert bool(near.largest_distance) == bool(one.near)
+    assert (far.equal, far.different, far.failed) == (2, 1, 0)
+    first = far.first_difference
+    assert (first.request_id, (first.input, first.output)) == ("mine", one.where)
+
+
+async def test_scores_of_two_versions_are_compared(served: Served) -> None:
+    await served.load("dates-2")
+    (engine,) = served.deployment.engines["dates-2"]
+    pair = generation_service_pb2.Input(text="a", prefix_text="b c")
+    request = generation_service_pb2.ScoreRequest(model="dates", inputs=[pair, pair])
+
+    await served.public.generation.Score(request)
+    same = await comparison(served, until_there_are=1)
+    engine.scale = 2.0
+    await served.public.generation.Score(request)
+    other = await comparison(served, until_there_are=2)
+
+    assert (same.equal, same.different, same.largest_distance) == (1, 0, 0)
+    assert (other.equal, other.different) == (1, 1)
+    assert other.largest_distance == 0.5  # -2 for -1
+    assert {scored.priority for scored in engine.scored} == {1_000_000}
 
 
 async def test_what_was_compared_goes_with_its_version(served: Served) -> None:

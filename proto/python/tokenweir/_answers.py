@@ -198,6 +198,7 @@ def _comparison(one: admin_service_pb2.Comparison) -> Comparison:
         failed=one.failed,
         first_difference=found
         and Difference(found.request_id, found.input, found.output, found.token),
+        largest_distance=one.largest_distance,
     )
 
 

@@ -269,8 +269,8 @@ class Difference:
     """Where the answers of two versions to a request begin to differ."""
 
     request_id: str
-    input: int
-    output: int  # of the input
+    input: int  # or item
+    output: int  # of the input, or span
     token: int  # of the output; the number of all if one answer is the other's beginning
 
 
@@ -283,6 +283,7 @@ class Comparison:
     different: int
     failed: int  # requests that one of them did not answer
     first_difference: Difference | None
+    largest_distance: float = 0.0  # of numbers of two answers; see the protocol
 
 
 @dataclass(frozen=True)

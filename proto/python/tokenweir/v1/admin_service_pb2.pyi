@@ -330,7 +330,7 @@ Global___VersionTraffic: _TypeAlias = VersionTraffic  # noqa: Y015
 
 @_typing.final
 class Comparison(_message.Message):
-    """Answers of two versions to the same requests: a sample of those that are greedy or have a seed."""
+    """Answers of two versions to the same requests: a sample of all but those that draw without a seed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -339,14 +339,22 @@ class Comparison(_message.Message):
     DIFFERENT_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     FIRST_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    LARGEST_DISTANCE_FIELD_NUMBER: _builtins.int
     model_version: _builtins.str
     """The other version."""
     equal: _builtins.int
-    """Requests that both answered with the same tokens."""
+    """Requests that both answered the same: the same tokens, best labels or spans.  Of vectors, scores
+    and the number of a regression those are the same that are at most 0.001 apart.
+    """
     different: _builtins.int
-    """Requests that they answered with different ones."""
+    """Requests that they answered differently."""
     failed: _builtins.int
     """Requests that one of them did not answer."""
+    largest_distance: _builtins.float
+    """How far numbers of two answers were apart at most: probabilities of labels and spans, sums of
+    log-probabilities, numbers of a regression; where one of two is above 1, in parts of it.  Of
+    vectors it is the length of their difference, in parts of the longer one.
+    """
     @_builtins.property
     def first_difference(self) -> Global___Difference:
         """The first one that they answered differently."""
@@ -359,10 +367,11 @@ class Comparison(_message.Message):
         different: _builtins.int = ...,
         failed: _builtins.int = ...,
         first_difference: Global___Difference | None = ...,
+        largest_distance: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_difference", b"first_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["different", b"different", "equal", b"equal", "failed", b"failed", "first_difference", b"first_difference", "model_version", b"model_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["different", b"different", "equal", b"equal", "failed", b"failed", "first_difference", b"first_difference", "largest_distance", b"largest_distance", "model_version", b"model_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -381,11 +390,11 @@ class Difference(_message.Message):
     request_id: _builtins.str
     """As its client called the request."""
     input: _builtins.int
-    """Which input of the request."""
+    """Which input or item of the request."""
     output: _builtins.int
-    """Which of its outputs."""
+    """Which of its outputs, or spans."""
     token: _builtins.int
-    """Which token of that; the number of all if one answer is the other's beginning."""
+    """Which token of an output; the number of all if one answer is the other's beginning."""
     def __init__(
         self,
         *,
