@@ -59,7 +59,7 @@ class Backend:
         """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
-        self._others = 0  # calls that others had there, when the worker last said how many it has
+        self.of_others = 0  # calls that others had there, when the worker last said how many it has
         self.serving = False  # as the worker itself reports
         self.models: frozenset[ModelVersion] = frozenset()  # that are ready there
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
@@ -85,11 +85,11 @@ class Backend:
     @property
     def load(self) -> int:
         """The calls under way there, as far as is known, those of other gateways too."""
-        return self.outstanding + self._others
+        return self.outstanding + self.of_others
 
     def heard(self, load: int) -> None:
         """Note how many calls the worker itself says that it has."""
-        self._others = max(0, load - self.outstanding)
+        self.of_others = max(0, load - self.outstanding)
 
     @contextmanager
     def under_way(self, call: WorkerCall) -> Iterator[None]:

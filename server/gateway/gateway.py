@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -132,6 +133,7 @@ class Gateway:
         self._admin: AdminPort | None = None
         self.admin_port: int | None = None  # once it is open
         self._draining = False
+        self._num_gateways = 1  # that send workers calls, with this one
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
     async def start(self) -> int:
@@ -171,9 +173,11 @@ class Gateway:
         """Use this certificate for workers that are new from now on."""
         self._pool.trust(peers)
 
-    def hear(self, loads: Mapping[str, int]) -> None:
+    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
         """Take how many calls workers say that they have, by address: others send some, too."""
         self._pool.hear(loads)
+        self._num_gateways = num_gateways
+        self._set_places()
 
     def told_traffic(self) -> Mapping[str, Any]:
         """Which versions get which calls, for other gateways; see `divide`."""
@@ -251,18 +255,28 @@ class Gateway:
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
-        most, crowded = self._config.max_calls_per_worker, self._config.crowded_calls_per_worker
         served = {one for backend in serving for one in backend.models}
         self._traffic.see(served)
-        taken = self._traffic.taking(served)
-        num_taking = sum(not taken.isdisjoint(backend.models) for backend in serving)
-        self._admission.set_places(num_taking * most or None, num_taking * crowded)
+        self._set_places()
         ready = {one.model for one in served if self._traffic.is_open(one)}
         self._models |= ready
         for name in ("", *SERVICES):
             self._health.publish(name, serving=bool(serving))
         for name in self._models:
             self._health.publish(name, serving=name in ready)
+
+    def _set_places(self) -> None:
+        """Hand over what is missing to a batch at each worker, this gateway's part at the least.
+
+        Others leave their part as soon as they hear of this one's calls, within about a second.
+        """
+        most, crowded = self._config.max_calls_per_worker, self._config.crowded_calls_per_worker
+        serving = self._pool.serving
+        taken = self._traffic.taking({one for backend in serving for one in backend.models})
+        taking = [backend for backend in serving if not taken.isdisjoint(backend.models)]
+        least = math.ceil(most / max(1, self._num_gateways))
+        places = sum(max(least, most - worker.of_others) for worker in taking)
+        self._admission.set_places(places or None, len(taking) * crowded)
 
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server: read the request, if there is room for one more.

@@ -32,7 +32,8 @@ async def hear_others(roster: Roster, gateway: Gateway) -> None:
     """Tell a gateway how many calls workers have, while other gateways give them some, too."""
     while True:
         await asyncio.sleep(TELL_PERIOD)
-        gateway.hear(roster.loads if roster.num_followers else dict.fromkeys(roster.loads, 0))
+        loads = roster.loads if roster.num_followers else dict.fromkeys(roster.loads, 0)
+        gateway.hear(loads, roster.num_gateways)
 
 
 async def kill_hung(ray: RayThread, seen: dict[str, WorkerInfo], address: str) -> None:

@@ -16,9 +16,10 @@ Every worker keeps one connection to the command that serves, and writes a line 
 A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
 once a second and when that has changed:
 
-    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}, "traffic": {...}}
+    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}, "gateways": 2,
+     "traffic": {...}}
 
-The traffic is that of a gateway at which models are loaded, if there is one; see Traffic.
+The gateways are all that there are, itself among them. The traffic is that of a gateway at which models are loaded, if there is one; see Traffic.
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ class Roster:
         """The number of gateways in other processes that follow the workers."""
         return len(self._following)
 
+    @property
+    def num_gateways(self) -> int:
+        """The number of gateways, with one beside the roster."""
+        return self.num_followers + (self.traffic is not None)
+
     def end(self) -> None:
         """Tell workers that leave that all is over: every call has had the time to end."""
         self._is_over = True
@@ -160,6 +166,7 @@ class Roster:
         while not reader.at_eof():
             workers = [worker.address for worker in self._registry.workers]
             told: dict[str, Any] = {"workers": workers, "loads": self.loads}
+            told["gateways"] = self.num_gateways
             if self.traffic is not None:
                 told["traffic"] = self.traffic()
             line = json.dumps(told).encode() + b"\n"

@@ -29,8 +29,8 @@ class Follower(Protocol):
     async def divide(self, traffic: Mapping[str, Any]) -> None:
         """Send versions of models the calls that this says."""
 
-    def hear(self, loads: Mapping[str, int]) -> None:
-        """Take what workers say of how many calls they have, by address."""
+    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
+        """Take what workers say of how many calls they have, by address, and who sends some."""
 
 
 Find = Callable[[], Awaitable[RosterAddress | None]]
@@ -87,7 +87,8 @@ class RosterFollower:
             logger.info("workers: %s", ", ".join(known) or "none")
             await self._gateway.sync(list(known))
             self._known = known
-        self._gateway.hear({str(one): int(load) for one, load in message["loads"].items()})
+        loads = {str(one): int(load) for one, load in message["loads"].items()}
+        self._gateway.hear(loads, int(message["gateways"]))
         if self._is_lost:
             logger.info("the workers of the service are told again")
             self._is_lost = False

@@ -167,7 +167,7 @@ async def test_a_gateway_leaves_alone_whom_others_keep_busy() -> None:
         running_gateway(one, two) as (gateway, stubs),
     ):
         await until(lambda: gateway.num_serving == 2)
-        gateway.hear({one: 3, "127.0.0.1:1": 9})
+        gateway.hear({one: 3, "127.0.0.1:1": 9}, 2)
         for _ in range(8):
             await stubs.generation.Generate(generate("a"))
 

@@ -38,6 +38,7 @@ class _Gateway:
     def __init__(self) -> None:
         self.workers: list[str] = []
         self.loads: Mapping[str, int] = {}
+        self.num_gateways = 0
         self.told: list[tuple[Mapping[str, object], list[str]]] = []
         self.peers: list[Peers | None] = []
 
@@ -50,8 +51,8 @@ class _Gateway:
     async def divide(self, traffic: Mapping[str, object]) -> None:
         self.told.append((traffic, [*self.workers]))
 
-    def hear(self, loads: Mapping[str, int]) -> None:
-        self.loads = loads
+    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
+        self.loads, self.num_gateways = loads, num_gateways
 
 
 @asynccontextmanager
@@ -120,8 +121,10 @@ async def test_a_gateway_hears_of_the_traffic_before_it_hears_of_workers() -> No
 async def test_a_gateway_that_goes_leaves_the_roster_to_the_others() -> None:
     async with listening() as (roster, address), following(address) as stays:
         async with following(address):
-            await until(lambda: roster.num_followers == 2)
-        await until(lambda: roster.num_followers == 1)
+            await until(lambda: roster.num_followers == stays.num_gateways == 2)
+        await until(lambda: roster.num_followers == stays.num_gateways == 1)
+        roster.traffic = Traffic().told  # of a gateway beside it
+        await until(lambda: stays.num_gateways == 2)
         async with living(address, WORKERS[0]):
             await until(lambda: stays.workers == ["127.0.0.1:1"])
 
@@ -189,9 +192,10 @@ def test_what_a_service_tells_is_read_as_it_was_written(peers: Peers | None) -> 
 
 
 @asynccontextmanager
-async def role(address: RosterAddress) -> AsyncIterator[tuple[str, Gateway]]:
+async def role(address: RosterAddress, batch: int = 33) -> AsyncIterator[tuple[str, Gateway]]:
     """One more gateway, as the command runs it, with what a cluster would tell."""
-    async with running_gateway_role(CONFIG, lambda: Publication(address, 1 << 20, 33)) as running:
+    told = Publication(address, 1 << 20, batch)
+    async with running_gateway_role(CONFIG, lambda: told) as running:
         yield running
 
 
@@ -218,6 +222,39 @@ async def test_two_gateways_share_workers_and_one_that_ends_takes_nothing_with_i
                     engine.release.set()
                 assert all([[message async for message in call] for call in held])
             await stubs.generation.Generate(generate("a"))
+
+
+async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
+    engine = FakeGenerator()
+    async with (
+        listening() as (_, address),
+        running_worker(engine) as (worker, where),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        link = RosterLink(address)
+        stack.push_async_callback(link.close)
+        link.alive(WorkerInfo(where, pid=1, replica_id="a"), None, worker.live)
+        one_at, one = await stack.enter_async_context(role(address, batch=4))
+        stubs = await stack.enter_async_context(stubs_for(one_at))
+        async with role(address, batch=4) as (two_at, two), stubs_for(two_at) as others:
+            await until(lambda: one.num_serving == two.num_serving == 1)
+            calls = [stubs.generation.Generate(generate("HOLD")) for _ in range(6)]
+            await until(lambda: len(engine.requests) == 4)
+            await until(lambda: two._pool.backends[0].load == 4)
+            calls += [others.generation.Generate(generate("HOLD")) for _ in range(6)]
+            await until(lambda: two._admission.num_waiting == 4)
+            await until(lambda: len(engine.requests) == 6)  # half a batch is everybody's
+            await until(lambda: one._admission._places == 2)
+
+            engine.release.set()
+            await asyncio.gather(*calls)
+            await until(lambda: one._admission._places == two._admission._places == 4)
+            assert len(engine.requests) == 12
+        engine.release.clear()
+        last = [stubs.generation.Generate(generate("HOLD")) for _ in range(4)]
+        await until(lambda: len(engine.requests) == 16)
+        engine.release.set()
+        await asyncio.gather(*last)
 
 
 async def test_a_gateway_waits_for_the_service(caplog: pytest.LogCaptureFixture) -> None:
