@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -97,9 +98,10 @@ def tokenweir(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def gateway(log: Path, ray_address: str) -> Iterator[tuple[Command, int]]:
+def gateway(log: Path, ray_address: str, port: int = 0) -> Iterator[tuple[Command, int]]:
     """Run a gateway by itself; yield it and its port once it relays."""
-    words = tokenweir("gateway", "--ray-address", ray_address, "--port", "0")
+    options = ["--port", str(port), "--grace", "0"]  # SIGTERM cuts streams off, too
+    words = tokenweir("gateway", "--ray-address", ray_address, *options)
     with running(log, words) as command:
         count = log.read_text().count("Ctrl-C stops") + 1
         command.wait_for("Ctrl-C stops", count)
@@ -174,6 +176,67 @@ async def _lose_a_node(cluster: Any, node: Any, clients: list[AsyncClient], eage
     assert [answer.text for answer in answers] == [
         eager(CONTINUE, prompt, NUM_TOKENS) for prompt in prompts
     ]
+
+
+async def test_gateways_restarted_one_after_the_other_lose_nothing_and_streams_go_on(
+    cluster: Any,
+    packages: dict[str, Path],
+    eager: Eager,
+    tmp_path: Path,
+) -> None:
+    add_node(cluster)
+    options = ["--replicas", "2", "--threads", "1", "--no-gateway"]
+    words = tokenweir("serve", str(packages[CONTINUE]), *options)
+    with ExitStack() as stack:
+        serve = stack.enter_context(running(tmp_path / "serve", words, RAY_ADDRESS=cluster.address))
+        serve.wait_for("Ctrl-C stops")
+        logs, ends = (tmp_path / "one", tmp_path / "two"), [ExitStack(), ExitStack()]
+        for end in ends:
+            stack.enter_context(end)
+        gateways = [
+            end.enter_context(gateway(log, cluster.address))
+            for end, log in zip(ends, logs, strict=True)
+        ]
+        for number, signal_number in enumerate((signal.SIGKILL, signal.SIGTERM)):
+            for command, _ in gateways:
+                await asyncio.to_thread(command.wait_for_workers, 2)
+            (command, port), (_, other) = gateways[number], gateways[1 - number]
+            both = f"ipv4:127.0.0.1:{port},127.0.0.1:{other}"  # it takes the first that answers
+            async with AsyncClient(both, max_attempts=5, timeout=90) as client:
+                await _lose_a_gateway(client, command, signal_number, eager)
+            ends[number].close()
+            again = gateway(tmp_path / f"again-{number}", cluster.address, port)
+            gateways[number] = ends[number].enter_context(again)
+
+
+async def _lose_a_gateway(
+    client: AsyncClient, gateway: Command, signal_number: int, eager: Eager
+) -> None:
+    """End a gateway while calls wait and streams run; each is answered as if nothing happened."""
+    prompts = [f"w{10 + number % 8}" for number in range(32)]
+    texts = [""] * len(prompts)
+
+    async def read(number: int) -> None:
+        options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "tokens_per_message": 1}
+        async for piece in client.stream(CONTINUE, prompts[number], **options):
+            texts[number] += piece
+
+    streams = [asyncio.create_task(read(number)) for number in range(len(prompts))]
+    calls = [
+        asyncio.create_task(client.generate(CONTINUE, prompt, max_new_tokens=NUM_TOKENS))
+        for prompt in prompts
+    ]
+    while not any(texts):
+        await asyncio.sleep(0.001)
+    gateway.process.send_signal(signal_number)
+    begun = [bool(text) and not task.done() for text, task in zip(texts, streams, strict=True)]
+    assert any(begun) and not all(call.done() for call in calls), "the gateway ended too late"
+    await asyncio.gather(*streams)
+    answers = await asyncio.gather(*calls)
+
+    expected = [eager(CONTINUE, prompt, NUM_TOKENS) for prompt in prompts]
+    assert texts == expected
+    assert [answer.text for answer in answers] == expected
 
 
 # What `serve deploy` does with the application; a line of input kills its roster.

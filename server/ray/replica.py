@@ -22,7 +22,7 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
-from server.telemetry.logs import set_level
+from server.telemetry.logs import formatter_of, set_level
 from server.telemetry.tracing import make_tracing
 from server.worker.call_counts import CallCounts
 from server.worker.call_spans import CallSpans
@@ -169,7 +169,7 @@ def _actor_name() -> str:
 
 def _forward_log(link: RosterLink, config: LogConfig) -> None:
     """Tell the command the log of this process: nobody reads the files of a worker."""
-    logging.getLogger().addHandler(LinkHandler(link))
+    logging.getLogger().addHandler(LinkHandler(link, formatter_of(config)))
     set_level(config)
 
 

@@ -11,7 +11,7 @@ Every worker keeps one connection to the command that serves, and writes a line 
                                         fails; the answer is a line, true if all is over, so that
                                         it need not wait for anybody
     {"level": 40, "text": "...", ...}   a record of its log: logger, fields and traceback, if any
-    {"requests": [{...}, ...]}          what it says of requests that have ended, as fields
+    {"requests": ["...", ...]}          lines of its log, one of each request that has ended
 
 A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
 once a second and when that has changed:
@@ -40,7 +40,7 @@ from server.identity.peers import NAME, Peers
 from server.ray.last_words import last_words
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts
-from server.telemetry.logs import REQUESTS, with_fields
+from server.telemetry.logs import REQUESTS, as_written, with_fields
 from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
@@ -205,18 +205,17 @@ class _Speaker:
             if self._worker is not None:
                 self._snapshots[self._worker.address] = read_snapshot(message["metrics"])
         elif "requests" in message:
-            for fields in message["requests"]:
-                self._log({"level": logging.INFO, "logger": REQUESTS, "text": "request"}, fields)
+            _write_lines(message["requests"])
         else:
-            self._log(message, message.get("fields", {}))
+            self._log(message)
         return "leaving" in message
 
-    def _log(self, message: dict[str, Any], fields: dict[str, Any]) -> None:
+    def _log(self, message: dict[str, Any]) -> None:
         """Log what the worker has logged, as if it had happened here, with its name."""
         speaker = logging.getLogger(str(message.get("logger", __name__)))
         level = int(message["level"])
         if speaker.isEnabledFor(level):
-            of_worker = with_fields(**{**fields, "worker": self.name})
+            of_worker = with_fields(**{**message.get("fields", {}), "worker": self.name})
             record = speaker.makeRecord(
                 speaker.name, level, "", 0, str(message["text"]), (), None, extra=of_worker
             )
@@ -245,3 +244,14 @@ class _Speaker:
             self._restarts.joined(worker.replica_id)
         self._worker, self.name = worker, worker.address
         self._registry.put(worker)
+
+
+def _write_lines(lines: list[str]) -> None:
+    """Log lines of requests of a worker, which it has made as they are to be written."""
+    speaker = logging.getLogger(REQUESTS)
+    if speaker.isEnabledFor(logging.INFO):
+        text = "\n".join(lines)
+        record = speaker.makeRecord(
+            REQUESTS, logging.INFO, "", 0, text, (), None, extra=as_written()
+        )
+        speaker.handle(record)

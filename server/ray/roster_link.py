@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,14 +19,14 @@ from server.ray.last_words import own_stderr
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress, connect
 from server.telemetry.log_budget import LogBudget
-from server.telemetry.logs import REQUESTS, fields_of, traceback_of
+from server.telemetry.logs import REQUESTS, fields_of, traceback_of, with_fields
 from server.telemetry.metrics import Snapshot
 
 _MAX_TEXT = MAX_LINE // 16  # characters, and as many of a traceback; of one JSON makes six bytes
 _ANSWER_TIMEOUT = 2.0  # seconds
 _MAX_WAITING = 1000  # records, while there is no connection
 _MAX_REQUESTS = 10_000  # that wait to be told of
-_REQUESTS_AT_ONCE = 100  # in a message
+_REQUESTS_AT_ONCE = 50  # in a message
 _GATHERING = 0.1  # seconds in which requests that end are told of together
 
 
@@ -44,13 +44,14 @@ class RosterLink:
         self._find = find
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self.name = ""  # of the worker, once it is alive
         self._worker: WorkerInfo | None = None
         self._measure: Callable[[], Snapshot] | None = None
         self._measured = -math.inf  # when last
         self._told: Snapshot = []  # over this connection
         self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
-        self._requests: deque[Mapping[str, Any]] = deque()
+        self._requests: deque[str] = deque()
         self._num_left_out = 0  # requests, since there was room for one
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
         self._news = asyncio.Event()
@@ -73,6 +74,7 @@ class RosterLink:
         load: Callable[[], int] = lambda: 0,
     ) -> None:
         """Tell from now on that the worker takes calls, and what `measure` and `load` return."""
+        self.name = worker.address
         self._worker, self._measure, self._load = worker, measure, load
         self._news.set()
 
@@ -94,14 +96,14 @@ class RosterLink:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears any more
             self._loop.call_soon_threadsafe(self._put, message)
 
-    def request_ended(self, fields: Mapping[str, Any]) -> None:
-        """Tell what is to be said of a request, soon, and of others with it; on the event loop."""
+    def request_ended(self, line: str) -> None:
+        """Tell the line of a request, soon, and of others with it; on the event loop."""
         if len(self._requests) >= _MAX_REQUESTS:
             self._num_left_out += 1
             return
         if not self._requests:
             self._loop.call_later(_GATHERING, self._news.set)
-        self._requests.append(fields)
+        self._requests.append(line)
 
     async def close(self) -> None:
         """Tell what waits, if that is possible within a moment, and close the connection."""
@@ -159,7 +161,7 @@ class RosterLink:
             _write(writer, {"metrics": snapshot})
             self._told = snapshot
 
-    def _next_requests(self) -> list[Mapping[str, Any]]:
+    def _next_requests(self) -> list[str]:
         if self._num_left_out:
             text = f"({self._num_left_out:,} lines of requests are left out)"
             self._waiting.append({"level": logging.WARNING, "text": text})
@@ -187,15 +189,23 @@ class LinkHandler(logging.Handler):
     Lines of requests have a way of their own, and none is left out.
     """
 
-    def __init__(self, link: RosterLink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        link: RosterLink,
+        formatter: logging.Formatter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`formatter` makes the lines of requests."""
         super().__init__()
+        self.setFormatter(formatter)
         self._link = link
         # Errors have a budget of their own: refusals by the thousand must not hide them.
         self._budgets = {is_error: LogBudget(clock) for is_error in (False, True)}
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == REQUESTS:
-            self._link.request_ended(fields_of(record))
+            vars(record).update(with_fields(**fields_of(record), worker=self._link.name))
+            self._link.request_ended(self.format(record))
             return
         budget = self._budgets[record.levelno >= logging.ERROR]
         left_out = budget.left_out

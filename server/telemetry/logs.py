@@ -1,13 +1,15 @@
 """What the processes of a server write to the standard error: lines for people, or JSON.
 
 A record may have `fields`, values by name that are not in its message: `extra=with_fields(...)`.
-Those of a worker come over its connection to the command, which writes them with its own.
+Those of a worker come over its connection to the command, which writes them with its own. Lines of
+requests, of which there may be thousands, come as they are to be written, many in one record.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,12 +20,18 @@ from server.config import LogConfig
 OWN_LOGGERS = ("server", "engine")  # of others only errors are written
 REQUESTS = "server.requests"  # the logger of the one line that every request has
 
+_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and "="
 Fields = Mapping[str, str | int | float]
 
 
 def with_fields(**fields: str | int | float) -> dict[str, Fields]:
     """Return the `extra` of a call of a logger."""
     return {"fields": fields}
+
+
+def as_written() -> dict[str, bool]:
+    """Return the `extra` of a record whose message has all that is to be written."""
+    return {"is_written": True}
 
 
 def fields_of(record: logging.LogRecord) -> Fields:
@@ -42,29 +50,47 @@ def set_level(config: LogConfig) -> None:
 def log_to_stderr(config: LogConfig) -> None:
     """Write what this process logs, and what it is told of others, to the standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
+    handler.setFormatter(formatter_of(config))
     logging.basicConfig(handlers=[handler], level=logging.ERROR)
     set_level(config)
+
+
+def formatter_of(config: LogConfig) -> logging.Formatter:
+    """Return what makes lines of records."""
+    return JsonFormatter() if config.format == "json" else TextFormatter()
 
 
 class TextFormatter(logging.Formatter):
     """`2026-11-22 16:04:05,678 worker 127.0.0.1:4711: request id=7 model=dates`."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s")
+        super().__init__("%(message)s")
+        self._second, self._told_second = 0, ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        if _is_written(record):
+            return record.message
         fields = dict(fields_of(record))
         worker = fields.pop("worker", "")
         pairs = "".join(f" {name}={_plain(value)}" for name, value in fields.items())
         speaker = f"worker {worker}: " if worker else ""
         return f"{self.formatTime(record)} {speaker}{record.message}{pairs}"
 
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if (second := int(record.created)) != self._second:
+            self._second, self._told_second = (
+                second,
+                super().formatTime(record, "%Y-%m-%d %H:%M:%S"),
+            )
+        return f"{self._told_second},{int(record.msecs):03d}"
+
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; a traceback is one of its values."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if _is_written(record):
+            return record.getMessage()
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
         line: dict[str, Any] = {
             "time": time,
@@ -85,10 +111,13 @@ def traceback_of(record: logging.LogRecord) -> str:
     return record.exc_text or ""
 
 
+def _is_written(record: logging.LogRecord) -> bool:
+    return getattr(record, "is_written", False)
+
+
 def _plain(value: str | int | float) -> str:
     """Return a value in one word; what clients have chosen may look like anything."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    is_word = text.isascii() and text.isprintable() and not set(text) & {" ", '"', "="}
-    return text if text and is_word else json.dumps(text)
+    return text if _WORD.fullmatch(text) else json.dumps(text)

@@ -30,9 +30,9 @@ def _fields(record: CallRecord) -> dict[str, str | int | float]:
         "seconds": round(record.seconds, 6),
     }
     if parts := record.parts:
-        fields["queue"] = round(max(part.timing.queue for part in parts), 6)
-        fields["ttft"] = round(max(part.timing.time_to_first_token for part in parts), 6)
-    if paces := [pace for part in record.parts if (pace := part.seconds_per_token) is not None]:
+        fields["queue"] = round(max([part.timing.queue for part in parts]), 6)
+        fields["ttft"] = round(max([part.timing.time_to_first_token for part in parts]), 6)
+    if paces := [pace for part in parts if (pace := part.seconds_per_token) is not None]:
         fields["tpot"] = round(max(paces), 6)
     if record.finish_reasons:
         fields["finish"] = ",".join(dict.fromkeys(record.finish_reasons))

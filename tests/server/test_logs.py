@@ -80,3 +80,11 @@ def test_a_level_holds_for_the_lines_of_requests_too(
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+def test_times_of_lines_are_those_of_the_standard_library() -> None:
+    formatter, record = TextFormatter(), _record("request", fields={})
+    for created in (1_800_000_000.25, 1_800_000_000.9994, 1_800_000_001.0, 1_700_000_000.5):
+        record.created, record.msecs = created, created % 1 * 1000
+
+        assert formatter.formatTime(record) == logging.Formatter().formatTime(record)

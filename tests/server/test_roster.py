@@ -20,7 +20,7 @@ from server.ray.restarts import Restarts
 from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
-from server.telemetry.logs import REQUESTS, TextFormatter, fields_of, with_fields
+from server.telemetry.logs import REQUESTS, JsonFormatter, TextFormatter, fields_of, with_fields
 from server.telemetry.metrics import Snapshot
 from tests.conftest import FakeClock
 
@@ -163,7 +163,7 @@ async def test_log_of_a_worker_is_told_with_its_name_and_whole_tracebacks(
             raise ValueError("a\nb")
         except ValueError:
             record = _record(logging.ERROR, "request %s failed", "r-7", exc_info=True)
-        LinkHandler(link).emit(record)
+        LinkHandler(link, TextFormatter()).emit(record)
         await _until(lambda: caplog.records)
         await link.close()
 
@@ -201,17 +201,56 @@ async def test_lines_of_requests_come_all_and_are_told_together(
     async with _listening(Registry()) as (_, address):
         link = RosterLink(address)
         link.alive(WORKER)
-        handler = LinkHandler(link)
+        formatter = TextFormatter()
+        handler = LinkHandler(link, formatter)
         for number in range(250):
             record = _record(logging.INFO, "request", name=REQUESTS)
             record.fields = with_fields(request_id=f"r-{number}")["fields"]
             handler.emit(record)
-        await _until(lambda: len(caplog.records) == 250)
+        await _until(lambda: "r-249" in caplog.text)
         await link.close()
 
-    assert [fields_of(r)["request_id"] for r in caplog.records] == [f"r-{i}" for i in range(250)]
-    assert fields_of(caplog.records[0])["worker"] == "127.0.0.1:1"
-    assert len([message for message in messages if "requests" in message]) <= 5
+    lines = "\n".join(map(formatter.format, caplog.records)).splitlines()
+    told = [line.split(" worker ")[1] for line in lines]
+    assert told == [f"127.0.0.1:1: request request_id=r-{i}" for i in range(250)]
+    assert len([message for message in messages if "requests" in message]) == 5
+    assert len(caplog.records) == 5
+
+
+async def test_lines_of_requests_are_what_the_command_is_to_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "server")
+    async with _listening(Registry()) as (_, address):
+        link = RosterLink(address)
+        link.alive(WORKER)
+        record = _record(logging.INFO, "request", name=REQUESTS)
+        record.fields = with_fields(request_id="r-1", tenant="a\nb")["fields"]
+        LinkHandler(link, JsonFormatter()).emit(record)
+        await _until(lambda: caplog.records)
+        await link.close()
+
+    line = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert (line["logger"], line["message"], line["worker"]) == (
+        REQUESTS,
+        "request",
+        WORKER.address,
+    )
+    assert (line["request_id"], line["tenant"]) == ("r-1", "a\nb")
+
+
+async def test_lines_of_requests_that_nobody_wants_are_not_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "server")
+    async with _listening(Registry()) as (_, address):
+        link = RosterLink(address)
+        link.request_ended("a line")
+        link.log(logging.ERROR, "an error")
+        await _until(lambda: caplog.records)
+        await link.close()
+
+    assert caplog.messages == ["an error"]
 
 
 async def test_lines_of_requests_that_nobody_hears_are_counted(
@@ -223,16 +262,16 @@ async def test_lines_of_requests_that_nobody_hears_are_counted(
         link = RosterLink(address)
         link.alive(WORKER)
         for number in range(5):
-            link.request_ended({"request_id": str(number)})
-        await _until(lambda: len(caplog.records) == 3)
+            link.request_ended(f"line {number}")
+        await _until(lambda: len(caplog.records) == 2)
         await link.close()
 
-    assert caplog.messages == ["request", "request", "(3 lines of requests are left out)"]
+    assert caplog.messages == ["line 0\nline 1", "(3 lines of requests are left out)"]
 
 
 def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> None:
     link = _FakeLink()
-    handler = LinkHandler(link, clock)  # type: ignore[arg-type]
+    handler = LinkHandler(link, TextFormatter(), clock)  # type: ignore[arg-type]
     for _ in range(RECORDS_AT_ONCE + 5000):
         handler.emit(_record(logging.INFO, "refused"))
     handler.emit(_record(logging.ERROR, "failed"))
