@@ -19,7 +19,8 @@ once a second and when that has changed:
     {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}, "gateways": 2,
      "traffic": {...}}
 
-The gateways are all that there are, itself among them. The traffic is that of a gateway at which models are loaded, if there is one; see Traffic.
+The gateways are all that there are, itself among them. The traffic is that of a gateway at which
+models are loaded, if there is one; see Traffic.
 """
 
 from __future__ import annotations

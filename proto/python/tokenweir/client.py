@@ -409,7 +409,8 @@ class AsyncClient:
     ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
         """Generate, and yield the messages of the protocol as they come, unchecked.
 
-        For measurements: no object and no task is made per message.
+        For measurements: no object and no task is made per message, and a stream that breaks ends
+        with the error, which a measurement must not hide. That of `stream_messages` goes on.
         """
         request = requests.stream_request(model, prompt, options)
         timeout = options.get("timeout", self._timeout)
