@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import Protocol
 
 import grpc
@@ -55,6 +57,26 @@ def listen(
             f"cannot listen on {address_of(host, port)}: it is in use, or not allowed to this "
             "user; stop what uses it, or choose another port (0: any that is free)"
         ) from error
+
+
+def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
+    """Raise ConfigError if nobody can listen there, or two want the same port.
+
+    Each is an option, a host and a port. What is found out later costs time, and gRPC's own words.
+    """
+    with contextlib.ExitStack() as stack:
+        for option, host, port in wanted:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen()
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
+                    f"uses the port, or choose another with {option} (0: any that is free)"
+                ) from error
 
 
 def address_of(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ from tokenweir.open_inference import open_inference_pb2_grpc
 from server.identity.tls import server_credentials
 from server.kserve.config import KserveConfig
 from server.kserve.service import KserveService
-from server.listening import address_of, listen
+from server.listening import address_of, check_ports_are_free, listen
 
 
 async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[str], None]) -> None:
@@ -19,6 +19,7 @@ async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[s
 
     Raises ConfigError for a port or a certificate that cannot be had.
     """
+    check_ports_are_free(("--port", config.host, config.port))
     server = grpc.aio.server(
         options=(
             ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls

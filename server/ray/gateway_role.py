@@ -19,7 +19,7 @@ from server.config import GatewayConfig, GatewayRoleConfig
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
-from server.listening import address_of
+from server.listening import address_of, check_ports_are_free
 from server.ray.beside import beside
 from server.ray.publication import Publication, published_at
 from server.ray.roster import RosterAddress
@@ -62,6 +62,11 @@ async def running_gateway_role(
 ) -> AsyncIterator[tuple[str, Gateway]]:
     """Run a gateway before the workers of the service that `find` finds; at the end drain it."""
     check_files(config.gateway.doors)
+    check_ports_are_free(
+        ("--port", config.gateway.host, config.gateway.port),
+        ("--admin-port", config.gateway.host, config.gateway.doors.admin_port or 0),
+        ("--metrics-port", config.metrics.host, config.metrics.port or 0),
+    )
     tracing = make_tracing(config.tracing, config.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:

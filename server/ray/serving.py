@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -31,7 +30,7 @@ from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
 from server.identity.peers import peers_of
-from server.listening import address_of
+from server.listening import address_of, check_ports_are_free
 from server.packages.pinned import PinnedPackage, pin_all
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
@@ -214,11 +213,12 @@ async def _checked_packages(
 def _check_doors(config: ServeConfig) -> None:
     """Raise ConfigError for files and ports that cannot be used."""
     check_files(config.gateway.doors)
-    check_port_is_free(config.host, config.port)
-    check_port_is_free(config.host, config.gateway.doors.admin_port or 0, "--admin-port")
-    check_port_is_free(config.host, config.http_port or 0, "--http-port")
-    if config.metrics.port is not None:
-        check_port_is_free(config.metrics.host, config.metrics.port, "--metrics-port")
+    check_ports_are_free(
+        ("--port", config.host, config.port),
+        ("--admin-port", config.host, config.gateway.doors.admin_port or 0),
+        ("--http-port", config.host, config.http_port or 0),
+        ("--metrics-port", config.metrics.host, config.metrics.port or 0),
+    )
 
 
 async def _end_workers(
@@ -246,20 +246,6 @@ def _metrics_page(
     page = MetricsPage(host, port, counted_here, lambda: list(workers.items()), operators)
     logger.info("metrics on http://%s/metrics", address_of(host, page.port))
     return page
-
-
-def check_port_is_free(host: str, port: int, option: str = "--port") -> None:
-    """Raise ConfigError if nobody can listen there; a server that is found out later costs time."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
-                f"uses the port, or choose another with {option} (0: any that is free)"
-            ) from error
 
 
 async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service], None]) -> None:

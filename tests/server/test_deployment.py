@@ -15,10 +15,11 @@ import pytest
 from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError, PackageError
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
+from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
 from server.ray.cluster import _ended_with_raylet
 from server.ray.resources import check_gpus, num_threads, resources, shortage
-from server.ray.serving import check_port_is_free, serve_models
+from server.ray.serving import serve_models
 from tests.engine.test_distributions import install
 
 CONFIG = ServeConfig(packages={"model": Path("nowhere")})
@@ -31,20 +32,29 @@ def test_port_in_use_is_refused_with_the_way_out() -> None:
         with pytest.raises(
             ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use.*--port"
         ):
-            check_port_is_free("127.0.0.1", port)
+            check_ports_are_free(("--port", "127.0.0.1", port))
 
 
 def test_free_port_and_any_port_are_accepted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-    check_port_is_free("127.0.0.1", port)
-    check_port_is_free("127.0.0.1", 0)
+    check_ports_are_free(("--port", "127.0.0.1", port))
+    check_ports_are_free(("--port", "127.0.0.1", 0))
+
+
+def test_one_port_for_two_is_refused_and_any_port_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    check_ports_are_free(("--port", "127.0.0.1", 0), ("--admin-port", "127.0.0.1", 0))
+    with pytest.raises(ConfigError, match=f":{port}: Address already in use.*with --admin-port"):
+        check_ports_are_free(("--port", "127.0.0.1", port), ("--admin-port", "127.0.0.1", port))
 
 
 def test_host_that_is_not_ours_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1:0"):
-        check_port_is_free("203.0.113.1", 0)
+        check_ports_are_free(("--port", "203.0.113.1", 0))
 
 
 def test_missing_package_is_refused_before_ray_starts() -> None:

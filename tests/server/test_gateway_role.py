@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -264,6 +265,16 @@ async def test_a_gateway_waits_for_the_service(caplog: pytest.LogCaptureFixture)
             pass
 
     assert "nobody serves under the name 'tokenweir' there" in caplog.text
+
+
+async def test_a_port_that_is_in_use_is_told_before_the_service_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = dataclasses.replace(CONFIG.gateway, port=taken.getsockname()[1])
+        changed = dataclasses.replace(CONFIG, gateway=gateway)
+        with pytest.raises(ConfigError, match="Address already in use.*--port"):
+            async with asyncio.timeout(5):
+                async with running_gateway_role(changed, lambda: None):
+                    pass
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://10.0.0.1:10001", "10.0.0.1", ""])
