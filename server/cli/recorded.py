@@ -40,7 +40,8 @@ class Recorded:
 def recording(path: Path | None) -> Iterator[Note]:
     """Write what is noted in the block; the file is there at its end, however that comes.
 
-    None: nowhere. Where nothing was noted, what was at the path stays.
+    None: nowhere. Where nothing was noted, what was at the path stays. Raises CommandError if it
+    cannot be written there.
     """
     if path is None:
         yield lambda *_: None
@@ -54,7 +55,11 @@ def recording(path: Path | None) -> Iterator[Note]:
             temporary.unlink()
 
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        file = temporary.open("w", encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}", NOT_USABLE) from error
+    try:
+        with file:
             yield partial(_note, file)
     except OSError:  # a full disk, say: the last line may be cut off
         temporary.unlink(missing_ok=True)

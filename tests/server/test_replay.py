@@ -172,7 +172,8 @@ async def test_a_record_that_cannot_be_written_is_refused_before_anything_is_ask
         asked = ("generate", "--model", "dates", "--record", str(file), "a")
         assert await typed(address, *asked) == 3
 
-    assert "No such file or directory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said == f"error: cannot write {file}: No such file or directory\n"
     assert not generator.requests
 
 
