@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc import aio
 
-from server.call_server import Pairs, ServerCall
+from server.call_server import Pairs
 
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 
@@ -20,6 +20,25 @@ class _Details:
 
     method: str
     invocation_metadata: Pairs
+
+
+class AnswerableCall(Protocol):
+    """A call, as far as it is answered here: a ServerCall, or one of a lane."""
+
+    method: str
+    response_serializer: Callable[[Any], bytes] | None
+
+    def invocation_metadata(self) -> Pairs:
+        """Return what the client sent besides its message."""
+
+    async def read(self) -> Any:
+        """Return the next message; aio.EOF at the end of them."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with an error."""
+
+    async def finish(self, response: Any = None) -> None:
+        """End the call with success; `response` is the one message of a unary call."""
 
 
 class LocalServices:
@@ -40,7 +59,7 @@ class LocalServices:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
         """Do nothing: generated code adds the same methods as generic ones too."""
 
-    async def answer(self, call: ServerCall) -> None:
+    async def answer(self, call: AnswerableCall) -> None:
         """Answer a call; UNIMPLEMENTED if its method is not known."""
         handler = self._found.get(call.method)
         if handler is None:
@@ -74,6 +93,6 @@ class LocalServices:
         return next((handler for handler in found if handler is not None), None)
 
 
-async def _messages(call: ServerCall) -> AsyncIterator[bytes]:
+async def _messages(call: AnswerableCall) -> AsyncIterator[bytes]:
     while (message := await call.read()) is not aio.EOF:
         yield message

@@ -150,7 +150,7 @@ class RequestStream:
                 events += sequence.take_end()
             elif is_last or sequence.num_unsent >= self._deltas.min_tokens:
                 events += sequence.take_events()
-        if self._deltas is not None and self._deltas.min_seconds and events:
+        if self._deltas is not None and events and not self._asked.is_paced:
             now = asyncio.get_running_loop().time()
             self._rests_until = now + self._deltas.min_seconds
         return events

@@ -104,6 +104,7 @@ class Deltas:
 
     min_tokens: int = 1  # of a sequence, in each of its deltas but the last
     min_seconds: float = 0.0  # between two deltas of a request
+    min_seconds_each: float = 0.0  # more of them for each of the requests that the engine has
 
 
 @dataclass(frozen=True)

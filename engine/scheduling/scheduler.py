@@ -32,6 +32,7 @@ from engine.scheduling.output import (
     HypothesisOutput,
     ScoresOutput,
 )
+from engine.scheduling.pauses import Pauses
 from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
@@ -68,6 +69,7 @@ class Scheduler:
         self._tokens_rate = DecayingRate()
         self._queue_limits = QueueLimits(config)
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
+        self._pauses = Pauses()
         self._num_scheduled = 0  # steps
         self._num_taken_in = 0  # of them
         self._last_taken_in = 0.0  # when, on the clock
@@ -121,6 +123,7 @@ class Scheduler:
         if asked.deadline is not None:
             self._refuse_if_too_late(request, asked.deadline)
         self._waiting.add(request)
+        self._pauses.ask(asked.deltas)
         self._deadlines.add(asked.deadline)
         self._admit()
 
@@ -185,6 +188,7 @@ class Scheduler:
             self._wasted += WastedWork(padding_tokens=result.num_padding)
         self._take_scores(step, result, now)
         self._tokens_rate.add(self._take_choices(step, result, now), now)
+        self._tell(self._pauses.over(step.parts.decoding, now))
         self._admit()
         return self.take_outputs()
 
@@ -479,10 +483,18 @@ class Scheduler:
         """End a sequence if it ends with this token, and tell its tokens if they are enough."""
         request = sequence.request
         end = request.stop_rule.end_of(token_id, sequence.num_generated)
-        if end is not None or sequence.num_untold >= request.tokens_at_once:
+        if end is not None or sequence.num_generated >= sequence.look_at:
             self._outputs.append(sequence.told(end))
         if end is not None:
             self._finish(sequence)
+
+    def _tell(self, sequences: tuple[Sequence, ...]) -> None:
+        """Tell the tokens of those whose pause is over, where they are enough."""
+        for sequence in sequences:
+            request = sequence.request
+            if request.is_paced and not sequence.is_finished and request.search is None:
+                if sequence.num_untold >= request.tokens_at_once:
+                    self._outputs.append(sequence.told())
 
     def _advance_search(
         self,

@@ -47,6 +47,13 @@ class TokenRequest:
             return sys.maxsize
         return self.deltas.min_tokens
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether what is told of a sequence waits for its time, too: see Pauses."""
+        if self.deltas is None or self.params.stop_strings:
+            return False
+        return self.deltas.min_seconds > 0
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -107,7 +114,8 @@ class Sequence:
         """Note that all tokens were told, and when it is to be looked at again."""
         self.num_told = self.num_generated
         most, at_once = self.request.stop_rule.max_new_tokens, self.request.tokens_at_once
-        self.look_at = min(most, self.num_told + at_once)
+        waits = self.request.is_paced and self.num_generated > 0  # the first ones do not
+        self.look_at = most if waits else min(most, self.num_told + at_once)
         if self.positions or self.attention:
             self.positions, self.attention = [], []
 
@@ -146,11 +154,12 @@ class Request:
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
     key: int = field(init=False)  # in the engine
     tokens_at_once: int = field(init=False)  # see TokenRequest
+    is_paced: bool = field(init=False)  # likewise
     is_aligned: bool = field(init=False)  # the attention to its source is asked for
 
     def __post_init__(self) -> None:
         self.key, self.is_aligned = self.asked.key, self.asked.params.alignment
-        self.tokens_at_once = self.asked.tokens_at_once
+        self.tokens_at_once, self.is_paced = self.asked.tokens_at_once, self.asked.is_paced
 
     @property
     def is_score_only(self) -> bool:

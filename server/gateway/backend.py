@@ -17,7 +17,8 @@ from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 from engine.background import in_background
 from server.event_thread import Rests
 from server.gateway.traffic import ModelVersion
-from server.gateway.worker_calls import WorkerCall, WorkerCalls
+from server.gateway.worker_call import WorkerCall
+from server.gateway.worker_calls import WorkerCalls
 from server.identity.peers import CHANNEL_OPTIONS, Peers
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,9 @@ from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.resumable import ResumableStream
 from server.gateway.share import Share
-from server.gateway.worker_calls import Metadata, WorkerCall, WorkerFailed
+from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
+from server.lane import Metadata
 from server.status import DETAILS_KEY, CallStatus, call_status
 from server.telemetry.metrics import Counts
 
@@ -72,8 +73,9 @@ class Relay:
         attempts = self._attempts(method, request, share)
         while True:
             backend = await self._pool.choose(attempts)
-            call = backend.calls.make()
-            call.start(method, request, self._forwarded(context), context.time_remaining(), None)
+            call = backend.calls.start(
+                method, request, self._forwarded(context), context.time_remaining(), None
+            )
             try:
                 with self._upstream(backend, call):
                     trailing = await call.end()
@@ -121,9 +123,10 @@ class Relay:
         self, stream: ResumableStream, backend: Backend, method: str, context: ServerCall
     ) -> None:
         """Have a worker answer a stream to its end."""
-        call = backend.calls.make()
         time_left = context.time_remaining()
-        call.start(method, stream.request, self._forwarded(context), time_left, stream)
+        call = backend.calls.start(
+            method, stream.request, self._forwarded(context), time_left, stream
+        )
         with self._upstream(backend, call):
             context.set_trailing_metadata(await call.end())
 

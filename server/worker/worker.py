@@ -27,6 +27,7 @@ from server.config import WorkerConfig
 from server.health import Health
 from server.identity.peers import Peers
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
+from server.lane import MAX_BYTES, METHOD
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, server_options
 from server.local_services import LocalServices
@@ -38,6 +39,7 @@ from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
+from server.worker.lane import Lane
 from server.worker.prediction import PredictionService
 from server.worker.recording import Observer, RecordingInterceptor
 
@@ -70,6 +72,7 @@ class Worker:
         self._requests = RunningRequests()
         self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
+        self._lanes: set[Lane] = set()  # of gateways
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -93,7 +96,8 @@ class Worker:
         """
         config, self._loop = self._config, asyncio.get_running_loop()
         self._services = self._make_services()
-        options = server_options(config.max_request_bytes, config.client_silence)
+        max_bytes = max(config.max_request_bytes, MAX_BYTES)  # for lanes
+        options = server_options(max_bytes, config.client_silence)
         self._server = CallServer(self._arrived, options)
         credentials = None if self._peers is None else self._peers.of_server()
         port = listen(self._server, config.host, config.port, credentials)
@@ -114,6 +118,8 @@ class Worker:
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
         await self._wait_until_idle(LAST_WORDS)
         self._health.close()
+        for lane in tuple(self._lanes):
+            lane.close()
         await self._server.stop(LAST_WORDS)
 
     async def _empty(self) -> None:
@@ -130,7 +136,12 @@ class Worker:
         self._loop.call_soon_threadsafe(self._begin, call)
 
     def _begin(self, call: ServerCall) -> None:
-        call.answer(self._services.answer(call))
+        if call.method != METHOD:
+            call.answer(self._services.answer(call))
+            return
+        lane = Lane(call, self._services.answer)
+        self._lanes.add(lane)
+        call.answer(lane.carry()).add_done_callback(lambda _: self._lanes.discard(lane))
 
     def _make_services(self) -> LocalServices:
         config = self._config

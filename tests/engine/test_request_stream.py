@@ -299,7 +299,7 @@ async def test_tokens_too_few_for_a_delta_come_before_the_error(byte_tokenizer: 
 async def test_what_comes_soon_after_a_delta_waits_for_what_comes_with_it(
     byte_tokenizer: Tokenizer,
 ) -> None:
-    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=0.05))
+    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=0.05), stop_strings=("x",))
     watched.give("a")
     first = await watched.stream.events()
     reading = asyncio.ensure_future(watched.stream.events())
@@ -313,7 +313,7 @@ async def test_what_comes_soon_after_a_delta_waits_for_what_comes_with_it(
 
 
 async def test_the_end_waits_neither_for_tokens_nor_for_time(byte_tokenizer: Tokenizer) -> None:
-    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=3600))
+    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=3600), stop_strings=("x",))
     watched.give("a")
     await watched.stream.events()
     watched.give("b")

@@ -420,6 +420,67 @@ def test_every_token_is_told_where_stop_strings_are_looked_for(make_scheduler) -
     assert [len(output.token_ids) for output in outputs] == [1] * 8
 
 
+def told_by_step(
+    scheduler: Scheduler, clock, seconds: float, num_steps: int
+) -> list[dict[int, int]]:
+    """Return how many tokens every request was told of in each step."""
+    found = []
+    for _ in range(num_steps):
+        clock.now += seconds
+        outputs = [o for o in step(scheduler)[1] if isinstance(o, TokensOutput)]
+        found.append({o.key: len(o.token_ids) for o in outputs})
+    return found
+
+
+def test_behind_the_first_token_a_stream_is_told_when_its_pause_is_over(
+    make_scheduler, clock
+) -> None:
+    scheduler = make_scheduler()
+    one = request(1, max_new_tokens=9)
+    scheduler.add(replace(one, deltas=Deltas(1, min_seconds=0.75)))
+
+    told = told_by_step(scheduler, clock, 0.25, 9)
+
+    assert told == [{1: 1}, {1: 1}, {}, {}, {1: 3}, {}, {}, {1: 3}, {1: 1}]
+
+
+def test_with_many_streams_each_is_told_less_often(make_scheduler, clock) -> None:
+    scheduler = make_scheduler()
+    for key in (1, 2):
+        deltas = Deltas(1, min_seconds=0.25, min_seconds_each=0.25)
+        scheduler.add(replace(request(key, max_new_tokens=9), deltas=deltas))
+
+    told = told_by_step(scheduler, clock, 0.25, 8)[2:]
+
+    assert told == [{}, {}, {1: 3, 2: 3}, {}, {}, {1: 3, 2: 3}]
+
+
+def test_more_streams_than_a_group_are_told_one_group_after_the_other(
+    make_scheduler, clock
+) -> None:
+    scheduler = make_scheduler(small_config(max_num_seqs=64, max_num_batched_tokens=1000))
+    for key in range(64):
+        deltas = Deltas(1, min_seconds=1.0)
+        scheduler.add(replace(request(key, 1, max_new_tokens=20), deltas=deltas))
+
+    told = told_by_step(scheduler, clock, 0.25, 11)[3:]
+
+    assert [len(one) for one in told] == [0, 32] * 4
+    assert all(set(told[i]) | set(told[i + 2]) == set(range(64)) for i in (1, 3, 5))
+    assert set(told[3].values()) == {4}
+
+
+def test_a_pause_waits_for_enough_tokens_and_holds_up_no_slow_model(make_scheduler, clock) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(replace(request(1, max_new_tokens=6), deltas=Deltas(2, min_seconds=0.25)))
+    scheduler.add(replace(request(2, max_new_tokens=6), deltas=Deltas(1, min_seconds=0.25)))
+
+    told = told_by_step(scheduler, clock, 1.0, 6)
+
+    assert [one.get(1) for one in told] == [None, 2, None, 2, None, 2]
+    assert [one.get(2) for one in told] == [1] * 6
+
+
 @pytest.mark.parametrize("allow_partial", [True, False])
 @pytest.mark.parametrize("end", ["deadline", "drain", "failure"])
 def test_tokens_that_were_not_told_come_before_an_end_from_outside(

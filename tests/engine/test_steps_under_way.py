@@ -206,7 +206,7 @@ def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Cal
         core, draw, outputs = make(), random.Random(1), []
         for key in range(1000):
             ids = tuple(draw.choices(range(256), k=draw.randint(1, 14)))
-            deltas = draw.choice([Deltas(), Deltas(4), None])
+            deltas = draw.choice([Deltas(), Deltas(4), Deltas(2, 1e-5, 1e-6), None])
             one = TokenRequest(key, f"r-{key}", ids, random_params(draw), key, 0.0, deltas=deltas)
             core.scheduler.add(one)
             is_unwanted = draw.random() < 0.05

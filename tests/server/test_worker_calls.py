@@ -12,7 +12,8 @@ import pytest
 from grpc import aio
 
 from server.call_server import ServerCall
-from server.gateway.worker_calls import WorkerCall, WorkerCalls, WorkerFailed
+from server.gateway.worker_call import WorkerCall, WorkerFailed
+from server.gateway.worker_calls import WorkerCalls
 from tests.server.calls import until
 
 
@@ -92,9 +93,7 @@ async def calls(address: str) -> AsyncIterator[WorkerCalls]:
 
 
 def start(calls: WorkerCalls, method: str, client: Client, request: bytes = b"") -> WorkerCall:
-    call = calls.make()
-    call.start(method, request, (), 10.0, cast(ServerCall, client))
-    return call
+    return calls.start(method, request, (), 10.0, cast(ServerCall, client))
 
 
 async def test_an_answer_goes_to_the_client_in_order(calls: WorkerCalls) -> None:
@@ -124,12 +123,12 @@ async def test_the_next_message_is_there_when_the_one_before_has_gone(calls: Wor
     client = Client(takes=False)
 
     call = start(calls, "/numbers", client, b"2")
-    await until(lambda: call._next is not None)
+    await until(lambda: call._waiting)
     assert client.passed == [{"replica": "1"}]
 
     client.take()  # in this thread: nothing has to come any more
     assert client.passed == [{"replica": "1"}, b"0"]
-    await until(lambda: call._next is not None)
+    await until(lambda: call._waiting)
     client.take()
     client.take()
     await call.end()
