@@ -207,7 +207,9 @@ def _load_one_pass(
     from engine.session import create_session
 
     text = package.manifest.encoding
-    tokenizer = _load_tokenizer(package, text.vocab_size) if text is not None else None
+    tokenizer = None
+    if text is not None:
+        tokenizer = _load_tokenizer(package, text.vocab_size, cut_at=text.cut_at)
     path = package.file("model.onnx")
     threads = config.num_threads
     session = _nicely(device, lambda: create_session(path, num_threads=threads, device=device))
@@ -266,7 +268,7 @@ def _load_chat(package: Package) -> ChatTemplate | None:
         ) from error
 
 
-def _load_tokenizer(package: Package, vocab_size: int) -> Tokenizer:
+def _load_tokenizer(package: Package, vocab_size: int, *, cut_at: int | None = None) -> Tokenizer:
     from engine.text.tokenizer import Tokenizer
 
-    return Tokenizer(package.file("tokenizer.json"), vocab_size)
+    return Tokenizer(package.file("tokenizer.json"), vocab_size, cut_at=cut_at)

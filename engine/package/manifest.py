@@ -179,6 +179,12 @@ class EncodingContract(_Model):
     # 0: the model makes no difference; 1: a second text could not be told from the first; more: the
     # graph takes them
     num_token_types: TokenId = 1
+    cuts_texts: bool = False  # longer texts lose their ends; else they are refused
+
+    @property
+    def cut_at(self) -> int | None:
+        """How many tokens are left of a text, None where none is cut."""
+        return self.max_len if self.cuts_texts else None
 
 
 class ImageContract(_Model):

@@ -19,12 +19,19 @@ from engine.text.tokenizer_file import read_tokenizer_file
 class Tokenizer:
     """The tokenizer of a package: `tokenizer.json` of the `tokenizers` library.
 
-    Texts are never cut short or padded, whatever the file says: a request that is too long is to
-    be refused, not changed. Raises PackageError if the file cannot be read, or has ids that are not
+    Texts are never padded, and cut short only with `cut_at`, the most tokens of one, whatever the
+    file says: a request that is too long is to be refused, not changed, unless the model's own
+    library changes it. Raises PackageError if the file cannot be read, or has ids that are not
     below `vocab_size`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        vocab_size: int | None = None,
+        *,
+        cut_at: int | None = None,
+    ) -> None:
         try:
             found = read_tokenizer_file(path, vocab_size)
         except (ValueError, OSError) as error:
@@ -33,6 +40,8 @@ class Tokenizer:
                 "it was trained with, or export the model again"
             ) from error
         self._tokenizer = found.tokenizer
+        if cut_at is not None:  # of a pair, the longer one first
+            self._tokenizer.enable_truncation(cut_at, strategy="longest_first")
         self.vocab_size = found.vocab_size
         self._special_ids = frozenset(
             token_id

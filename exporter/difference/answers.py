@@ -115,7 +115,10 @@ def _items(path: Path, contract: Contract, text: Path | None, images: Path | Non
         if images is not None:
             raise ConfigError(f"{path} takes texts, not pictures; give --text")
         if text is not None:
-            tokenizer = Tokenizer(path / TOKENIZER_NAME, contract.encoding.vocab_size)
+            encoding = contract.encoding
+            tokenizer = Tokenizer(
+                path / TOKENIZER_NAME, encoding.vocab_size, cut_at=encoding.cut_at
+            )
             return read_texts(text, contract, tokenizer)
     elif text is not None:
         raise ConfigError(f"{path} takes pictures, not texts; give --images")

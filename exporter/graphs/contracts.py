@@ -96,10 +96,11 @@ def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
         return None
     return EncodingContract(
         vocab_size=config.vocab_size,
-        max_len=config.max_source_len,
+        max_len=config.cut_at or config.max_source_len,
         pad_token_id=config.pad_token_id,
         embedding_dim=config.vector_dim,
         num_token_types=_token_types(config),
+        cuts_texts=config.cut_at is not None,
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator, model_validator
 
 from engine.package.manifest import LabelScores
 from engine.wording import shortened
 from exporter.huggingface.family import OriginalConfig
-from exporter.huggingface.sentences import SentenceModules
+from exporter.huggingface.sentence_texts import SentenceTexts
+from exporter.huggingface.sentences import MODULES_NAME, SentenceModules
 from exporter.models.config import TransformerConfig
 
 Head = Literal["classify", "label", "embed"]
@@ -25,22 +26,14 @@ LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # where an original names none
 DENSE = "linear"  # the name of sentence-transformers for the layer in a Dense module
 
 
-class CrossEncoder(BaseModel):
-    """What sentence-transformers writes into `config.json` of a model that compares two texts."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    activation_fn: str = ""
-
-
 class HeadedConfig(OriginalConfig):
     """`config.json` of an encoder with any head."""
 
     architectures: tuple[str, ...] | None = None
     id2label: dict[int, str] = LABELS
     problem_type: str | None = None
-    sentence_transformers: CrossEncoder | None = None
-    modules: SentenceModules | None = None  # of modules.json
+    modules: SentenceModules | None = None  # of sentence-transformers
+    texts: SentenceTexts | None = None  # likewise
 
     @field_validator("architectures")
     @classmethod
@@ -51,6 +44,12 @@ class HeadedConfig(OriginalConfig):
                 f"{', '.join(_HEADS)}"
             )
         return given
+
+    @model_validator(mode="after")
+    def _pools(self) -> Self:
+        if self.head == "embed" and self.modules and self.modules.pooling is None:
+            raise ValueError(f"{MODULES_NAME} has no Pooling, which makes the vector of a text")
+        return self
 
     @property
     def head(self) -> Head:
@@ -66,7 +65,7 @@ class HeadedConfig(OriginalConfig):
     @property
     def label_scores(self) -> LabelScores:
         """How transformers, or sentence-transformers, makes probabilities of logits."""
-        chosen = self.sentence_transformers.activation_fn if self.sentence_transformers else ""
+        chosen = self.texts.activation_fn if self.texts else ""
         if self.problem_type == "regression" or chosen.endswith("Identity"):
             return "none"
         several = self.problem_type == "multi_label_classification"
@@ -79,7 +78,7 @@ class HeadedConfig(OriginalConfig):
             return {"family": "bert", "labels": self.labels, "label_scores": scores, **options}
         if self.head == "label":
             return {"family": "labeller", "labels": self.labels, **options}
-        found = self.modules or SentenceModules()  # as sentence-transformers does without one
+        found = self.modules or SentenceModules()  # as sentence-transformers does without any
         vectors = {"family": "bert", "pooling": found.pooling, "normalize": found.normalize}
         if found.dense is None:
             return {**vectors, "pooler": "none"}

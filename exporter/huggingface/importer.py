@@ -15,6 +15,7 @@ from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
 from exporter.huggingface.generation import merge_options
+from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
 from exporter.huggingface.sentences import SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
@@ -53,15 +54,18 @@ def import_checkpoint(
     directory, out = Path(directory), Path(out)
     check_replaceable(out)
     raw, family = _read_original(directory)
+    texts: SentenceTexts | None = raw["texts"]
     with naming(directory / GENERATION_NAME):
         options = merge_options(raw, _read_optional_json(directory / GENERATION_NAME))
     with naming(directory / CONFIG_NAME):
         config, said = family.read_config({**raw, "asked_len": max_len}, options.special_tokens())
         config = _with_ends(config, options.eos_token_ids)
-        config = config if max_len is None else with_length(config, max_len)
+        config = _with_limit(config, texts, max_len)
     text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
         text = read_tokenizer(directory, config, str(raw["model_type"]), languages)
+    if texts is not None and texts.lowers:
+        text.lower()
     config = _started(config, text)
     with naming(directory / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
@@ -70,7 +74,18 @@ def import_checkpoint(
     with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
         num_parameters = write_model(model, stored, out, progress)
     said = [*options.notes(config), *said, *length_notes(config, max_len), *text.notes]
+    said += texts.notes if texts else []
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
+
+
+def _with_limit(
+    config: TransformerConfig, texts: SentenceTexts | None, asked: int | None
+) -> TransformerConfig:
+    """Return a model of texts as long as was asked for; sentence-transformers cuts longer ones."""
+    if texts is not None and config.family == "bert":
+        limit = min(asked or texts.limit or config.max_source_len, config.max_source_len)
+        return TransformerConfig.model_validate({**config.model_dump(), "cut_at": limit})
+    return config if asked is None else with_length(config, asked)
 
 
 def _started(config: TransformerConfig, text: ImportedTokenizer) -> TransformerConfig:
@@ -99,6 +114,8 @@ def _read_original(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
     for name in family.files:
         raw[Path(name).stem] = _read_optional_json(directory / name)
     raw["modules"] = read_modules(directory)
+    with naming(directory / CONFIG_NAME):
+        raw["texts"] = read_sentence_texts(directory, raw)
     return raw, family
 
 

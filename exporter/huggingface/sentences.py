@@ -67,7 +67,7 @@ class SentenceModules(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    pooling: Literal["first", "mean", "max"] = "mean"
+    pooling: Literal["first", "mean", "max"] | None = "mean"  # None: it gives no vectors
     dense: Dense | None = None
     dense_path: str | None = None  # the folder of its weights
     normalize: bool = False
@@ -93,14 +93,14 @@ def read_modules(directory: Path) -> SentenceModules | None:
     try:
         modules = TypeAdapter(list[_Module]).validate_json(read_bounded(path, _MAX_BYTES))
         kinds = [module.kind for module in modules]
-        if kinds not in (
+        if kinds != ["Transformer"] and kinds not in (
             ["Transformer", "Pooling", *dense, *normalize]
             for dense in ([], ["Dense"])
             for normalize in ([], ["Normalize"])
         ):
             raise ValueError(
-                f"its modules are {listed(kinds)}; supported: Transformer and Pooling, and then "
-                "Dense, Normalize or both"
+                f"its modules are {listed(kinds)}; supported: Transformer, of vectors with Pooling "
+                "and then Dense, Normalize or both"
             )
         return _described(directory, {module.kind: module for module in modules})
     except ValidationError as error:
@@ -111,9 +111,9 @@ def read_modules(directory: Path) -> SentenceModules | None:
 
 
 def _described(directory: Path, modules: dict[str, _Module]) -> SentenceModules:
-    dense = modules.get("Dense")
+    dense, pooling = modules.get("Dense"), modules.get("Pooling")
     return SentenceModules(
-        pooling=_pooling(_read(directory, modules["Pooling"])),
+        pooling=_pooling(_read(directory, pooling)) if pooling else None,
         dense=Dense.model_validate(_read(directory, dense)) if dense else None,
         dense_path=dense.path if dense else None,
         normalize="Normalize" in modules,

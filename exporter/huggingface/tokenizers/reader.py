@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
@@ -90,6 +90,12 @@ class ImportedTokenizer:
     target_language: int | None = None  # the token that says what to write, if that is fixed
     starts_with_language: bool = False  # it is what the decoder starts with, else the first output
     notes: tuple[str, ...] = ()
+
+    def lower(self) -> None:
+        """Let all letters of a text become small before anything else is done to it."""
+        assert self.tokenizer is not None, "a model that sees pictures has no letters"
+        steps = [normalizers.Lowercase(), self.tokenizer.normalizer]
+        self.tokenizer.normalizer = normalizers.Sequence([step for step in steps if step])
 
 
 def read_tokenizer(

@@ -27,11 +27,14 @@ class VocabularyOptions(SizeOptions):
     token_dim: Annotated[Width | None, unless(None)] = None
     max_source_len: Length = 0  # encoder positions
     max_target_len: Length = 0  # decoder positions
+    # Of bert: texts lose what they have above so many tokens; None: longer ones than
+    # max_source_len are refused
+    cut_at: Annotated[Length | None, unless(None)] = None
 
     @property
     def vocabulary_checks(self) -> Checks:
         """Which sizes a family needs."""
-        return self._check_needed, self._check_source, self._check_token_dim
+        return self._check_needed, self._check_source, self._check_token_dim, self._check_cut
 
     def _check_needed(self) -> Iterator[str]:
         needs = {
@@ -50,3 +53,11 @@ class VocabularyOptions(SizeOptions):
     def _check_token_dim(self) -> Iterator[str]:
         if self.token_dim is not None and self.family != "gpt":
             yield f"token_dim is for gpt, got {self.family}"
+
+    def _check_cut(self) -> Iterator[str]:
+        if self.cut_at is None:
+            return
+        if self.family != "bert":
+            yield f"cut_at is for bert, got {self.family}"
+        elif not 0 < self.cut_at <= self.max_source_len:
+            yield f"cut_at ({self.cut_at}) must be 1 to max_source_len ({self.max_source_len})"

@@ -171,6 +171,17 @@ def test_lines_that_cannot_be_used_are_named(
         compare_answers(checkpoint, checkpoint, tmp_path / "text")
 
 
+def test_long_line_is_refused_unless_the_model_cuts_it(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    plain, cutting = make_checkpoint("bert"), make_checkpoint("bert", cut_at=3)
+    (tmp_path / "text").write_text(f"w3 {'w4 ' * 20}\tgood\n")
+
+    with pytest.raises(ConfigError, match="21 tokens are more than"):
+        compare_answers(plain, plain, tmp_path / "text")
+    assert compare_answers(cutting, cutting, tmp_path / "text").answers_equal == 1
+
+
 def test_texts_and_pictures_go_to_models_that_take_them(
     make_checkpoint: MakeCheckpoint, pictures: Path, tmp_path: Path
 ) -> None:

@@ -69,6 +69,21 @@ def hugging_face_config() -> BertConfig:
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "cut_at", "problem"),
+    [
+        ("bert", 15, r"cut_at \(15\) must be 1 to max_source_len \(14\)"),
+        ("bert", 0, r"cut_at \(0\) must be 1 to"),
+        ("labeller", 3, "cut_at is for bert, got labeller"),
+    ],
+)
+def test_texts_are_cut_to_what_a_model_takes(family: str, cut_at: int, problem: str) -> None:
+    given = make_config(family).model_dump()
+
+    with pytest.raises(ValueError, match=problem):
+        TransformerConfig.model_validate({**given, "cut_at": cut_at})
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("typed", [True, False])
 def test_bert_equals_hugging_face(typed, randomize):

@@ -131,7 +131,7 @@ def test_a_start_of_another_family_is_refused(texts: Path, pairs: Path, tmp_path
 
 
 # What most people start from: a body that was trained on texts without labels, and embeds.
-EMBEDS = {"labels": (), "pooler": "linear", "embedding_dim": 8, "normalize": True}
+EMBEDS = {"labels": (), "pooler": "linear", "embedding_dim": 8, "normalize": True, "cut_at": 9}
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,7 @@ def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
     second = load_checkpoint(tmp_path / "second").model
     assert second.config.labels == build_own_task(task, data).config.labels
     assert second.config.label_scores == "softmax"
+    assert second.config.cut_at is None
     assert not any(name.startswith("classifier") for name in started.initial_weights)
     for name in ("embeddings.token.weight", "encoder.layers.0.self_attention.q_proj.weight"):
         kept = start.model.get_parameter(name)

@@ -1,0 +1,171 @@
+"""Texts are read as sentence-transformers reads them: cut, in small letters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenweir
+import torch
+
+from engine.errors import CheckpointError
+from engine.package.manifest import PackageFormat
+from exporter.checkpoint import load_checkpoint, read_config
+from exporter.huggingface import import_checkpoint
+from tests.exporter.huggingface.encoders import save_encoder, save_sentence_modules
+from tests.exporter.huggingface.encoders import tokenizer as its_tokenizer
+from tests.exporter.huggingface.sources import edit_json
+from tests.stand_in_certificate import export_with_stand_in
+
+LONG = "the cat sat on the mat and the dog sat on the cat"
+SHORT = "the cat"
+
+
+def save(source: Path, **files: dict[str, Any]) -> Any:
+    """Save a model as sentence-transformers does, with these files of settings beside it."""
+    twin = save_encoder(source, "bert", "embed")
+    save_sentence_modules(source, "mean_tokens")
+    for name, content in files.items():
+        (source / f"{name}.json").write_text(json.dumps(content))
+    return twin
+
+
+def limit_of(source: Path, **options: Any) -> int | None:
+    import_checkpoint(source, source.with_name("checkpoint"), **options)
+    return read_config(source.with_name("checkpoint")).model.cut_at
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, 14),  # the positions of the model
+        ({"sentence_bert_config": {"max_seq_length": 6, "do_lower_case": False}}, 6),
+        ({"sentence_roberta_config": {"max_seq_length": 6}}, 6),
+        ({"sentence_bert_config": {"max_seq_length": 500}}, 14),
+        ({"sentence_bert_config": {"max_seq_length": None}}, 14),
+        ({"tokenizer_config": {"model_max_length": 5}}, 5),
+        ({"tokenizer_config": {"model_max_length": 1000000000000000019884624838656}}, 14),
+        ({"tokenizer_config": {"model_max_length": 1e30}}, 14),
+        (
+            {
+                "sentence_bert_config": {"max_seq_length": 7},
+                "tokenizer_config": {"model_max_length": 5},
+            },
+            7,
+        ),
+    ],
+)
+def test_limit_is_that_of_sentence_transformers(
+    files: dict[str, dict[str, Any]], limit: int, tmp_path: Path
+) -> None:
+    save(tmp_path / "source", **files)
+
+    assert limit_of(tmp_path / "source") == limit
+    assert limit_of(tmp_path / "source", max_len=4) == 4
+    assert limit_of(tmp_path / "source", max_len=50) == 14
+
+
+def test_model_of_no_sentences_cuts_nothing(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "source", "bert", "embed")
+
+    assert limit_of(tmp_path / "source") is None
+
+
+@torch.no_grad()
+def test_long_text_has_the_vector_of_its_beginning(tmp_path: Path) -> None:
+    twin = save(tmp_path / "source", sentence_bert_config={"max_seq_length": 6})
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+    export_with_stand_in(tmp_path / "checkpoint", tmp_path / "package", PackageFormat())
+
+    cutting = its_tokenizer()
+    cutting.enable_truncation(6, strategy="longest_first")
+    with tokenweir.load(tmp_path / "package", num_threads=1) as client:
+        for text, pair in ((LONG, None), (SHORT, LONG), (LONG, SHORT), (SHORT, None)):
+            found = client.embed("package", text, text_pair=pair)
+
+            cut = cutting.encode(text, pair)
+            assert found.usage.input_tokens == len(cut.ids) <= 6
+            ids, types = torch.tensor([cut.ids]), torch.tensor([cut.type_ids])
+            expected = twin(ids, token_type_ids=types).last_hidden_state[0].mean(dim=0)
+            assert list(found.values) == pytest.approx(expected.tolist(), abs=1e-4)
+        with pytest.raises(tokenweir.InvalidArgument, match="7 tokens are more than 6"):
+            client.embed("package", [4] * 7)
+    assert "texts are cut at 6 tokens, as sentence-transformers cuts them" in notes
+
+
+def test_letters_become_small_where_sentence_transformers_makes_them_so(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save(source, sentence_bert_config={"do_lower_case": True})
+    edit_json(source / "tokenizer.json", normalizer=None)
+
+    import_checkpoint(source, tmp_path / "checkpoint")
+
+    tokenizer = load_checkpoint(tmp_path / "checkpoint").tokenizer
+    assert tokenizer is not None
+    assert tokenizer.encode("THE cat").tokens == tokenizer.encode("the cat").tokens
+
+
+def test_prompts_and_shorter_vectors_are_named(tmp_path: Path) -> None:
+    prompts = {"query": "Search: ", "document": ""}
+    around = {"prompts": prompts, "default_prompt_name": "query", "truncate_dim": 4}
+    save(tmp_path / "source", config_sentence_transformers=around)
+
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+
+    assert "its prompts (query; by default query) are yours to put in front of texts" in str(notes)
+    assert "truncate_dim is 4; here vectors stay whole" in str(notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("sentence_bert_config", {"max_seq_length": 0}, "max_seq_length: .* greater than 0"),
+        ("tokenizer_config", {"model_max_length": "long"}, "model_max_length: .* valid number"),
+        ("config_sentence_transformers", ["prompts"], "config_sentence_transformers.json: "),
+    ],
+)
+def test_settings_that_cannot_be_are_named_with_their_file(
+    name: str, content: Any, reason: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "source", **{name: content})
+
+    with pytest.raises(CheckpointError, match=rf"{name}\.json: {reason}"):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("age", ["release 3", "release 4", "release 6"])
+@pytest.mark.parametrize("activation", ["Identity", "Sigmoid"])
+def test_model_that_compares_two_texts_scores_and_cuts_as_it_was_saved(
+    age: str, activation: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_encoder(source, "bert", "classify", num_labels=1, id2label={0: "score"})
+    named = f"torch.nn.modules.{activation.lower()}.{activation}"
+    if age == "release 3":
+        edit_json(source / "config.json", sbert_ce_default_activation_function=named)
+    elif age == "release 4":
+        edit_json(source / "config.json", sentence_transformers={"activation_fn": named})
+    else:
+        of = "sentence_transformers.base.modules.transformer.Transformer"
+        (source / "modules.json").write_text(
+            json.dumps([{"idx": 0, "name": "0", "path": "", "type": of}])
+        )
+        around = {"model_type": "CrossEncoder", "activation_fn": named, "prompts": {}}
+        (source / "config_sentence_transformers.json").write_text(json.dumps(around))
+    (source / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 9}))
+
+    assert limit_of(source) == 9
+    expected = {"Identity": "none", "Sigmoid": "sigmoid"}[activation]
+    assert read_config(tmp_path / "checkpoint").model.label_scores == expected
+
+
+def test_body_without_pooling_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save(source)
+    modules = json.loads((source / "modules.json").read_text())
+    (source / "modules.json").write_text(json.dumps(modules[:1]))
+
+    with pytest.raises(CheckpointError, match="modules.json has no Pooling"):
+        import_checkpoint(source, tmp_path / "checkpoint")
