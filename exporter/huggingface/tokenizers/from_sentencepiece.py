@@ -50,7 +50,8 @@ def read_pieces(path: Path, kind: str, settings: Settings, room: int) -> Made:
     """Return the tokenizer of a model whose class has a layout."""
     model = read_model(path)
     layout = SENTENCEPIECE[kind](Given(model, settings, room))
-    return build_tokenizer(model, layout, settings, unfollowed(model, path))
+    notes = [f"{path.name}: {note}" for note in layout.notes]
+    return build_tokenizer(model, layout, settings, [*unfollowed(model, path), *notes])
 
 
 def read_m2m(path: Path, settings: Settings) -> Made:

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.wording import listed
 from exporter.huggingface.tokenizers import languages
 from exporter.huggingface.tokenizers.sentencepiece_model import Piece, Prefix, SentencePieceModel
-from exporter.huggingface.tokenizers.settings import Settings
+from exporter.huggingface.tokenizers.settings import CONFIG_NAME, Settings
 
 _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
@@ -28,6 +29,7 @@ class Layout:
     pair: Sequence[str] | None = None  # of two texts; None: as of one
     prefix: Prefix | None = None  # see `convert`; None: as the model says
     strips_mask: bool = False  # the mask takes the space in front of it
+    notes: Sequence[str] = ()  # what a person should know
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def t5(given: Given) -> Layout:
 
 
 def llama(given: Given) -> Layout:
-    """Pieces; a text begins with `<s>`, and may end with `</s>`."""
+    """Pieces; a text begins with `<s>`, and may end with `</s>`.
+
+    Where `legacy` is not said, as in files that are older than it, it was the only way.
+    """
     prefix: Prefix | None = None
     if given.settings.add_prefix_space is False:
         prefix = "never"
@@ -71,7 +76,19 @@ def llama(given: Given) -> Layout:
         after,
         pair=[*before, "$A", *after, *before, "$B", *after],
         prefix=prefix,
+        notes=_about_llama(given.settings),
     )
+
+
+def _about_llama(settings: Settings) -> list[str]:
+    """Say what versions of transformers read otherwise, of files older than what would say it."""
+    unsaid = [name for name in ("add_bos_token", "legacy") if getattr(settings, name) is None]
+    if not unsaid:
+        return []
+    return [
+        f"{CONFIG_NAME} does not say {listed(unsaid)}: texts begin with <s>, and what follows an "
+        "added token with a space, as in transformers 4; 5 takes both for false"
+    ]
 
 
 def gemma(given: Given) -> Layout:

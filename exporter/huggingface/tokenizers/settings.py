@@ -27,8 +27,8 @@ class Token(BaseModel):
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
-    normalized: bool = False
-    special: bool = True
+    normalized: bool = False  # looked for behind the normalizer
+    special: bool = True  # left out of texts that are written
 
     def added(self) -> AddedToken:
         """Return it as the library has it."""
@@ -110,7 +110,9 @@ class Settings(BaseModel):
             self.mask_token,
             *self.additional_special_tokens,
         )
-        found = {token.content: token for token in named if isinstance(token, Token)}
+        special = {text_of(token) for token in named if token is not None}
+        found = {name: Token(content=name, special=name in special) for name in self.added_tokens}
+        found |= {token.content: token for token in named if isinstance(token, Token)}
         return found | {token.content: token for token in self.added_tokens_decoder.values()}
 
 

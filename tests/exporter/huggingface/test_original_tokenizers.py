@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
 from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
+from transformers.models.llama.tokenization_llama import LlamaTokenizer
 from transformers.models.m2m_100.tokenization_m2m_100 import M2M100Tokenizer
 from transformers.models.marian.tokenization_marian import MarianTokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
@@ -218,6 +219,58 @@ def test_m2m100_has_the_ids_of_its_vocabulary(num_lines: int, tmp_path: Path) ->
     lines = difficult_lines(num_lines, seed=5)
     assert not list(differences(found.tokenizer, lambda line: original(line).input_ids, lines))
     assert found.target_language == original.get_lang_id("fr")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a model as that of Llama 2 was."""
+    path = tmp_path_factory.mktemp("llama") / "tokenizer.model"
+    train_spm(path, TRAINING, model_type="bpe", byte_fallback=True, split_digits=True,
+              remove_extra_whitespaces=False, allow_whitespace_only_pieces=True)  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize(
+    "settings", [{"legacy": False}, {"legacy": True}, {"add_prefix_space": False}]
+)
+@LINES
+def test_llama_is_read_and_written_as_its_class_does_it(
+    num_lines: int, settings: dict[str, Any], llama: Path, tmp_path: Path
+) -> None:
+    shutil.copy(llama, tmp_path)
+    said = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "eos_token": "</s>"}
+    write_json(tmp_path / "tokenizer_config.json", {**said, **settings})
+    size = sentencepiece.SentencePieceProcessor(model_file=str(llama)).get_piece_size()
+    write_json(tmp_path / "added_tokens.json", {"<|user|>": size, "<|end|>": size + 1})
+    write_json(tmp_path / "special_tokens_map.json", {"pad_token": "<|end|>"})
+    original = LlamaTokenizer.from_pretrained(tmp_path)
+    plain = difficult_lines(num_lines, seed=9)
+    added = ("<s>", "</s>", "<unk>", "<|user|>", "<|end|>")
+    marked = [line[:7] + added[i % 5] + line[7:30] for i, line in enumerate(plain[::5])]
+
+    found = read(tmp_path, "gpt", model_type="llama")
+
+    for line in (*plain, *marked):
+        ids = original(line).input_ids
+        text = found.tokenizer.decode(ids)
+        assert text == original.decode(ids, skip_special_tokens=True)
+        if found.tokenizer.encode(line).ids != ids:
+            # SentencePiece puts a space in front of those that a text begins with, the class none.
+            assert settings == {"legacy": True}
+            assert line.startswith(" ") or any(f"{token} " in line for token in added), line
+
+
+def test_llama_that_says_little_is_read_as_when_nothing_could_be_said(
+    llama: Path, tmp_path: Path
+) -> None:
+    shutil.copy(llama, tmp_path)
+
+    found = read(tmp_path, "gpt", model_type="llama")
+
+    assert found.tokenizer.encode("<s>[a]").tokens[:3] == ["<s>", "<s>", "▁["]
+    assert "tokenizer.model: tokenizer_config.json does not say add_bos_token, legacy" in str(
+        found.notes
+    )
 
 
 @LINES
