@@ -36,6 +36,8 @@ from exporter.certificate.one_pass_cases import (
 )
 from exporter.samples import SEED, Tokens
 
+PADDED_PER_LENGTH = 2  # texts; the engine pads nothing, and padding costs as much as text
+
 EagerInputs = tuple[torch.Tensor | None, ...]
 
 
@@ -99,15 +101,15 @@ def certify_encoding(
     groups += random_groups(rng, contract)
     certifier = _TextCertifier(pair, comparison, contract.vocab_size)
     num_texts = sum(map(len, groups))
-    order = rng.permutation(num_texts).tolist()
+    num_padded = sum(min(PADDED_PER_LENGTH, len(group)) for group in groups)
     done = 0
-    for num_runs in certifier.check(groups, order):
+    for num_runs in certifier.check(groups):
         done += num_runs
-        progress(done, 2 * num_texts)
+        progress(done, num_texts + num_padded)
     certifier.check_half()
     covered: Covered = {
         "lengths": sorted({len(text.ids) for group in groups for text in group}),
-        "padded_rows": num_texts,
+        "padded_rows": num_padded,
         "batch_sizes": [1, *BATCH_SIZES],
         "most_rows": MOST_ROWS,
         "undecided_labels": comparison.tokens_undecided,
@@ -157,7 +159,7 @@ class _Certifier:
         rows = list(range(len(items)))
         alone = Output.joined([self._run([items[i]]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
-        for members in (*_parts(rows), [i % len(rows) for i in range(most)]):
+        for members in (*_batches(rows), [i % len(rows) for i in range(most)]):
             self._check_batch(
                 self._run([items[i] for i in members]),
                 alone.rows(members),
@@ -253,20 +255,16 @@ class _TextCertifier(_Certifier):
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(SEED)
 
-    def check(self, groups: Sequence[Sequence[Text]], order: Sequence[int]) -> Iterator[int]:
-        """Compare texts of one length, then each once padded, in an order; yield numbers done.
-
-        The engine pads nothing, and padding costs as much as text: once is enough of it.
-        """
-        texts, expected = [], []
+    def check(self, groups: Sequence[Sequence[Text]]) -> Iterator[int]:
+        """Compare texts of one length, then some of each padded; yield numbers done."""
+        padded: list[tuple[Text, Output]] = []
         for group in groups:
             output = self.check_equal_lengths(group)
-            for i, text in enumerate(group):
-                texts.append(text)
-                expected.append(output.rows(slice(i, i + 1)))
+            for i, text in enumerate(group[:PADDED_PER_LENGTH]):
+                padded.append((text, output.rows(slice(i, i + 1))))
             yield len(group)
-        for members in _dealt(order):
-            self.check_padded([texts[i] for i in members], [expected[i] for i in members])
+        for members in _dealt(self._rng.permutation(len(padded)).tolist()):
+            self.check_padded(*zip(*(padded[i] for i in members), strict=True))
             yield len(members)
 
     def check_equal_lengths(self, texts: Sequence[Text]) -> Output:
@@ -293,13 +291,12 @@ def _padded(text: Text, padding: Sequence[int]) -> Text:
     return Text((*text.ids, *rest), types)
 
 
-def _parts(members: Sequence[int]) -> list[Sequence[int]]:
-    """Return batches of every size in turn, until each size has had every member."""
-    return [
-        members[first : first + size]
-        for size in BATCH_SIZES
-        for first in range(0, len(members), size)
-    ]
+def _batches(members: Sequence[int]) -> list[Sequence[int]]:
+    """Return a batch of each size, and of the largest as many as have every member."""
+    *smaller, largest = BATCH_SIZES
+    batches = [members[:size] for size in smaller]
+    batches += [members[first : first + largest] for first in range(0, len(members), largest)]
+    return [batch for batch in batches if len(batch) > 1]
 
 
 def _dealt(members: Sequence[int]) -> Iterator[Sequence[int]]:
