@@ -46,7 +46,7 @@ def images_task(seed: int, data: OwnData) -> Task:
         seed,
         config,
         None,
-        Parts(*(load_images(config, part) for part in parts)),
+        _loaded(config, parts),
         vary=_moved,
         selection="exact_match",
         judge=better_than(
@@ -77,6 +77,12 @@ def find_images(directory: Path) -> list[LabelledImage]:
             "class into a folder of its name"
         )
     return found
+
+
+def _loaded(config: TransformerConfig, parts: Parts[LabelledImage]) -> Parts[Example]:
+    """Return the parts as the model sees them; those of all that cannot be read are one error."""
+    examples = iter(load_images(config, [image for part in parts for image in part]))
+    return Parts(*([next(examples) for _ in part] for part in parts))
 
 
 def load_images(config: TransformerConfig, images: Sequence[LabelledImage]) -> list[Example]:

@@ -11,6 +11,8 @@ from engine.errors import ConfigError
 Row = TypeVar("Row")
 
 _LEAST = 10  # examples of a part; fewer say nothing
+_ENOUGH = 400  # in all, of which a twentieth, by a hash, is that many almost surely
+_ENOUGH_GIVEN = 40  # likewise, of those that a person gives for two parts
 _MOST_HELD_OUT = 2000  # enough for a percent of a percent
 
 
@@ -53,14 +55,18 @@ def divide(
             [row for row, half in zip(validation, halves, strict=True) if half],
             [row for row, half in zip(validation, halves, strict=True) if not half],
         )
-    _check(parts)
+    _check(parts, is_given=validation is not None)
     return Parts(parts.training, parts.validation[:_MOST_HELD_OUT], parts.held_out[:_MOST_HELD_OUT])
 
 
-def _check(parts: Parts[Row]) -> None:
+def _check(parts: Parts[Row], *, is_given: bool) -> None:
+    total = sum(map(len, parts))
+    way_out = f"give about {_ENOUGH} in all, or others to judge by (--valid)"
+    if is_given:
+        way_out = f"give about {_ENOUGH_GIVEN} to judge by, and other examples to learn from"
     for name, part in zip(("to learn from", "for validation", "held out"), parts, strict=True):
         if len(part) < _LEAST:
             raise ConfigError(
-                f"{len(part)} examples are {name}, at least {_LEAST} are needed; give more data "
-                "(a tenth is held out, a twentieth is for validation)"
+                f"{len(part)} of {total} examples are {name}, at least {_LEAST} are needed: "
+                f"{way_out}"
             )

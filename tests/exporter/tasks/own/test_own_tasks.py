@@ -20,7 +20,7 @@ from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.images import find_images
 from exporter.tasks.own.labelling import read_sentences
 from exporter.tasks.own.labels import better_than
-from exporter.tasks.own.parts import Parts
+from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.subwords import frame, train_subwords
 from exporter.tasks.own.translation import BOS, EOS
 from exporter.tasks.train import train_built
@@ -255,6 +255,13 @@ def test_files_that_are_no_pictures_are_named(pictures: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"1 pictures cannot be read: .*broken\.png"):
         build_own_task("images", OwnData(pictures))
+
+    learned, _, held_out = divide(find_images(pictures), lambda one: f"{one.label}/{one.path.name}")
+    for image in (learned[0], held_out[0]):
+        image.path.write_bytes(b"broken, too")
+    with pytest.raises(ConfigError, match="3 pictures cannot be read") as refused:
+        build_own_task("images", OwnData(pictures))
+    assert all(str(image.path) in str(refused.value) for image in (learned[0], held_out[0]))
 
 
 def test_a_directory_without_folders_is_refused(tmp_path: Path) -> None:

@@ -33,5 +33,12 @@ def test_rows_to_judge_by_that_a_person_gives_are_not_learned_from() -> None:
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\d examples are .*, at least 10 are needed; give more"):
-        divide(ROWS[:60], str)
+    for rows, given, message in (
+        (60, None, r"\d of 60 examples are for validation, at least 10 .*: give about 400 in all"),
+        (0, 40, r"0 of 40 examples are to learn from, .*, and other examples to learn from"),
+        (100, 12, r"\d of 112 examples are .*: give about 40 to judge by"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            divide(ROWS[40 : 40 + rows], str, None if given is None else ROWS[:given])
+    divide(ROWS[:400], str)
+    divide(ROWS[40:80], str, ROWS[:40])
