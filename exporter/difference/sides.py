@@ -85,15 +85,11 @@ class Eager:
         """See Side."""
         chosen: list[Tokens] = [() for _ in cases]
         for number in range(max(case.num_tokens for case in cases)):
-            so_far = [
-                replace(case, num_tokens=len(ids) + 1)
-                for case, ids in zip(cases, chosen, strict=True)
-            ]
-            found = eager_logits(self._model, so_far, [(*ids, 0) for ids in chosen])
-            chosen = [
-                (*ids, int(logits[-1].argmax())) if number < case.num_tokens else ids
-                for case, ids, logits in zip(cases, chosen, found, strict=True)
-            ]
+            writing = [i for i, case in enumerate(cases) if number < case.num_tokens]
+            so_far = [replace(cases[i], num_tokens=number + 1) for i in writing]
+            found = eager_logits(self._model, so_far, [(*chosen[i], 0) for i in writing])
+            for i, logits in zip(writing, found, strict=True):
+                chosen[i] = (*chosen[i], int(logits[-1].argmax()))
         return self.follow(cases, chosen)
 
 

@@ -61,6 +61,19 @@ def test_a_package_writes_what_its_checkpoint_does(
     assert found.other.num_bytes == sum(file.stat().st_size for file in package.iterdir())
 
 
+@pytest.mark.parametrize(("family", "text"), [("gpt", LINES), ("encoder-decoder", PAIRS)])
+def test_lines_of_all_lengths_are_answered_up_to_the_limit_of_the_model(
+    family: str, text: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(family)
+    (tmp_path / "text").write_text(text)
+
+    found = compare(checkpoint, checkpoint, tmp_path / "text", new=99)
+
+    assert found.lines == found.lines_equal == 3
+    assert found.tokens == found.tokens_equal > 6
+
+
 def test_a_changed_model_is_seen_where_it_writes_otherwise(
     make_checkpoint: MakeCheckpoint, lines: Path, tmp_path: Path
 ) -> None:
