@@ -75,9 +75,12 @@ def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
     They are not longer than in the original, unless only distances count.
     """
     if config.positions == "learned":
+        most = max(config.max_source_len, config.max_target_len)
+        if max_len >= most:
+            return config
         raise CheckpointError(
-            f"max_len is {max_len}, and this model has learned its {config.max_target_len} "
-            "positions; import it with all of them"
+            f"max_len is {max_len}, and this model has learned its {most} positions; "
+            "import it with all of them"
         )
     is_free = config.positions == "relative"
     lengths = {

@@ -21,6 +21,7 @@ from tests.exporter.huggingface.decoders import (
     YARN,
     save_decoder,
 )
+from tests.exporter.huggingface.encoders import save_encoder
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import VOCAB_SIZE
 
@@ -85,11 +86,17 @@ async def test_a_longrope_for_long_texts_writes_as_hugging_face_behind_long_prom
     await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(17, 18, 24), max_len=40)
 
 
-def test_learned_positions_are_not_cut(tmp_path: Path) -> None:
-    save_decoder(tmp_path / "source", "opt")
+@pytest.mark.parametrize(("name", "learned"), [("opt", MAX_LEN), ("bert", 14)])
+def test_learned_positions_are_not_cut(name: str, learned: int, tmp_path: Path) -> None:
+    if name == "bert":
+        save_encoder(tmp_path / "source", "bert", "classify")
+    else:
+        save_decoder(tmp_path / "source", name)
 
-    with pytest.raises(CheckpointError, match="max_len is 9, and this model has learned its 24"):
+    with pytest.raises(CheckpointError, match=f"max_len is 9, and .* learned its {learned} pos"):
         import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=9)
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=99).notes
+    assert f"texts may have {learned} tokens, not the 99 of --max-len: the model" in str(notes)
 
 
 # They have most of what decoders differ in.

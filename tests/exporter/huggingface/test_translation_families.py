@@ -117,6 +117,7 @@ async def test_the_package_writes_what_hugging_face_writes(
 
 
 LONG: dict[str, Any] = {**OWN, "vocab_size": 101, "max_position_embeddings": 80}
+FORCED = {"forced_bos_token_id": 7, "forced_eos_token_id": EOS}
 LONG_T5: dict[str, Any] = {"vocab_size": 101, "n_positions": 80}
 
 
@@ -124,7 +125,8 @@ LONG_T5: dict[str, Any] = {"vocab_size": 101, "n_positions": 80}
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        *((family, LONG) for family in ("bart", "mbart", "m2m_100", "pegasus", "marian")),
+        *((family, LONG) for family in ("bart", "pegasus", "marian")),
+        *((family, {**LONG, **FORCED}) for family in ("bart", "mbart", "m2m_100")),
         (
             "marian",
             {**LONG, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 90},
