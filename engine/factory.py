@@ -111,9 +111,7 @@ def _load_generating(
 
     def warm() -> Trial:
         name = package.manifest.name
-        warm_up(
-            runner, contract, widest, package.path, progress=lambda line: tell(f"{name}: {line}")
-        )
+        warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
         seconds = largest_step_seconds(runner, contract, config, package.path)
         is_equal = _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
         runner.num_padding = 0  # all of it was nobody's: there was no request yet
@@ -157,12 +155,16 @@ def load_runner(
 
     decoder = package.file("decoder.onnx")
     encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
-    threads = config.num_threads
+    threads, widest = config.num_threads, config.limits.most_sequences
     sessions = load_sessions(contract, decoder, encoder, num_threads=threads, device=device)
     if device is None:
         num_slots = config.with_num_seqs(DEFAULT_NUM_SEQS).max_num_seqs
         return SlotModelRunner(
-            contract, *sessions, num_slots=num_slots, buckets=config.decode_buckets
+            contract,
+            *sessions,
+            num_slots=num_slots,
+            buckets=config.decode_buckets,
+            widest_group=widest,
         )
     weights = sum(file.size for name, file in package.manifest.files.items() if ".onnx" in name)
     room = DeviceRoom.read(device.runtime, config.gpu_memory_utilization, weights)
@@ -177,6 +179,7 @@ def load_runner(
             buckets=buckets,
             device=device,
             num_tokens=config.max_num_batched_tokens,
+            widest_group=widest,
         )
 
 

@@ -30,7 +30,6 @@ from engine.slots.step_block import Bound, StepBlock
 CAPTURED_TOPS = (1, 128)  # of the largest logits; a call for others is never captured
 
 _MAX_BINDINGS = 256
-_NO_SOURCES = SourceShape(0, 1)
 
 
 class _Shape(NamedTuple):
@@ -55,9 +54,19 @@ class DecodeCalls:
     kept for its beginning, gets a token too, and it is written behind what the row holds: there the
     row's next token will be written before anything reads it. If the row is full, it is written
     over its last position, which only the token there itself has ever read.
+
+    Every source has room for a `group` of rows, so that a call is of one shape however many a
+    source has. Only where one has more it is of another, and never captured.
     """
 
-    def __init__(self, graph: DecoderGraph, block: StepBlock, buckets: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        block: StepBlock,
+        buckets: Sequence[int] = (),
+        *,
+        group: int = 1,
+    ) -> None:
         self._graph = graph
         self._block = block
         self._buckets = buckets
@@ -74,10 +83,11 @@ class DecodeCalls:
         self._logit_idx.host[:] = np.arange(num_slots)
         self._source_lengths = block.standing(SOURCE_LENGTHS, (num_slots,))
         self._row_queries = block.standing(ROW_QUERIES, (num_slots, 1))
-        self._beam_rows = block.standing(BEAM_ROWS, (num_slots, 1))  # where no source has more
+        self._group = group
+        self._beam_rows = block.standing(BEAM_ROWS, (num_slots, group))  # where no source has more
         self._alignment_idx = block.standing(ALIGNMENT_IDX, (num_slots,))
         self._alignment_sources = block.standing(ALIGNMENT_SOURCES, (num_slots,))
-        self._index = SourceIndex(num_slots)
+        self._index = SourceIndex(num_slots, group)
         self._bindings: dict[_Shape, _Bound] = {}
 
     def num_rows(self, num_decoding: int, sources: Sequence[int]) -> int:
@@ -102,10 +112,10 @@ class DecodeCalls:
         B, M = len(token_ids), self.num_rows(len(token_ids), sources)
         longest = self._place_tokens(token_ids, M)
         inputs: dict[str, Bound] = {}
-        of_sources, num_queries = _NO_SOURCES, M
+        of_sources, num_queries = SourceShape(0, self._group), M
         if self._graph.cache.cross_layers:
             of_sources = self._place_sources(sources, M if self._buckets else 0, inputs)
-            num_queries = of_sources.num_queries
+            num_queries = of_sources.num_queries // self._group
         outputs: dict[str, Bound] = {}
         if aligned:
             self._alignment_idx.host[: len(aligned)] = aligned
@@ -136,13 +146,13 @@ class DecodeCalls:
         index = self._index
         if index.update(sources, num_sources):
             self._row_queries.host[:] = index.row_queries
-            if index.shape.group == 1:
+            if index.shape.group == self._group:
                 self._beam_rows.host[: index.shape.num_sources] = index.beam_rows
         count = index.shape.num_sources
         # The kernel wants a key in an empty row too.
         lengths = self._graph.cache.source_lengths[:count]
         np.maximum(lengths, 1, out=self._source_lengths.host[:count])
-        if index.shape.group > 1:
+        if index.shape.group > self._group:
             inputs[BEAM_ROWS] = self._block.add(BEAM_ROWS, index.beam_rows)
         return index.shape
 
@@ -159,7 +169,7 @@ class DecodeCalls:
         is_captured = (
             self._graph.is_on_device
             and shape.num_top in {min(k, vocab_size) for k in CAPTURED_TOPS}
-            and shape.sources.group == 1
+            and shape.sources.group == self._group
             and not shape.num_aligned
         )
         return next(self._graph.graph_ids) if is_captured else NOT_CAPTURED
@@ -176,7 +186,7 @@ class DecodeCalls:
             self._graph.bind_sources(binding, 0, num_sources)
             binding.input(SOURCE_LENGTHS, self._source_lengths.bound[:num_sources])
             binding.input(ROW_QUERIES, self._row_queries.bound[:M])
-            if group == 1:
+            if group == self._group:
                 binding.input(BEAM_ROWS, self._beam_rows.bound[:num_sources])
         if self._graph.contract.alignment:
             binding.input(ALIGNMENT_IDX, self._alignment_idx.bound[: shape.num_aligned])

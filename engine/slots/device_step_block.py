@@ -238,7 +238,7 @@ class _SmallOutputs:
 
 def _input_bytes(size: StepSize, num_slots: int) -> int:
     """Return room enough for the inputs of a step, of which all rows may share one source."""
-    beam_rows = 2 * 8 * num_slots**2
+    beam_rows = 2 * 2 * 8 * num_slots**2  # standing ones, and those of a call of another shape
     standing = _ROW_BYTES * num_slots + 2 * _READ_BYTES
     added = _TOKEN_BYTES * size.num_tokens + _READ_BYTES * (size.num_reads + 1)
     return aligned(standing + beam_rows + added)

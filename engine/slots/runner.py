@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from engine.config import RequestLimits
 from engine.errors import PackageError
 from engine.package.graph_io import check_graphs, decoder_shape, encoder_shape
 from engine.package.manifest import GenerationContract
@@ -24,12 +25,14 @@ from engine.slots.generation_sessions import load_sessions
 from engine.slots.graph_call import GraphCall
 from engine.slots.memory import Allocate, DeviceCacheMemory, HostCacheMemory
 from engine.slots.rows import SlotCache
+from engine.slots.source_index import padded
 from engine.slots.step_block import HostStepBlock, StepBlock, StepSize
 
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice
 
 _NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
+_WIDEST = RequestLimits().most_sequences  # of a request
 _NOTHING = ScheduledBatch()
 
 
@@ -71,8 +74,12 @@ class SlotModelRunner:
         device: CudaDevice | None = None,
         num_tokens: int = _NUM_TOKENS,
         graph_ids: Iterator[int] | None = None,
+        widest_group: int = _WIDEST,
     ) -> None:
         """`buckets` are the numbers of rows that a decode call may have; (): any number.
+
+        A source has up to `widest_group` sequences. With buckets every decode call has room for as
+        many of each source, so that its shape does not depend on how many there are.
 
         On a `device` that means one, of `num_slots` rows, and memory is taken for steps of
         `num_tokens` tokens: OutOfDeviceMemory if it is not there. A larger step takes more, and
@@ -85,6 +92,7 @@ class SlotModelRunner:
         self._num_tokens = num_tokens
         self._graph_ids = count() if graph_ids is None else graph_ids
         self.num_slots = num_slots
+        self.widest_group = min(widest_group, num_slots)
         self.buckets = tuple(buckets) or (() if device is None else (num_slots,))
         self.num_padding = 0
         _check_graphs(contract, decoder, encoder)
@@ -125,6 +133,7 @@ class SlotModelRunner:
             device=self._device,
             num_tokens=self._num_tokens,
             graph_ids=self._graph_ids,
+            widest_group=self.widest_group,
         )
 
     @property
@@ -224,7 +233,9 @@ class SlotModelRunner:
             is_on_device=self._device is not None,
             graph_ids=self._graph_ids,
         )
-        self._decodes = DecodeCalls(self._graph, block, self.buckets)
+        has_groups = self.buckets and self._encoder is not None
+        group = padded(self.widest_group) if has_groups else 1
+        self._decodes = DecodeCalls(self._graph, block, self.buckets, group=group)
         self._chunks = ChunkCalls(self._graph, block)
         most = 1 if len(self.buckets) == 1 else None  # every call has one shape, so that bits agree
         self._encodes = (

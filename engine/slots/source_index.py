@@ -26,11 +26,18 @@ def group_widths(widest: int) -> list[int]:
     return [*widths, widest] if widest > 1 else []
 
 
+def padded(num_rows: int) -> int:
+    """Return what so many rows of a source are padded to: a power of 2, fast up to 16."""
+    return 1 << (num_rows - 1).bit_length()
+
+
 class SourceIndex:
     """The rows of each source, and where each row is among them."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.shape = SourceShape(0, 1)
+    def __init__(self, num_slots: int, least_group: int = 1) -> None:
+        """Every source has room for `least_group` rows."""
+        self.shape = SourceShape(0, least_group)
+        self._least_group = least_group
         self.row_queries = np.zeros((num_slots, 1), np.int64)
         self.beam_rows = np.zeros(self.shape, np.int64)
         self._asked: tuple[tuple[int, ...], int] = (), 0
@@ -48,7 +55,8 @@ class SourceIndex:
         rows: list[list[int]] = [[] for _ in range(num_sources)]
         for row, source in enumerate(sources):
             rows[source].append(row)
-        self.shape = SourceShape(num_sources, group := _group_of(max(map(len, rows))))
+        group = max(self._least_group, padded(max(map(len, rows))))
+        self.shape = SourceShape(num_sources, group)
         self.beam_rows = np.zeros(self.shape, np.int64)
         self.row_queries[len(sources) :] = 0
         for source, members in enumerate(rows):
@@ -56,8 +64,3 @@ class SourceIndex:
             for place, row in enumerate(members):
                 self.row_queries[row] = source * group + place
         return True
-
-
-def _group_of(num_rows: int) -> int:
-    """Return what so many rows are padded to: a power of 2, fast in the graph up to 16."""
-    return 1 << (num_rows - 1).bit_length()

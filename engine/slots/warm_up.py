@@ -26,14 +26,11 @@ _NOTHING = ScheduledBatch()
 def warm_up(
     runner: SlotModelRunner,
     contract: GenerationContract,
-    widest_group: int,
     path: str | os.PathLike[str],
     *,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Encode, prefill and decode a few tokens in every way; the cache is empty afterwards.
-
-    A source may have `widest_group` sequences, as far as there are rows for them.
 
     On a device the largest steps run first: what memory kernels want is taken now or refused, and
     in pieces that hold what smaller steps want. Decode calls are captured, in the thread that is to
@@ -41,15 +38,14 @@ def warm_up(
     or gives what no request could use; DeviceError if the device fails, OutOfDeviceMemory, saying
     how many sequences would fit, if kernels have no room beside the rows.
     """
-    widest = min(widest_group, runner.num_slots)
-    for what, batch in _largest(contract, runner, widest):
+    for what, batch in _largest(contract, runner):
         try_out(runner, contract, what, batch, path)
     for rows, k in runner.captured:
         name = f"a decode call of {rows} rows with their {_likeliest(k)}"
         started = time.perf_counter()
         try_out(runner, contract, f"capturing {name}", _captured(contract, rows, k), path)
         progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
-    for what, batch in _steps(contract, runner.num_slots, widest):
+    for what, batch in _steps(contract, runner):
         try_out(runner, contract, what, batch, path)
     runner.reset()
 
@@ -76,7 +72,7 @@ def try_out(
 
 
 def _largest(
-    contract: GenerationContract, runner: SlotModelRunner, widest: int
+    contract: GenerationContract, runner: SlotModelRunner
 ) -> Iterator[tuple[str, ScheduledBatch]]:
     """Yield the steps that want most memory on a device."""
     if not runner.most_tokens:
@@ -91,12 +87,6 @@ def _largest(
     chunks = (PrefillChunk(0, ids, len(ids), 0),)
     step = replace(_NOTHING, row_ops=(RowOp("cut", 0, 0),), chunks=chunks, num_top=_NUM_TOP)
     yield f"a prompt of {len(ids)} tokens with all positions wanted", step
-    if contract.cross_cache:
-        sources = (0,) * widest + tuple(range(widest, runner.num_slots))
-        yield (
-            f"decoding {len(sources)} rows, {widest} of them of one source",
-            _decode(contract, sources, _NUM_TOP),
-        )
 
 
 def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> ScheduledBatch:
@@ -115,17 +105,17 @@ def _likeliest(k: int) -> str:
 
 
 def _steps(
-    contract: GenerationContract, num_slots: int, widest: int
+    contract: GenerationContract, runner: SlotModelRunner
 ) -> Iterator[tuple[str, ScheduledBatch]]:
     """Yield every kind of call that the engine makes, and what it is called."""
-    rows = tuple(range(min(_NUM_ROWS, num_slots)))
+    rows = tuple(range(min(_NUM_ROWS, runner.num_slots)))
     if contract.cross_cache:
         yield "encoding sources", replace(_NOTHING, encodes=_encodes(contract, len(rows)))
     yield from _prompts(contract, rows)
     yield "decoding one row", _decode(contract, rows[:1], 1)
     yield f"decoding {len(rows)} rows", _decode(contract, rows, _NUM_TOP)
     if contract.cross_cache:
-        for width in group_widths(widest):
+        for width in group_widths(runner.widest_group):
             step = _decode(contract, (0,) * width, 2)
             yield f"decoding {width} sequences of one source", step
 

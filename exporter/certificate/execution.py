@@ -86,7 +86,7 @@ class OnDevice:
         assert directory == self.package.path, "what is served is compared"
         if self._runner is None:
             self._runner = load_runner(self.package, contract, self.config, self.device)
-            warm_up(self._runner, contract, self.config.limits.most_sequences, directory)
+            warm_up(self._runner, contract, directory)
         self._runner.reset()
         return self._runner, self._runner
 

@@ -1,6 +1,7 @@
 """A decoder called as the engine calls it on a device, without the engine: fixed rows, no requests.
 
-Rows 0 to B-1 decode together; of an encoder-decoder each has the source in the row of its number.
+Rows 0 to B-1 decode together; of an encoder-decoder each has the source in the row of its number,
+where there is room for as many more as a request may have sequences.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from engine.config import RequestLimits
 from engine.device.device import CudaDevice
 from engine.device.memory import aligned
 from engine.package.graph_io import (
@@ -42,8 +44,10 @@ from engine.session import DISABLED_ON_CUDA, NOT_CAPTURED, Binding, Session, cud
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.memory import DeviceCacheMemory
 from engine.slots.rows import SlotCache
+from engine.slots.source_index import padded
 
 _BLOCK_BYTES = 2**20  # of the inputs of a call, at most
+_WIDEST = RequestLimits().most_sequences  # of a request
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -216,7 +220,8 @@ class DeviceDecoder:
     def _layout(self, num_rows: int, num_tokens: int) -> dict[str, NDArray[Any]]:
         """Return the inputs beside keys and values that are brought up, as they stand at first."""
         sizes = {"batch": num_rows, "tokens": num_tokens, "num_logits": num_rows}
-        sizes |= {"sources": num_rows, "beams": 1, "num_alignments": 0}
+        group = padded(min(_WIDEST, len(self.lengths))) if num_tokens == 1 else 1
+        sizes |= {"sources": num_rows, "beams": group, "num_alignments": 0}
         num_layers = len(self._cache.layers)
         others = {*READ_ON_HOST, *layer_names(PAST, num_layers), *layer_names(CROSS, num_layers)}
         arrays = {
@@ -228,7 +233,8 @@ class DeviceDecoder:
         if self.contract.cross_cache is not None:
             arrays[SOURCE_LENGTHS][:] = self.contract.cross_cache.max_len // 2
             arrays[BEAM_ROWS][:, 0] = np.arange(num_rows)
-            arrays[ROW_QUERIES][:] = np.arange(num_rows * num_tokens).reshape(num_rows, -1)
+            queries = group * np.arange(num_rows * num_tokens)
+            arrays[ROW_QUERIES][:] = queries.reshape(num_rows, num_tokens)
         return arrays
 
     def _bind_outputs(self, binding: Binding, num_rows: int, num_top: int) -> None:

@@ -37,6 +37,7 @@ class EngineLoop:
             buckets=buckets,
             device=open_device() if on_cuda else None,
         )
+        warm_up(runner, contract, directory)
         config = EngineConfig(
             max_num_seqs=num_rows,
             max_num_batched_tokens=max(1024, num_rows + _CHUNK),
@@ -44,7 +45,6 @@ class EngineLoop:
             prefill_chunk_size=_CHUNK,
             reuse_prefixes=False,
         )
-        warm_up(runner, contract, config.limits.most_sequences, directory)
         self.core = core_on_slots(config, contract, runner)
         self._keys = count()
 

@@ -62,12 +62,15 @@ def test_decoding_beside_a_chunk_is_one_launch_beside_those_of_the_chunk(steps: 
     assert [shape[0] for shape in steps["mixed"]["shapes"][:4]] == [5] * 4
 
 
-def test_beams_and_attention_are_not_captured(steps: Any) -> None:
-    for name in ("beams", "beams again", "aligned"):
+def test_sequences_of_one_source_are_one_launch_too(steps: Any) -> None:
+    for name in ("beams", "beams again"):
         if name in steps:
-            assert steps[name]["graphs"] == 0 and steps[name]["launches"] > 0
-    if "beams again" in steps:
-        assert steps["beams again"]["bound"] == 1  # which rows are a source's
+            assert counts(steps[name]) == CAPTURED
+
+
+def test_attention_to_the_source_is_not_captured(steps: Any) -> None:
+    if "aligned" in steps:
+        assert steps["aligned"]["graphs"] == 0 and steps["aligned"]["launches"] > 0
 
 
 def test_rows_of_logits_are_fetched_together_and_once(steps: Any) -> None:

@@ -83,6 +83,26 @@ def test_what_a_decode_call_captures_stays_true_for_any_other_rows(
     assert (len(decoder.captured), decoder.replays) == (1, 3)
 
 
+def test_sequences_of_one_source_decode_in_the_call_that_is_captured(tmp_path: Path) -> None:
+    model = TinyModel(4, has_encoder=True)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    on_host = load(model, tmp_path)
+    encodes = tuple(Encode(row, ids(row, 3 + row)) for row in range(3))
+
+    for each in (runner, on_host):
+        each.run(replace(NOTHING, encodes=encodes))
+    for sources in ((0,), (1, 1, 1), (0, 1, 0, 2, 1), (2,) * SLOTS, (0, 1, 2)):
+        token_ids = tuple(range(5, 5 + len(sources)))
+        step = replace(NOTHING, decode_ids=token_ids, decode_sources=sources)
+        found, wanted = runner.run(step), on_host.run(step)
+        assert [bits(found, i) for i in range(len(sources))] == [
+            bits(wanted, i) for i in range(len(sources))
+        ]
+
+    assert (len(decoder.captured), decoder.replays) == (1, 4)
+    assert runner.num_padding == sum(SLOTS - count for count in (1, 3, 5, 5, 3))
+
+
 @ENCODERS
 def test_it_warms_up_and_captures_every_kind_of_decode_call(
     tmp_path: Path, has_encoder: bool
@@ -91,7 +111,7 @@ def test_it_warms_up_and_captures_every_kind_of_decode_call(
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, buckets=(2, SLOTS))
     lines: list[str] = []
 
-    warm_up(runner, model.contract, 16, "package", progress=lines.append)
+    warm_up(runner, model.contract, "package", progress=lines.append)
 
     tops = (1, 23)  # the vocabulary has fewer than 128
     assert runner.captured == tuple((rows, k) for rows in (2, SLOTS) for k in tops)
@@ -133,7 +153,7 @@ def test_kernels_without_room_beside_the_rows_say_how_many_would_fit(
     monkeypatch.setattr(FakeDeviceBinding, "run", no_room)
 
     with pytest.raises(OutOfDeviceMemory, match=f"prompt of .* failed: kernels want more; .*{way}"):
-        warm_up(runner, model.contract, 16, tmp_path)
+        warm_up(runner, model.contract, tmp_path)
 
 
 def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(tmp_path: Path) -> None:
@@ -156,7 +176,7 @@ def test_calls_of_many_shapes_do_not_drop_what_is_captured(
 ) -> None:
     monkeypatch.setattr("engine.slots.decode_calls._MAX_BINDINGS", 2)
     model = TinyModel(4, has_encoder=True)
-    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, widest_group=1)
     runner.run(replace(NOTHING, encodes=(Encode(0, ids(1, 5)),)))
 
     for sources in ((0,), (0, 0), (0, 0, 0), (0,), (0, 0), (0, 0, 0), (0,)):
@@ -237,14 +257,11 @@ def test_the_largest_steps_are_the_first_that_are_tried_out(
     run = runner.run
     monkeypatch.setattr(runner, "run", lambda batch: ran.append(batch) or run(batch))
 
-    warm_up(runner, model.contract, 16, "package")
+    warm_up(runner, model.contract, "package")
 
     first = next(batch for batch in ran if batch.chunks).chunks[0]
     assert len(first.token_ids) == first.num_logits == min(20, model.contract.cache.max_len)
     if model.contract.cross_cache:
         longest = model.contract.cross_cache.max_len
         assert len(ran[0].encodes[0].source_ids) == longest
-        # All rows share a source: that takes most room for queries.
-        decode = next(batch for batch in ran if batch.decode_ids)
-        assert decode.decode_sources == (0,) * SLOTS and decode.num_top == 128
     assert not runner.cache.lengths.any()

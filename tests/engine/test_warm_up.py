@@ -125,7 +125,7 @@ def test_a_decoder_that_fails_at_a_kind_of_call_is_refused(
     model = TinyModel(1, has_encoder=has_encoder)
 
     with pytest.raises(PackageError, match=message):  # when it is loaded, or when it runs
-        warm_up(_load(model, tmp_path, decoder=fault), model.contract, WIDEST, "package")
+        warm_up(_load(model, tmp_path, decoder=fault), model.contract, "package")
 
 
 def test_a_decoder_that_cannot_share_a_source_is_refused(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_decoder_that_cannot_share_a_source_is_refused(tmp_path: Path) -> None
     runner = _load(model, tmp_path, decoder=_one_beam_only)
 
     with pytest.raises(PackageError, match="decoding 2 sequences of one source failed"):
-        warm_up(runner, model.contract, WIDEST, "package")
+        warm_up(runner, model.contract, "package")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_as_many_sequences_share_a_source_as_a_request_may_ask_for(
 
     monkeypatch.setattr(runner, "run", run)
 
-    warm_up(runner, model.contract, WIDEST, "package")
+    warm_up(runner, model.contract, "package")
 
     assert [width for width in shared if width > 1] == widths
 
@@ -171,7 +171,7 @@ def test_an_encoder_that_fails_is_refused(tmp_path: Path, fault: Change, message
     model = TinyModel(1, has_encoder=True)
 
     with pytest.raises(PackageError, match=message):
-        warm_up(_load(model, tmp_path, encoder=fault), model.contract, WIDEST, "package")
+        warm_up(_load(model, tmp_path, encoder=fault), model.contract, "package")
 
 
 @pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
@@ -184,7 +184,7 @@ def test_a_sound_model_warms_up_and_leaves_an_empty_cache(
         model.contract, *model.write(tmp_path), num_slots=num_slots, num_threads=1
     )
 
-    warm_up(runner, model.contract, WIDEST, "package")
+    warm_up(runner, model.contract, "package")
     assert rows_are_bit_equal(runner, model.contract, WIDEST)
 
     cache = runner.cache

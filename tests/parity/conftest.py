@@ -103,9 +103,10 @@ class Setup(NamedTuple):
         """Whether the answers of a model have the same bits whatever else runs.
 
         Attention to a source, in the graphs for CUDA, rounds otherwise where one sequence attends
-        to it than where the widest of a call has two; on a GPU such a call is not the captured one.
+        to it than where the widest of a call has two; with buckets all calls have the same room.
         """
-        return self.form.target == "cpu" or name != "encoder-decoder"
+        has_bucket = self.has_bucket or self.device == "cuda"
+        return self.form.target == "cpu" or name != "encoder-decoder" or has_bucket
 
     def load(self, package: Path | Package, config: EngineConfig) -> AsyncEngine:
         """Load a package as the engine does; on a GPU one that was shown nothing there, too."""

@@ -46,6 +46,28 @@ def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) 
         assert _decoded(runner, num_decoding, num_held) == alone, (num_decoding, num_held)
 
 
+@pytest.mark.parametrize("name", ["encoder-decoder", "t5"])
+def test_a_row_has_the_same_bits_however_many_sequences_a_source_has(
+    name: str, tmp_path: Path
+) -> None:
+    runner = _load({**SMALL, **MODELS[name]}, tmp_path)
+    encodes = (Encode(0, (5, 6, 7, 8)), Encode(1, (9, 10)))
+    chunk = PrefillChunk(0, (7, 8, 9), 0, 0)
+
+    def decoded(*sources: int) -> Bits:
+        runner.reset()
+        runner.run(replace(NOTHING, encodes=encodes, chunks=(chunk,)))
+        ids = tuple(range(11, 11 + len(sources)))
+        return _bits(
+            runner.run(replace(NOTHING, decode_ids=ids, decode_sources=sources, num_top=4))
+        )
+
+    alone = decoded(0)
+
+    for sources in ((0, 1), (0, 1, 1), (0, 0), (0, 0, 1, 0), (0,) * NUM_ROWS):
+        assert decoded(*sources) == alone, sources
+
+
 def _load(settings: dict[str, object], path: Path) -> SlotModelRunner:
     config = TransformerConfig.model_validate(settings)
     graphs = build_graphs(random_model(config), target=CUDA)
