@@ -8,12 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,9 +18,17 @@ import click
 from engine.machine import machine_name
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
+from loadtest.studies.served import served
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
-_START_TIMEOUT = 180.0  # seconds
+_WHOLE = """
+[serve]
+http_port = 0
+[metrics]
+port = 0
+[gateway.doors]
+admin_port = 0
+"""
 _NUM_PARTS = 10  # of the time, between which memory is read
 
 
@@ -130,39 +134,23 @@ def _name(command_line: bytes) -> str:
     return Path(scripts[0]).name if scripts else words[0]
 
 
-@contextlib.contextmanager
-def _served(package: Path, replicas: int) -> Iterator[int]:
-    """Serve a package; yield the process id of the command."""
-    options = ["--replicas", str(replicas), "--port", "0", "--threads", "1"]
-    command = [sys.executable, "-c", "from server.cli import main; main()", "serve", str(package)]
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([*command, *options], stdout=output, stderr=output)
-        try:
-            deadline = time.monotonic() + _START_TIMEOUT
-            while b"serving " not in (said := os.pread(output.fileno(), 1 << 20, 0)):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise click.ClickException(f"the server does not start: {said.decode()}")
-                time.sleep(0.2)
-            yield process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-
-
 @click.command()
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--settle", type=float, default=30, show_default=True, help="Seconds before.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=60, show_default=True)
+@click.option("--whole", is_flag=True, help="With metrics, admin port and HTTP server, too.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(package: Path, replicas: int, settle: float, seconds: float, out: Path) -> None:
+def main(
+    package: Path, replicas: int, settle: float, seconds: float, whole: bool, out: Path
+) -> None:
     """Serve PACKAGE, ask nothing, and write OUT.json."""
-    with _served(package, replicas) as pid:
+    with served(package, _WHOLE if whole else "", replicas) as server:
         time.sleep(settle)
-        started, seen = time.monotonic(), [read_tree(pid)]
+        started, seen = time.monotonic(), [read_tree(server.pid)]
         for _ in range(_NUM_PARTS):
             time.sleep(seconds / _NUM_PARTS)
-            seen.append(read_tree(pid))
+            seen.append(read_tree(server.pid))
         elapsed = time.monotonic() - started
     processes = compare(seen[0], seen[-1], elapsed)
     content = {

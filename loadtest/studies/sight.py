@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,8 +29,8 @@ from engine.machine import machine_name
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.result_file import write_document
 from loadtest.studies.idle import read_tree
+from loadtest.studies.served import Served, served
 
-_START_TIMEOUT = 180.0  # seconds
 _SCRAPE_PERIOD = 1.0  # seconds; Prometheus reads every 15 as a rule
 _SETTINGS = {
     "without": "[log]\nrequests = false\n",
@@ -43,55 +39,11 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server that runs."""
-
-    pid: int
-    address: str
-    page: str | None  # of its metrics
-    admin: str | None = None  # where it is operated
-
-
-@dataclass(frozen=True)
 class Turn:
     """What a server did in its turn."""
 
     requests_per_second: float
     processor_seconds: float  # a request, of all its processes
-
-
-@contextlib.contextmanager
-def served(package: Path, settings: str) -> Iterator[Served]:
-    """Serve a package with settings in TOML until the end of the block."""
-    command = [sys.executable, "-c", "from server.cli import main; main()", "serve", str(package)]
-    with (
-        tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
-        tempfile.NamedTemporaryFile() as log,
-    ):
-        file.write(settings)
-        file.flush()
-        options = ["--config", file.name, "--port", "0", "--threads", "1"]
-        process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
-        try:
-            said = _wait(process, Path(log.name))
-            page = re.search(r"metrics on (http://\S+)", said)
-            (address,) = re.findall(r"^serving .* on (\S+);", said, re.MULTILINE)
-            admin = re.search(r"operated on (\S+)", said)
-            yield Served(
-                process.pid, address, page[1] if page else None, admin[1] if admin else None
-            )
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + _START_TIMEOUT
-    while "\nserving " not in f"\n{(said := log.read_text())}":
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise click.ClickException(f"the server does not start: {said}")
-        time.sleep(0.2)
-    return said
 
 
 async def take_turn(server: Served, model: str, prompt: str, streams: int, seconds: float) -> Turn:

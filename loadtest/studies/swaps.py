@@ -30,7 +30,7 @@ from engine.package.package import read_manifest, write_manifest
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.result_file import write_document
 from loadtest.studies.idle import read_tree
-from loadtest.studies.sight import Served, served
+from loadtest.studies.served import Served, served
 
 SETTINGS = "[log]\nrequests = false\n[gateway.doors]\nadmin_port = 0\n"
 _SHARES = (5, 50, 100)
