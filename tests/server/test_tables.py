@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from server.cli.tables import certificate_table, print_table
+import pytest
+from tokenweir import Comparison, Difference, VersionTraffic
+
+from server.cli.tables import _traffic, certificate_table, print_table
 from tests.server.fakes import generation_package
 from tests.stand_in_certificate import LOSS
 
@@ -56,3 +60,14 @@ def test_the_certificate_shows_how_near_answers_to_a_text_are(
 
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"chrF of answers to 12 lines {told}" in out
+
+
+def test_what_two_versions_answer_is_told_with_the_first_difference_and_the_largest() -> None:
+    first = Difference("r-1", input=0, output=2, token=3)
+    comparison = Comparison("1", 40, 2, 1, first, largest_distance=0.01234)
+    model: Any = SimpleNamespace(traffic=VersionTraffic(5.0, 2, (comparison,)))
+
+    assert dict(_traffic(model))["answers like 1"] == (
+        "40 equal, 2 different, 1 not answered; the first: request r-1, input 0, output 2, token 3;"
+        " numbers at most 0.012 apart"
+    )
