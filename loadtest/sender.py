@@ -20,6 +20,7 @@ from loadtest.target.target import CallFailed, Reply, Target
 from loadtest.work.ask import Ask, Work
 
 _WATCH_PERIOD = 0.05  # seconds between looks at the event loop's own delay
+_UNUSED = 2**40  # an index that no test comes to
 _WARMED_UP = 64  # requests among which one of each kind is sent before the test
 
 
@@ -58,11 +59,13 @@ class Sender:
     async def warm_up(self) -> None:
         """Send a request of each kind that is not measured: it opens connections.
 
+        Where requests never repeat, it is none of the test: a server may keep what it computes.
         Raises LoadTestError for one that cannot be made.
         """
         kinds: dict[tuple[str, str | None], Ask] = {}
+        first = _UNUSED if self._work.num_different is None else 0
         for index in range(min(_WARMED_UP, self._config.num_requests or _WARMED_UP)):
-            ask = self._work.ask(index)
+            ask = self._work.ask(first + index)
             kinds.setdefault((ask.kind, ask.method), ask)
         for ask in kinds.values():
             try:

@@ -6,14 +6,16 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from engine.machine import machine_name
+from loadtest.errors import LoadTestError
 from loadtest.origin import code_commit, now
 from loadtest.peers.comparison import Plan, compare, start_process
-from loadtest.peers.results import Results, disagreements, summarize, write
+from loadtest.peers.results import Origin, Results, disagreements, summarize, write
 from loadtest.peers.works import WORKS
 
 
@@ -45,7 +47,10 @@ def main(
     out: Path,
 ) -> None:
     """Run the same work through Tokenweir and other engines in turn, and write what came out."""
-    work = WORKS[name]
+    try:
+        work = WORKS[name].of(engines)
+    except LoadTestError as error:
+        raise click.BadParameter(str(error), param_hint="--engine") from error
     directory = models / work.model
     _make_models(work.model, directory)
     out.mkdir(parents=True, exist_ok=True)
@@ -57,33 +62,57 @@ def main(
         vocab_size=int((directory / "vocab_size").read_text()),
         directory=directory.resolve(),
         seed=seed,
-        engines=engines,
     )
-    started_at = now()
-    comparison = compare(plan, start_process(directory / "workers.log"), click.echo)
-    results = Results(
+    origin = Origin(
         work=work,
         command=shlex.join(["python", "-m", "loadtest.peers", *sys.argv[1:]]),
         commit=code_commit(),
-        started_at=started_at,
+        started_at=now(),
         machine=machine_name(),
         num_threads=plan.num_threads,
-        lines=summarize(work, comparison),
+    )
+    run = _compare_servers if work.are_servers else _compare
+    run(plan, origin, directory / "workers.log", out)
+
+
+def _compare(plan: Plan, origin: Origin, log: Path, out: Path) -> None:
+    from loadtest.peers.chart import write_png
+
+    comparison = compare(plan, start_process(log), click.echo)
+    results = Results(
+        **vars(origin),
+        lines=summarize(plan.work, comparison),
         disagreements=disagreements(comparison.agreements),
         comparison=comparison,
     )
-    _write(results, out)
-
-
-def _write(results: Results, out: Path) -> None:
-    from loadtest.peers.chart import write_png
-
-    picture = out / f"{results.work.name}.png"
+    picture = out / f"{plan.work.name}.png"
     write_png(results, picture)
-    for path in (*write(results, out), picture):
+    _tell([*write(results, out), picture], results.disagreements)
+
+
+def _compare_servers(plan: Plan, origin: Origin, log: Path, out: Path) -> None:
+    from loadtest.peers.server_comparison import compare_servers, start_server
+    from loadtest.peers.server_results import (
+        ServerResults,
+        summarize_servers,
+        write_server_results,
+    )
+
+    comparison = compare_servers(plan, start_server(log), click.echo)
+    results = ServerResults(
+        **vars(origin),
+        lines=summarize_servers(plan.work, comparison),
+        disagreements=disagreements(comparison.agreements),
+        comparison=comparison,
+    )
+    _tell(write_server_results(results, out), results.disagreements)
+
+
+def _tell(files: Iterable[Path], disagreements: Iterable[str]) -> None:
+    for path in files:
         click.echo(f"written: {path}")
-    if results.disagreements:
-        raise click.ClickException("outputs differ: " + "; ".join(results.disagreements))
+    if found := "; ".join(disagreements):
+        raise click.ClickException(f"outputs differ: {found}")
 
 
 def _make_models(model: str, directory: Path) -> None:

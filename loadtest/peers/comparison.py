@@ -48,7 +48,19 @@ class Plan:
     vocab_size: int
     directory: Path  # of the models
     seed: int = 0
-    engines: tuple[str, ...] = ()  # names that contain one of these; none: all
+
+    def options(self, engine: Engine, setting: Setting) -> LoadOptions:
+        """Return what an engine loads."""
+        work = self.work
+        return LoadOptions(
+            directory=str(self.directory),
+            weights=engine.weights,
+            num_threads=self.num_threads,
+            max_concurrency=max(self.concurrencies),
+            max_tokens=work.num_prompt_tokens + work.num_new_tokens,
+            num_beams=work.num_beams,
+            setting=setting,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,10 +140,7 @@ class _Fleet:
 
     def load(self) -> None:
         """Start all workers that can be started."""
-        wanted = self._plan.engines
         for engine in self._plan.work.engines:
-            if wanted and not any(part in engine.name for part in wanted):
-                continue
             for setting in engine.settings:
                 self._load(engine, setting)
 
@@ -145,18 +154,8 @@ class _Fleet:
             worker.close()
 
     def _load(self, engine: Engine, setting: Setting) -> None:
-        plan, work = self._plan, self._plan.work
-        options = LoadOptions(
-            directory=str(plan.directory),
-            weights=engine.weights,
-            num_threads=plan.num_threads,
-            max_concurrency=max(plan.concurrencies),
-            max_tokens=work.num_prompt_tokens + work.num_new_tokens,
-            num_beams=work.num_beams,
-            setting=setting,
-        )
         try:
-            worker = self._start(engine, options)
+            worker = self._start(engine, self._plan.options(engine, setting))
         except WorkerError as error:
             self.missing[engine.name] = str(error)
             self._note(f"without {engine.name}: {error}")

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 Array = NDArray[np.float32]
 
@@ -34,8 +35,7 @@ def write_gguf(original: Path, out: Path, weights: str) -> None:
     writer.add_feed_forward_length(4 * config["n_embd"])
     writer.add_head_count(config["n_head"])
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")  # token ids are all that is asked for
+    _add_tokenizer(writer, original)
     kind = getattr(gguf.GGMLQuantizationType, weights)
     for name, array in _tensors(original, config["n_layer"]):
         if array.ndim == 2 and not name.startswith("position"):
@@ -46,6 +46,24 @@ def write_gguf(original: Path, out: Path, weights: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: Any, original: Path) -> None:
+    """Write what turns tokens into text: a server answers with it, though it is asked by ids."""
+    tokenizer = Tokenizer.from_file(str(original / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    end = size - 2  # behind it comes the padding; see models.py
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([tokenizer.id_to_token(token) for token in range(size)])
+    kinds = [gguf.TokenType.NORMAL] * end + [gguf.TokenType.CONTROL] * 2
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["! !"])  # the file is to have one; no text is read
+    writer.add_eos_token_id(end)
+    writer.add_bos_token_id(end)
+    writer.add_pad_token_id(end + 1)
+    writer.add_add_bos_token(False)
 
 
 def _tensors(original: Path, num_layers: int) -> Iterator[tuple[str, Array]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -14,6 +15,17 @@ from loadtest.peers.works import Work
 from loadtest.result_file import write_atomically
 
 _LEAST_AGREEMENT = 0.98  # of outputs: two logits may be as near as float32 rounds
+
+
+class Compared(Protocol):
+    """What every comparison has, of workers or of servers."""
+
+    @property
+    def agreements(self) -> tuple[Agreement, ...]: ...
+    @property
+    def missing(self) -> Mapping[str, str]: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -33,8 +45,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Results:
-    """Everything there is to keep of a comparison."""
+class Origin:
+    """What was compared, and where the figures come from."""
 
     work: Work
     command: str
@@ -42,6 +54,12 @@ class Results:
     started_at: str
     machine: str
     num_threads: int
+
+
+@dataclass(frozen=True)
+class Results(Origin):
+    """Everything there is to keep of a comparison."""
+
     lines: tuple[Line, ...]
     disagreements: tuple[str, ...]  # of engines that must agree
     comparison: Comparison
@@ -69,33 +87,58 @@ def disagreements(agreements: Iterable[Agreement]) -> tuple[str, ...]:
 
 def write(results: Results, directory: Path) -> list[Path]:
     """Write the table and everything that was measured; return the files."""
+    document = TypeAdapter(Results).dump_json(results, indent=1)
+    return write_files(results.work.name, document, to_markdown(results), directory)
+
+
+def write_files(name: str, document: bytes, table: str, directory: Path) -> list[Path]:
+    """Write a document of JSON and a table; return the files."""
     directory.mkdir(parents=True, exist_ok=True)
-    json_file, markdown = (directory / f"{results.work.name}.{kind}" for kind in ("json", "md"))
-    write_atomically(json_file, TypeAdapter(Results).dump_json(results, indent=1) + b"\n")
-    write_atomically(markdown, to_markdown(results).encode())
+    json_file, markdown = (directory / f"{name}.{kind}" for kind in ("json", "md"))
+    write_atomically(json_file, document + b"\n")
+    write_atomically(markdown, table.encode())
     return [json_file, markdown]
 
 
 def to_markdown(results: Results) -> str:
     """Return the table with what a reader must know of it."""
-    work, comparison = results.work, results.comparison
-    kind = f"beam {work.num_beams}" if work.num_beams > 1 else "greedy"
+    comparison = results.comparison
     num_rounds = len({run.round for run in comparison.runs})
     parts = [
-        f"# {work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}",
         "Random weights, the same for all engines; random prompts. Medians of "
         f"{num_rounds} rounds in which the engines took turns; a ratio is a peer's time over ours "
         "in the same round: above 1 we are faster. Decode: without the time of the prompts alone.",
         _table(results.lines),
-        _agreement_table(comparison.agreements),
-        "\n".join(f"- DISAGREES: {text}" for text in results.disagreements),
-        "\n".join(f"- without {name}: {why}" for name, why in comparison.missing.items()),
-        f"- machine: {results.machine}, {results.num_threads} threads\n"
-        f"- started: {results.started_at}\n- commit: {results.commit}\n"
-        f"- command: `{results.command}`\n- versions: "
-        + ", ".join(f"{name} {number}" for name, number in sorted(comparison.versions.items())),
     ]
+    end = end_of_table(comparison, results.disagreements, results)
+    return paragraphs(title(results.work), *parts, *end)
+
+
+def paragraphs(*parts: str) -> str:
+    """Return what is not empty, with blank lines between."""
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def title(work: Work) -> str:
+    """Return the heading of a table."""
+    kind = f"beam {work.num_beams}" if work.num_beams > 1 else "greedy"
+    return f"# {work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}"
+
+
+def end_of_table(
+    comparison: Compared, disagreements: Iterable[str], origin: Origin
+) -> tuple[str, ...]:
+    """Return what stands below a table: agreement, what is missing, where the figures are from."""
+    versions = sorted(comparison.versions.items())
+    return (
+        _agreement_table(comparison.agreements),
+        "\n".join(f"- DISAGREES: {text}" for text in disagreements),
+        "\n".join(f"- without {name}: {why}" for name, why in comparison.missing.items()),
+        f"- machine: {origin.machine}, {origin.num_threads} threads\n"
+        f"- started: {origin.started_at}\n- commit: {origin.commit}\n"
+        f"- command: `{origin.command}`\n- versions: "
+        + ", ".join(f"{name} {number}" for name, number in versions),
+    )
 
 
 def _line(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from loadtest.errors import LoadTestError
 
 Setting = Mapping[str, int]  # options of an engine that are tried; the fastest counts
 
@@ -15,7 +17,7 @@ class Engine:
     """One engine with one form of the weights."""
 
     name: str  # as results call it
-    adapter: str  # a module of loadtest.peers.adapters
+    adapter: str  # a module of loadtest.peers.adapters, or of loadtest.peers.servers
     weights: str  # the adapter's name of their form
     against: str | None = None  # the engine of ours it is compared with; None: it is ours
     must_agree: bool = False  # its greedy tokens are those of `against`: both compute in float32
@@ -34,6 +36,19 @@ class Work:
     num_new_tokens: int
     engines: tuple[Engine, ...]
     num_beams: int = 1
+    are_servers: bool = False  # the engines are asked by a load test; else they are workers
+
+    def of(self, names: Sequence[str]) -> Work:
+        """Return it with the engines only whose name holds one of these, with all for none.
+
+        Raises LoadTestError for one that no engine's name holds.
+        """
+        for name in names:
+            if not any(name in engine.name for engine in self.engines):
+                known = ", ".join(engine.name for engine in self.engines)
+                raise LoadTestError(f"no engine of {self.name} is called {name!r}; known: {known}")
+        chosen = [one for one in self.engines if any(name in one.name for name in names)]
+        return replace(self, engines=tuple(chosen)) if names else self
 
 
 def _ours(*weights: str) -> tuple[Engine, ...]:
@@ -82,6 +97,25 @@ _GENAI = (
 )
 _MARIAN = (*_ours("fp32", "int8"), *_ctranslate2(), _torch()[0])
 
+
+def _servers(ours: str, theirs: str) -> tuple[Engine, ...]:
+    """Return `tokenweir serve` with one form of the weights, and others that are asked by gRPC."""
+    serve = f"{OURS} serve {ours}"
+    is_float = ours == "fp32"
+    settings: tuple[Setting, ...] = ({"intra_threads": 0}, {"intra_threads": 1, "inter_threads": 2})
+    return (
+        Engine(serve, "tokenweir_serve", ours),
+        Engine(f"Ray Serve gRPC {ours}", "ray_ingress", ours, serve, True),
+        Engine(f"CTranslate2 gRPC {theirs}", "ctranslate_grpc", theirs, serve, is_float, settings),
+    )
+
+
+_SERVERS = (*_servers("fp32", "float32"), *_servers("int8", "int8"))
+_LLAMA_SERVER = (
+    Engine("llama-server f32", "llama_server", "f32", f"{OURS} serve fp32"),
+    Engine("llama-server q8_0", "llama_server", "q8_0", f"{OURS} serve int8", settings=_REPACKED),
+)
+
 WORKS: Mapping[str, Work] = {
     work.name: work
     for work in (
@@ -95,5 +129,7 @@ WORKS: Mapping[str, Work] = {
         Work("smollm2", "smollm2", 128, 64, (*_ours("fp32", "int4"), *_GENAI, *_torch())),
         Work("marian", "marian", 25, 32, _MARIAN),
         Work("marian-beam", "marian", 25, 32, _MARIAN, num_beams=4),
+        Work("gpt2-servers", "gpt2", 128, 64, (*_SERVERS, *_LLAMA_SERVER), are_servers=True),
+        Work("marian-servers", "marian", 25, 32, _SERVERS, are_servers=True),
     )
 }

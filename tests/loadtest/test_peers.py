@@ -154,14 +154,6 @@ def test_an_engine_is_left_out_beyond_its_largest_concurrency() -> None:
     assert {run.concurrency for run in comparison.runs if run.engine == PEER.name} == {1}
 
 
-def test_only_the_engines_asked_for_are_loaded() -> None:
-    fleet = Fleet()
-
-    run_comparison(plan(engines=("tokenweir",)), fleet)
-
-    assert {name for name, *_ in fleet.log} == {OURS.name}
-
-
 def test_every_worker_is_closed_even_after_a_failure() -> None:
     fleet = Fleet()
 

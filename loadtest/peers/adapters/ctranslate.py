@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,32 +36,50 @@ class CTranslate2Adapter:
 
     def generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
         """Run the prompts as one batch, or one for each of the parallel translators."""
-        texts = [[self._tokens[token] for token in prompt] for prompt in prompts]
-        batch = -(-len(texts) // self._inter_threads)
-        return self._generate(texts, num_new_tokens, batch)
+        return self._generate(prompts, num_new_tokens, -(-len(prompts) // self._inter_threads))
 
-    def _continue(self, texts: list[list[str]], num_new: int, batch: int) -> list[list[int]]:
+    def stream(
+        self, prompts: Prompts, num_new_tokens: int, tell: Callable[[int, int], None]
+    ) -> None:
+        """Run the prompts as one batch, and tell of each token as it comes: whose, which."""
+
+        def step(result: Any) -> bool:
+            tell(result.batch_id, result.token_id)
+            return False  # go on
+
+        self._generate(prompts, num_new_tokens, len(prompts), callback=step)
+
+    def _continue(
+        self, prompts: Prompts, num_new: int, batch: int, **options: Any
+    ) -> list[list[int]]:
         results = self._model.generate_batch(
-            texts,
+            self._texts(prompts),
             max_batch_size=batch,
             beam_size=self._num_beams,
             sampling_topk=1,
             min_length=num_new,
             max_length=num_new,
             include_prompt_in_result=False,
+            **options,
         )
         return [result.sequences_ids[0] for result in results]
 
-    def _translate(self, texts: list[list[str]], num_new: int, batch: int) -> list[list[int]]:
+    def _translate(
+        self, prompts: Prompts, num_new: int, batch: int, **options: Any
+    ) -> list[list[int]]:
         results = self._model.translate_batch(
-            texts,
+            self._texts(prompts),
             max_batch_size=batch,
             beam_size=self._num_beams,
             min_decoding_length=num_new,
             max_decoding_length=num_new,
+            **options,
         )
         ids = {token: i for i, token in enumerate(self._tokens)}
         return [[ids[token] for token in result.hypotheses[0]] for result in results]
+
+    def _texts(self, prompts: Prompts) -> list[list[str]]:
+        return [[self._tokens[token] for token in prompt] for prompt in prompts]
 
 
 def _spec(path: Path) -> str:
