@@ -212,6 +212,19 @@ def generation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _NOT_SENT = ("ids", "chat", "system")  # they say how TEXT is read
 
 
+def request_options(without: Iterable[str]) -> list[click.Parameter]:
+    """Return what says how a request is answered, for a command whose help is of something else.
+
+    `without` are the names of those that mean something else there.
+    """
+    declared = click.command(generation_options(lambda **typed: None)).params
+    found = [one for one in declared if one.name not in (*_NOT_SENT, *without)]
+    for parameter in found:
+        assert isinstance(parameter, click.Option)
+        parameter.hidden = True
+    return found
+
+
 def prompt_of(text: str, typed: dict[str, Any]) -> Prompt | Chat:
     """Return what is asked of the model: text, token ids or a conversation; UsageError if both."""
     if typed["ids"] and typed["chat"]:
@@ -245,7 +258,7 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
     }
     if "logit_bias" in options:
         options["logit_bias"] = _by_token_id(options["logit_bias"])
-    if typed["ids"] and "target_prefix" in options:
+    if typed.get("ids") and "target_prefix" in options:
         options["target_prefix"] = token_ids(options["target_prefix"])
     num_outputs = options.get("num_outputs", 1)
     if "tokens_per_message" in options and num_outputs > 1:

@@ -15,7 +15,7 @@ from server.cli.extras import needs
 from server.cli.interruption import Interruption, cleaned_up
 from server.cli.load_comparison import compare
 from server.cli.load_test_files import ReportFiles
-from server.cli.load_test_options import config_of, load_test_options, work_of
+from server.cli.load_test_options import REQUEST_OPTIONS, config_of, load_test_options, work_of
 from server.cli.options import Number, any_path, examples, read_rates
 from server.cli.server_options import Server
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     short_help="Measure latencies and throughput of a server.",
     invoke_without_command=True,
     epilog=examples(
-        "tokenweir loadtest --model dates --concurrency 16 --requests 500",
+        "tokenweir loadtest --model dates --concurrency 16 --requests 500 --beam 4",
         "tokenweir loadtest --model dates --prompts dates.txt --requests 1000",
         "tokenweir loadtest --model dates --rate 50 --json run.json --html run.html",
         "tokenweir loadtest --model dates --rate 50 --slo e2e=2s --verify 0.05",
@@ -67,9 +67,10 @@ def loadtest(context: click.Context, /, **typed: Any) -> int | None:
     """Send many requests and print latencies, throughput and errors.
 
     Latencies count from the time a request was due, so a server that falls behind cannot hide it:
-    TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end. Exits
-    with 1 if a request failed, a bound was missed or an answer is wrong. Ctrl-C ends the test and
-    reports what was answered.
+    TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end. Options of
+    `tokenweir generate` that say how it answers, as --beam 4, hold for all requests. Exits with 1
+    if a request failed, a bound was missed or an answer is wrong. Ctrl-C ends the test and reports
+    what was answered.
     """
     if context.invoked_subcommand is not None:
         return None
@@ -78,6 +79,7 @@ def loadtest(context: click.Context, /, **typed: Any) -> int | None:
     return int(_measure(**typed))
 
 
+loadtest.params += REQUEST_OPTIONS
 loadtest.add_command(compare)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from server.cli.generation_options import client_options, request_options
 from server.cli.options import Decorator, Number, existing_file, timeout_option
 from server.cli.server_options import server_option
 from server.cli.typed_dates import TYPED_DATES
@@ -112,9 +113,8 @@ _WORK = (
         type=_Parsed("option", _option),
         multiple=True,
         metavar="NAME=VALUE",
-        help="Of each call, as the Python client has it, such as beam=4; may be repeated.",
+        help="Any other of each call, as the Python client has it; may be repeated.",
     ),
-    click.option("--max-new-tokens", type=click.IntRange(1), help="Of each answer."),
     click.option(
         "--mix",
         type=_Parsed("kind", _kind),
@@ -132,6 +132,8 @@ _WORK = (
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn."),
 )
+# As `tokenweir generate` has them; a seed that all requests have is an --option.
+REQUEST_OPTIONS = request_options(without=["seed"])
 
 
 def _left_out(name: str, when: str) -> Decorator:
@@ -260,9 +262,8 @@ def work_of(typed: dict[str, Any]) -> Work:
     from loadtest.work.mix import Mix
     from loadtest.work.requests_file import read_requests
 
-    options = dict(typed["options"])
-    if typed["max_new_tokens"] is not None:
-        options.setdefault("max_new_tokens", typed["max_new_tokens"])
+    named = client_options({str(one.name): typed[str(one.name)] for one in REQUEST_OPTIONS})
+    options = {**named, **dict(typed["options"])}
     lengths, seed = typed["output_tokens"], typed["seed"]
     work: Work = Common(_prompts(typed), options, typed["method"], typed["turns"], lengths, seed)
     if typed["mix"]:

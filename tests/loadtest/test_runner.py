@@ -30,7 +30,9 @@ from loadtest.runner import run as run_work
 from loadtest.sender import arrival_times
 from loadtest.work.ask import Ask, InTurn, Work, texts
 from loadtest.work.common import Common
+from loadtest.work.lengths import parse_lengths
 from loadtest.work.mix import Mix, parse_kind
+from loadtest.work.synthetic import Synthetic
 from tests.server.scripted_server import (
     ScriptedServer,
     fail,
@@ -85,6 +87,16 @@ def test_one_request_before_the_test_is_not_measured(server):
     run(closed_loop(server, num_requests=3, concurrency=1))
 
     assert len(streams(server)) == 4
+
+
+def test_it_is_none_of_the_test_where_requests_never_repeat(server):
+    work = Synthetic(parse_lengths("8"))
+
+    run(closed_loop(server, num_requests=3, concurrency=1), work)
+
+    prompts = {tuple(one.request.inputs[0].tokens.ids) for one in streams(server)}
+    assert len(prompts) == 4
+    assert prompts > {work.ask(index).prompt for index in range(3)}
 
 
 def test_open_loop_counts_latency_from_the_scheduled_time_while_the_server_stalls(server):

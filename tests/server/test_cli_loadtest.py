@@ -133,6 +133,32 @@ def test_options_of_all_and_of_kinds_reach_the_server(server):
     assert {one.decoding.beam.width for one in asked} == {0, 4}
 
 
+def test_options_of_generate_hold_for_all_requests_and_those_of_kinds_before_them(server, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text("{}")
+    named = ("--max-new-tokens", "9", "--logit-bias", "5=-1.5", "--ban", "8", "--no-early-stop")
+    mix = ("--mix", "1 wide beam=4", "--mix", "1 other")
+
+    words = ("--beam", "2", *named, "--json-schema", str(schema), *mix, "--option", "tenant=blue")
+    assert loadtest("--requests", "30", *words) == 0
+
+    asked = [one.request for one in server.requests if hasattr(one, "request")]
+    assert {one.decoding.beam.width for one in asked} == {2, 4}
+    assert not any(one.decoding.beam.early_stop for one in asked)
+    assert {one.stopping.max_new_tokens for one in asked} == {9}
+    assert {dict(one.decoding.controls.logit_bias)[5] for one in asked} == {-1.5}
+    assert {tuple(one.decoding.controls.banned_tokens) for one in asked} == {(8,)}
+    assert {one.decoding.constraint.json_schema for one in asked} == {"{}"}
+    assert {one.scheduling.tenant for one in asked} == {"blue"}
+
+
+def test_its_help_is_of_the_load_test(capsys):
+    assert run(["loadtest", "--help"]) == 0
+
+    out = capsys.readouterr().out
+    assert "--typical-p" not in out and "tokenweir generate" in " ".join(out.split())
+
+
 def test_synthetic_prompts_have_their_lengths(server):
     lengths = ("--input-tokens", "5-9", "--output-tokens", "7", "--token-ids", "3-4")
 

@@ -30,6 +30,7 @@ from engine.requests.request import (
 )
 from server.cli.app import cli
 from server.cli.generation_options import client_options
+from server.cli.load_test_options import REQUEST_OPTIONS
 from server.worker.params import sampling_params
 
 
@@ -188,6 +189,18 @@ def test_the_command_line_types_it_as_the_client_takes_it(option: Option, tmp_pa
         del typed[name]
 
     assert client_options(typed) == {option.name: option.value}
+
+
+@by_name
+def test_the_load_test_has_it_under_the_same_name(option: Option, tmp_path: Path) -> None:
+    file = tmp_path / "value"
+    file.write_text(str(option.value))
+    words = option.typed.replace("{}", str(file)).split()
+
+    typed = cli.commands["loadtest"].make_context("loadtest", ["--model", "m", *words]).params
+
+    named = client_options({str(one.name): typed[str(one.name)] for one in REQUEST_OPTIONS})
+    assert named == ({} if option.name == "seed" else {option.name: option.value})
 
 
 @by_name
