@@ -145,7 +145,7 @@ def report_load_test(
     from loadtest.runner import LoadTest
 
     files.check()
-    with shown(f"{config.model}: {config.arrival}") as watch:
+    with shown(config) as watch:
         test = LoadTest(config, work, watch, client_arguments)
         report = asyncio.run(test.run())
     report = replace(report, command=typed_command(), commit=code_commit(), machine=machine_name())
@@ -176,7 +176,7 @@ def _report_series(
     files.check()
 
     def run_shown(one: LoadConfig) -> LoadReport:
-        with shown(f"{one.model}: {one.arrival}") as watch:
+        with shown(one) as watch:
             return run(one, work, watch, client_arguments)
 
     series = Series(config, run_shown)

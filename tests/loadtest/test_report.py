@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from loadtest.answers import Checks, WrongAnswer
-from loadtest.arrival.arrival import OpenLoop
+from loadtest.arrival.arrival import ClosedLoop, OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
@@ -260,9 +260,12 @@ def test_a_series_is_written_and_printed(tmp_path: Path):
     assert "20" in text and max(map(len, text.splitlines())) <= 80
 
 
-def live_text(figures: Figures) -> list[str]:
+LIVE = LoadConfig("localhost:1", "dates", ClosedLoop(16), num_requests=1000)
+
+
+def live_text(figures: Figures, config: LoadConfig = LIVE) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    console.print(table("dates: closed loop, 16 at a time", figures))
+    console.print(table(config, figures))
     return console.file.getvalue().splitlines()
 
 
@@ -272,15 +275,30 @@ def test_the_live_table_shows_the_last_seconds_and_fits_into_a_terminal():
     figures.look(SimpleNamespace(records=[], num_in_flight=3))
     figures.look(SimpleNamespace(records=[good(0), good(1), refused(2)], num_in_flight=16))
 
-    lines = live_text(figures)
+    title, progress, *lines = (line.rstrip() for line in live_text(figures))
 
-    assert max(map(len, lines)) <= 80
-    rows = {row[1].strip(): row for row in (line.split("│") for line in lines) if len(row) > 3}
-    assert rows["in flight"][2].strip() == "16"
-    assert (rows["errors"][2].strip(), rows["errors"][3].strip()) == ("1", "1")
-    assert rows["answered a second"][2].strip() == "1.0"  # two in two seconds
-    assert rows["TTFT p50, p90, p99 ms"][2].split() == ["100.0", "100.0", "100.0"]
-    assert rows["ITL p50, p90, p99 ms"][2].split()[0] == "55.0"
+    assert title == "dates: closed loop, 16 at a time"
+    assert progress == "2 s, 3 of 1,000 requests"
+    assert max(map(len, lines)) <= 40
+    rows = [line.split() for line in lines]
+    assert ["requests/s", "1.0", "1.0"] in rows  # two in two seconds
+    assert ["errors", "1", "1"] in rows and ["in", "flight", "16"] in rows
+    assert ["TTFT", "100.0", "100.0", "100.0"] in rows
+    assert ["ITL", "55.0"] in [row[:2] for row in rows]
+
+
+def test_the_live_table_keeps_its_width_and_says_when_a_test_ends():
+    times = iter([0.0, *[90.0] * 30])
+    figures = Figures(clock=lambda: next(times))
+    figures.look(SimpleNamespace(records=[], num_in_flight=0))
+    config = replace(LIVE, num_requests=None, duration=90.0)
+
+    empty = live_text(figures, config)
+    figures.look(SimpleNamespace(records=[good(0)] * 99, num_in_flight=1))
+
+    full = live_text(figures, config)
+    assert (empty[1], full[1]) == ("90 of 90 s, 0 requests", "90 of 90 s, 99 requests")
+    assert empty[2] == full[2]
 
 
 def test_what_is_older_than_the_last_seconds_is_no_longer_shown():
@@ -296,7 +314,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
     monkeypatch.setattr("loadtest.reports.live.LINE_INTERVAL", 0.0)
     console = Console(file=io.StringIO(), width=80)
 
-    with shown("dates", console) as watch:
+    with shown(LIVE, console) as watch:
         watch(SimpleNamespace(records=[good(0), refused(1)], num_in_flight=4))
 
-    assert "dates: 0 s, 2 ended, 1 failed, 4 in flight" in console.file.getvalue()
+    assert "dates: 0 s, 2 of 1,000 requests, 1 failed, 4 in flight" in console.file.getvalue()
