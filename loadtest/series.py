@@ -29,7 +29,7 @@ class SeriesReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why not all is well, a line each. A rate that is too high for the bounds is no fault."""
+        """Why not all is well, a line each. A search looks for rates that miss the bounds."""
         if self.search is not None:
             nothing = "" if self.search.rate else "no rate was found that keeps the bounds"
             return tuple(filter(None, (nothing, self.search.stopped)))
@@ -37,6 +37,12 @@ class SeriesReport:
             f"at {trial.rate:g} requests/s the run is not valid: {reason}"
             for trial in self.trials
             for reason in trial.invalid
+        ]
+        found += [
+            f"at {trial.rate:g} requests/s threshold missed: {goal}"
+            for trial in self.trials
+            for goal in trial.goals
+            if not goal.is_kept
         ]
         failed = sum(trial.num_failed for trial in self.trials)
         return (*found, f"{failed} requests failed") if failed else tuple(found)
