@@ -95,7 +95,7 @@ def _draw_throughput(axes: Axes, report: LoadReport) -> None:
             ended, bins=num_bins, range=(0, end), weights=[r.output_tokens for r in good]
         )
         right = axes.twinx()
-        right.stairs(tokens / width, edges, color=INTER_TOKEN, linewidth=1, label="tokens")
+        right.stairs(tokens / width, edges, color=INTER_TOKEN, linewidth=1.4, linestyle=":")
         right.set_ylabel("output tokens/s", color="#8a6000")
         right.set_ylim(bottom=0)
         right.spines["top"].set_visible(False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
@@ -91,11 +90,13 @@ def draw_distribution(
         return
     milliseconds = [max(value * 1000, 0.01) for value in values]  # a logarithm needs a value
     axes.ecdf(milliseconds, color=colour, linewidth=2)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(plain))
-    axes.xaxis.set_minor_formatter(
-        FuncFormatter(plain_minor) if _decades(milliseconds) < 1.5 else NullFormatter()
-    )
+    decades = math.log10(max(milliseconds) / min(milliseconds))
+    if decades > 1:  # within one a logarithm has few numbers to be labelled with
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(plain))
+        axes.xaxis.set_minor_formatter(
+            FuncFormatter(plain_minor) if decades < 1.5 else NullFormatter()
+        )
     for share, label, value in (
         (0.5, "p50", latency.p50),
         (0.9, "p90", latency.p90),
@@ -151,10 +152,6 @@ def style(axes: Axes) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def _decades(values: Sequence[float]) -> float:
-    return math.log10(max(values) / min(values))
 
 
 def plain(value: float, _position: int | None = None) -> str:
