@@ -51,12 +51,16 @@ class SeriesReport:
 class Series:
     """Runs load tests that differ in their rate only."""
 
-    def __init__(self, config: LoadConfig, run: Run) -> None:
+    def __init__(
+        self, config: LoadConfig, run: Run, tell: Callable[[Trial], None] = lambda trial: None
+    ) -> None:
+        """`tell` is given every load test as soon as it has ended."""
         if not isinstance(config.arrival, OpenLoop):
             raise LoadTestError("rates are those of an open loop; leave out the concurrency")
         self._config = config
         self._arrival = config.arrival
         self._run = run
+        self._tell = tell
         self._last: LoadReport | None = None
         self._started_at = datetime.now(UTC)
 
@@ -89,7 +93,11 @@ class Series:
         arrival = replace(self._arrival, rates=Rates((rate,)))
         config = replace(self._config, arrival=arrival, seed=seed, stop_when_missed=is_search)
         self._last = self._run(config)
-        return None if self._last.interrupted else trial_of(self._last, rate)
+        if self._last.interrupted:
+            return None
+        trial = trial_of(self._last, rate)
+        self._tell(trial)
+        return trial
 
     def _origin(self) -> Origin:
         last = self._last

@@ -16,6 +16,7 @@ from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, LoadSummary
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
+from loadtest.trial import Trial
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
 _LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # with borders; five digits
@@ -102,7 +103,7 @@ def print_series(report: SeriesReport, console: Console | None = None) -> None:
         latencies = (summary.time_to_first_token, summary.time_per_output_token, summary.end_to_end)
         table.add_row(
             f"{trial.rate:.4g}",
-            "not valid" if trial.invalid else "yes" if trial.is_kept else "no",
+            _verdict(trial),
             f"{trial.goodput.share:.1%}" if trial.goodput else "",
             str(trial.num_failed),
             *("" if latency is None else _milliseconds(latency.p99) for latency in latencies),
@@ -110,6 +111,16 @@ def print_series(report: SeriesReport, console: Console | None = None) -> None:
     console.print(table)
     for line in series_notes(report):
         console.print(f"- {line}", markup=False, highlight=False)
+
+
+def trial_line(trial: Trial) -> str:
+    """Return what one load test of several has shown, in a line."""
+    bounds = ", ".join(map(str, trial.goals)) or f"{trial.num_failed} requests failed"
+    return f"{trial.rate:.4g} requests/s, kept: {_verdict(trial)}; {bounds}"
+
+
+def _verdict(trial: Trial) -> str:
+    return "not valid" if trial.invalid else "yes" if trial.is_kept else "no"
 
 
 def series_notes(report: SeriesReport) -> list[str]:

@@ -168,7 +168,7 @@ def _report_series(
     from engine.machine import machine_name
     from loadtest.origin import code_commit, typed_command
     from loadtest.reports.live import shown
-    from loadtest.reports.report import print_series
+    from loadtest.reports.report import print_series, trial_line
     from loadtest.runner import run
     from loadtest.search import SearchRule
     from loadtest.series import Series
@@ -179,7 +179,7 @@ def _report_series(
         with shown(one) as watch:
             return run(one, work, watch, client_arguments)
 
-    series = Series(config, run_shown)
+    series = Series(config, run_shown, lambda trial: click.echo(trial_line(trial), err=True))
     if sweep:
         report = series.sweep(sweep)
     else:

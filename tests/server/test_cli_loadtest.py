@@ -192,6 +192,10 @@ def test_a_sweep_draws_latency_against_rate(server, tmp_path: Path, capsys):
         40.0,
     ]
     assert "Latency against rate" in (tmp_path / "s.html").read_text()
+    assert [line for line in capsys.readouterr().err.splitlines() if "kept" in line] == [
+        "20 requests/s, kept: yes; 0 requests failed",
+        "40 requests/s, kept: yes; 0 requests failed",
+    ]
 
 
 @pytest.mark.long  # the search itself is tested on a simulated server
