@@ -69,7 +69,7 @@ def write_html(report: LoadReport, path: Path) -> None:
     page = _page(
         title=f"Load test of {report.config.model}",
         subtitle=str(report.config.arrival),
-        problems=report.problems,
+        problems=report.problems or report.invalid,
         well="No request failed, no bound was missed, no answer is known to be wrong.",
         notes=notes(report),
         tables=tables,

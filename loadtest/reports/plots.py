@@ -95,7 +95,7 @@ def draw_distribution(
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(plain))
         axes.xaxis.set_minor_formatter(
-            FuncFormatter(plain_minor) if decades < 1.5 else NullFormatter()
+            FuncFormatter(plain_minor) if decades < 2.5 else NullFormatter()
         )
     for share, label, value in (
         (0.5, "p50", latency.p50),
