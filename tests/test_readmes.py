@@ -23,7 +23,19 @@ READMES = sorted(
     path for path in ROOT.glob("**/README.md") if path.relative_to(ROOT).parts[0][0] != "."
 )
 # Nothing of ours is in them.
-SHELL = {".", "cat", "cmake", "do", "done)", "mkdir", "openssl", "platforms=$(for", "split", "tar", "xz"}
+SHELL = {
+    ".",
+    "cat",
+    "cmake",
+    "do",
+    "done)",
+    "mkdir",
+    "openssl",
+    "platforms=$(for",
+    "split",
+    "tar",
+    "xz",
+}
 SHELLS = ("sh", "bash")
 # What a reader has: texts of their own, a model they have downloaded, an older tree.
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
