@@ -67,13 +67,19 @@ class ServerComparison:
 def compare_servers(
     plan: Plan, start: StartServer, note: Callable[[str], None]
 ) -> ServerComparison:
-    """Choose every server's setting, then measure them in turn, every round in another order."""
+    """Choose every server's setting, then measure them in turn, every round in another order.
+
+    What is interrupted by Ctrl-C is as much as was measured.
+    """
     turns = _Turns(plan, start, note)
-    settings = {engine: turns.choose(engine) for engine in plan.work.engines}
-    for number in range(plan.num_rounds):
-        first = number % len(plan.work.engines)
-        for engine in plan.work.engines[first:] + plan.work.engines[:first]:
-            turns.take(engine, settings[engine], number)
+    try:
+        settings = {engine: turns.choose(engine) for engine in plan.work.engines}
+        for number in range(plan.num_rounds):
+            first = number % len(plan.work.engines)
+            for engine in plan.work.engines[first:] + plan.work.engines[:first]:
+                turns.take(engine, settings[engine], number)
+    except KeyboardInterrupt:
+        note("interrupted")
     runs = tuple(turns.runs)
     return ServerComparison(runs, tuple(turns.agreements()), turns.missing, turns.versions)
 
@@ -99,7 +105,9 @@ class _Turns:
             return dict.fromkeys(self._plan.concurrencies, engine.settings[0])
         tried: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for place, setting in enumerate(engine.settings):
-            for run in self._measure(engine, setting, self._plan.concurrencies, _TRIAL):
+            runs: list[ServerRun] = []
+            self._measure(engine, setting, self._plan.concurrencies, _TRIAL, runs)
+            for run in runs:
                 tried[run.concurrency].append((-run.tokens_per_second, place))
         chosen = {count: engine.settings[min(found)[1]] for count, found in tried.items()}
         self._note(f"{engine.name} is fastest with {chosen}")
@@ -110,7 +118,7 @@ class _Turns:
         for setting in engine.settings:
             counts = [count for count, chosen in settings.items() if chosen == setting]
             if counts:
-                self.runs += self._measure(engine, setting, counts, number)
+                self._measure(engine, setting, counts, number, self.runs)
 
     def agreements(self) -> list[Agreement]:
         """Compare the answers of every server with those of ours."""
@@ -133,10 +141,14 @@ class _Turns:
                 yield from zip(theirs, ours, strict=True)
 
     def _measure(
-        self, engine: Engine, setting: Setting, counts: Sequence[int], number: int
-    ) -> list[ServerRun]:
-        """Start a server with a setting, and send it a loop of each concurrency."""
-        runs: list[ServerRun] = []
+        self,
+        engine: Engine,
+        setting: Setting,
+        counts: Sequence[int],
+        number: int,
+        runs: list[ServerRun],
+    ) -> None:
+        """Start a server with a setting, send it a loop of each concurrency, note the runs."""
         try:
             with self._start(engine, self._plan.options(engine, setting)) as server:
                 self.versions.update(server.versions)
@@ -146,7 +158,6 @@ class _Turns:
         except WorkerError as error:
             self.missing[f"{engine.name} {dict(setting) or ''}".strip()] = str(error)
             self._note(f"without {engine.name} {dict(setting) or ''}: {error}")
-        return runs
 
     def _run(
         self, server: Server, engine: Engine, setting: Setting, count: int, number: int

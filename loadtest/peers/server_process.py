@@ -89,8 +89,13 @@ class ServerProcess:
             raise
 
     def ask(self, loop: Loop) -> Answered:
-        """Send a closed loop; WorkerError where an answer is none, or has not the length."""
+        """Send a closed loop; WorkerError where an answer is none, or has not the length.
+
+        Ctrl-C raises KeyboardInterrupt, though a load test by itself goes on to its report.
+        """
         report, kept = self._load(loop)
+        if report.interrupted:
+            raise KeyboardInterrupt
         if failed := [record for record in report.records if not record.ok]:
             raise WorkerError(
                 f"{len(failed)} of {len(report.records)} requests failed: "

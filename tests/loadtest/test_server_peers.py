@@ -49,11 +49,12 @@ def seconds(value: float) -> Any:
 class FakeServers:
     """Starts servers that answer as slowly as their setting says, and remembers them."""
 
-    def __init__(self, broken: str = "") -> None:
+    def __init__(self, broken: str = "", interrupted_at: int = 0) -> None:
         self.log: list[tuple[str, dict[str, int], Loop]] = []
         self.running: list[str] = []
         self.most_running = 0
         self._broken = broken
+        self._interrupted_at = interrupted_at
 
     @contextmanager
     def __call__(self, engine: Engine, options: LoadOptions) -> Iterator[Any]:
@@ -65,6 +66,8 @@ class FakeServers:
 
         def ask(loop: Loop) -> Answered:
             self.log.append((engine.name, setting, loop))
+            if len(self.log) == self._interrupted_at:
+                raise KeyboardInterrupt
             if setting.get("crashes"):
                 raise WorkerError("1 of 4 requests failed")
             pace = setting.get(f"at {loop.concurrency}", 2 if engine is OURS else 3)
@@ -145,6 +148,19 @@ def test_a_setting_with_which_requests_fail_is_named_and_another_taken():
 
     assert found.missing == {"peer fp32 {'crashes': 1}": "1 of 4 requests failed"}
     assert {run.setting["at 1"] for run in found.runs if run.engine == PEER.name} == {5}
+
+
+def test_what_was_measured_before_ctrl_c_is_kept():
+    servers = FakeServers(interrupted_at=6)  # in the turn of the second: warm-up, 1, 2
+
+    found = run_comparison(plan(), servers)
+
+    assert [(run.engine, run.concurrency) for run in found.runs] == [
+        (OURS.name, 1),
+        (OURS.name, 2),
+        (PEER.name, 1),
+    ]
+    assert not servers.running
 
 
 def test_answers_are_compared_with_those_of_ours():
