@@ -40,22 +40,27 @@ class Rests:
 
 
 def start_event_thread(
-    name: str, next_event: Callable[[], Event], pass_on: Callable[[Event], bool], rests: Rests
+    name: str,
+    next_event: Callable[[], Event],
+    pass_on: Callable[[Event], bool],
+    rests: Rests,
+    *,
+    pauses: bool = True,
 ) -> None:
     """Let a thread wait for events and pass them on, until `pass_on` returns False.
 
     To be woken costs more than most events. So a thread that is woken again soon takes a pause
     behind the event that woke it, and then all that has come meanwhile; it rests where rests are
-    wanted.
+    wanted. Without `pauses` it does not wait for more: what comes to it is joined already.
     """
     thread = threading.Thread(
-        target=_follow, args=(next_event, pass_on, rests), name=name, daemon=True
+        target=_follow, args=(next_event, pass_on, rests, pauses), name=name, daemon=True
     )
     thread.start()
 
 
 def _follow(
-    next_event: Callable[[], Event], pass_on: Callable[[Event], bool], rests: Rests
+    next_event: Callable[[], Event], pass_on: Callable[[Event], bool], rests: Rests, pauses: bool
 ) -> None:
     woken = 0.0
     while True:
@@ -68,5 +73,5 @@ def _follow(
             is_soon, woken = came - woken < 2 * _PAUSE, came
             if rests.are_wanted:
                 rests.take()
-            elif is_soon:
+            elif is_soon and pauses:
                 sleep(_PAUSE)

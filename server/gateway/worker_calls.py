@@ -48,8 +48,13 @@ class WorkerCalls:
         self._is_closing = False
         self._lane: Lane | None = None
         self._lane_asked = -_LANE_PAUSE  # when, on the monotonic clock
-        next_event = self._channel.next_call_event
-        start_event_thread(f"calls to {address}", next_event, self._passed_on, rests or Rests())
+        start_event_thread(
+            f"calls to {address}",
+            self._channel.next_call_event,
+            self._passed_on,
+            rests or Rests(),
+            pauses=False,
+        )
 
     def start(
         self,

@@ -25,8 +25,8 @@ class Events:
         monkeypatch.setattr(event_thread, "monotonic", lambda: self._now)
         monkeypatch.setattr(event_thread, "sleep", self._sleep)
 
-    def follow(self) -> list[str]:
-        start_event_thread("events", self._next, self._pass_on, self.rests)
+    def follow(self, *, pauses: bool = True) -> list[str]:
+        start_event_thread("events", self._next, self._pass_on, self.rests, pauses=pauses)
         assert self._ended.wait(10)
         return self.log
 
@@ -68,3 +68,7 @@ def test_who_is_woken_rests_until_all_wake_while_calls_are_refused(
     log = events.follow()
 
     assert log == ["event", "rest until 100.010", "event", "event", "event", "event"]
+
+
+def test_where_events_are_joined_already_nobody_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Events([LATER, SOON, SOON], monkeypatch).follow(pauses=False) == ["event"] * 3
