@@ -1,7 +1,7 @@
 """What gateway and worker say in a lane: one gRPC call that carries the messages of many.
 
-A message of gRPC costs each side some 40 us, however small it is. So what all streams of a worker
-say in the same moment goes to a gateway in one. A stream is a number here.
+A message of gRPC costs each side some tens of microseconds, however small it is. So what all
+streams of a worker say in the same moment goes to a gateway in one. A stream is a number here.
 
 Two limits let a worker join what it has to say. Of one stream only so many messages may lie at the
 gateway: else a client that does not read would fill it. And of all streams together only so many
