@@ -139,7 +139,8 @@ class OpenAiHttp:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=0),  # no queue of our own
+                # No queue of our own, and nothing is sent where a server has just closed.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 read_bufsize=_MAX_LINE,
             )
         return self._session

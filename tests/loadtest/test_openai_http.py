@@ -29,6 +29,7 @@ class HttpServer:
         self.models: object = {"data": [{"id": "m"}, {"id": "n"}]}
         self.answer: Callable[[str, Body], tuple[int, bytes]] = lambda path, body: (200, stream())
         self.url = ""
+        self.closes_unsaid = False  # the end of each connection, and not of the answer
 
 
 def event(**content: object) -> bytes:
@@ -62,9 +63,14 @@ def server() -> Iterator[HttpServer]:
             self._send(*script.answer(self.path, body))
 
         def _send(self, status: int, content: bytes) -> None:
+            if script.closes_unsaid:
+                self.protocol_version = "HTTP/1.1"
             self.send_response(status)
+            if script.closes_unsaid:
+                self.send_header("Content-Length", str(len(content)))
             self.end_headers()  # the end of the connection is that of the answer
             self.wfile.write(content)
+            self.close_connection = True
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
@@ -97,6 +103,14 @@ def test_texts_are_completed_and_streams_are_measured(server: HttpServer):
     assert (record.input_tokens, record.cached_input_tokens, record.output_tokens) == (4, 2, 5)
     assert len(record.token_times) == 2 and record.finish_reason == "length"
     assert report.summary.time_to_first_token.count == 4
+
+
+def test_a_server_may_close_connections_without_a_word(server: HttpServer):
+    server.closes_unsaid = True
+
+    report = load(server, texts(("p",)), num_requests=40)
+
+    assert report.summary.errors == {}
 
 
 def test_conversations_go_to_chat_and_grow_with_their_turns(server: HttpServer):
