@@ -35,6 +35,8 @@ _LOCAL_RAY = {
     # Models come and go: what is kept of the processes that had them.
     "RAY_maximum_gcs_destroyed_actor_cached_count": "16",
     "RAY_maximum_gcs_dead_worker_cached_count": "16",
+    "RAY_JEMALLOC_PROFILE": "gcs_server,raylet",  # they give back what they have freed
+    "RAY_JEMALLOC_CONF": "narenas:1,dirty_decay_ms:1000,muzzy_decay_ms:0",
     # Nobody reads what Ray reports of itself, and nothing here waits for its rounds.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",

@@ -12,6 +12,7 @@ from server.config import ServeConfig
 from server.packages.pinned import PinnedPackage
 from server.ray.address import joins_cluster
 from server.ray.autoscaling import scaling
+from server.ray.controller import frugal_controller
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
 from server.ray.roster import RosterAddress
@@ -25,7 +26,8 @@ def deploy(
 
     deployment = serve.deployment(WorkerReplica, **worker_options(config, name))
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(proxy_location="Disabled")
+    with contextlib.nullcontext() if joins_cluster() else frugal_controller():
+        serve.start(proxy_location="Disabled")
     serve.run_many(
         [
             serve.RunTarget(

@@ -1,0 +1,53 @@
+"""The controller of Ray Serve that a Ray of our own has: models may come and go there for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+M_ARENA_MAX = -8  # of mallopt, in <malloc.h>
+
+
+@contextmanager
+def frugal_controller() -> Iterator[None]:
+    """Have Ray Serve start a controller that keeps one class of actors a name, and one arena.
+
+    It makes a class for every application that is deployed, also under a name that it had before,
+    and keeps each, as Ray's server does. In an arena of its own every thread keeps what it has
+    freed; an environment that says so would be that of the workers, too.
+    """
+    from ray.serve._private import controller
+
+    plain = controller.ServeController
+    controller.ServeController = _frugal(plain)
+    try:
+        yield
+    finally:
+        controller.ServeController = plain
+
+
+def _frugal(plain: type[Any]) -> type[Any]:
+    """Return a class of controllers; Ray pickles it by value."""
+    arena_max = M_ARENA_MAX
+
+    async def start(self: Any, *args: Any, **options: Any) -> None:
+        import ctypes
+        import functools
+
+        import ray
+        from ray.serve._private import deployment_info, replica
+
+        @functools.cache
+        def actor_class(name: str) -> Any:
+            kind = type(name, (replica.ReplicaActor,), dict(replica.ReplicaActor.__dict__))
+            return ray.remote(kind)
+
+        def actor_def(info: Any) -> Any:
+            return actor_class(info.actor_name)
+
+        deployment_info.DeploymentInfo.actor_def = property(actor_def)
+        ctypes.CDLL(None).mallopt(arena_max, 1)
+        await plain.__init__(self, *args, **options)
+
+    return type(plain.__name__, (plain,), {"__init__": start, "__module__": "__main__"})

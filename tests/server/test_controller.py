@@ -1,0 +1,43 @@
+"""The controller of Ray Serve that a Ray of our own has; nothing of Ray runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from server.ray.controller import frugal_controller
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # importing Ray warns
+
+
+class _Plain:
+    """What is started in the place of Ray's own."""
+
+    async def __init__(self, *, size: int) -> None:  # type: ignore[misc]  # Ray awaits it
+        self.size = size
+
+
+async def test_applications_of_one_name_share_a_class_of_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray import cloudpickle
+    from ray.serve._private import controller, deployment_info
+
+    info = deployment_info.DeploymentInfo
+    monkeypatch.setattr(info, "actor_def", info.actor_def)  # as it was, behind the test
+    monkeypatch.setattr(controller, "ServeController", _Plain)
+
+    monkeypatch.setattr("server.ray.controller.M_ARENA_MAX", 0)  # none
+
+    with frugal_controller():
+        kind = cloudpickle.loads(cloudpickle.dumps(controller.ServeController))
+    started = kind.__new__(kind)
+    await started.__init__(size=3)
+
+    first, again, other = (info.actor_def.fget(SimpleNamespace(actor_name=n)) for n in "aab")
+    assert controller.ServeController is _Plain
+    assert started.size == 3
+    assert first is again
+    assert first is not other
+    assert (kind.__name__, first.__ray_metadata__.class_name) == ("_Plain", "a")
