@@ -17,14 +17,22 @@ def frugal_controller() -> Iterator[None]:
     and keeps each, as Ray's server does. In an arena of its own every thread keeps what it has
     freed; an environment that says so would be that of the workers, too.
     """
-    from ray.serve._private import controller
+    from ray.serve._private import api, controller
 
-    plain = controller.ServeController
-    controller.ServeController = _frugal(plain)
+    before, plain = api.get_controller_impl, controller.ServeController
+
+    def get_controller_impl(**options: Any) -> Any:
+        controller.ServeController = _frugal(plain)
+        try:
+            return before(**options)
+        finally:
+            controller.ServeController = plain  # or it would be pickled by value, too
+
+    api.get_controller_impl = get_controller_impl
     try:
         yield
     finally:
-        controller.ServeController = plain
+        api.get_controller_impl = before
 
 
 def _frugal(plain: type[Any]) -> type[Any]:

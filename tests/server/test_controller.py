@@ -22,22 +22,25 @@ async def test_applications_of_one_name_share_a_class_of_actors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ray import cloudpickle
-    from ray.serve._private import controller, deployment_info
+    from ray.serve._private import api, controller, default_impl, deployment_info
 
     info = deployment_info.DeploymentInfo
     monkeypatch.setattr(info, "actor_def", info.actor_def)  # as it was, behind the test
     monkeypatch.setattr(controller, "ServeController", _Plain)
-
     monkeypatch.setattr("server.ray.controller.M_ARENA_MAX", 0)  # none
 
     with frugal_controller():
-        kind = cloudpickle.loads(cloudpickle.dumps(controller.ServeController))
+        made = api.get_controller_impl()
+    pickled = cloudpickle.dumps(made.__ray_metadata__.modified_class)
+    kind = cloudpickle.loads(pickled)
     started = kind.__new__(kind)
     await started.__init__(size=3)
 
     first, again, other = (info.actor_def.fget(SimpleNamespace(actor_name=n)) for n in "aab")
     assert controller.ServeController is _Plain
+    assert api.get_controller_impl is default_impl.get_controller_impl
     assert started.size == 3
     assert first is again
     assert first is not other
-    assert (kind.__name__, first.__ray_metadata__.class_name) == ("_Plain", "a")
+    assert first.__ray_metadata__.class_name == "a"
+    assert len(pickled) < 4096  # Ray's own class is named there, and no copy of it
