@@ -43,4 +43,17 @@ async def test_applications_of_one_name_share_a_class_of_actors(
     assert first is again
     assert first is not other
     assert first.__ray_metadata__.class_name == "a"
-    assert len(pickled) < 4096  # Ray's own class is named there, and no copy of it
+
+
+def test_a_controller_is_pickled_with_the_name_of_rays_own_and_no_copy() -> None:
+    from ray import cloudpickle
+    from ray.serve._private import api
+
+    def pickled() -> bytes:
+        made = api.get_controller_impl()
+        found: bytes = cloudpickle.dumps(made.__ray_metadata__.modified_class)
+        return found
+
+    plain = pickled()
+    with frugal_controller():
+        assert len(pickled()) < len(plain) + 8192
