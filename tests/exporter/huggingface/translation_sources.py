@@ -57,7 +57,9 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def save(family: str, path: Path, *, own_output: bool = False, **options: Any) -> Any:
     """Make a model of a family and save it at `path`; `own_output` is not the embedding."""
     kind, config, defaults = MODELS[family]
+    forced = {name: value for name, value in options.items() if name.startswith("forced_")}
     model = kind(config(**{**defaults, **options}))
+    model.generation_config.update(**forced)  # which a config does not take any more
     if own_output:
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     draw_weights(model)
