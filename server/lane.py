@@ -63,24 +63,24 @@ def _value(key: str, value: bytes) -> str | bytes:
 _MESSAGES = {  # fields in the order of their numbers; * is a list
     "Pair": {"key": "string", "value": "bytes"},
     "Asked": {
-        "number": "uint32",
+        "number": "uint64",
         "method": "string",
         "request": "bytes",
         "metadata": "*Pair",
         "seconds": "double",  # until its deadline; 0: it has none
     },
-    "Begun": {"number": "uint32", "metadata": "*Pair"},
-    "Ended": {"number": "uint32", "code": "uint32", "details": "string", "metadata": "*Pair"},
+    "Begun": {"number": "uint64", "metadata": "*Pair"},
+    "Ended": {"number": "uint64", "code": "uint32", "details": "string", "metadata": "*Pair"},
     "ToWorker": {
         "asked": "*Asked",
-        "taken": "*uint32",
-        "cancelled": "*uint32",
+        "taken": "*uint64",
+        "cancelled": "*uint64",
         "num_heard": "uint32",
     },
     # What streams say stands in two columns: no object is made of a message.
     "FromWorker": {
         "begun": "*Begun",
-        "numbers": "*uint32",
+        "numbers": "*uint64",
         "messages": "*bytes",
         "ended": "*Ended",
     },

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from server.event_thread import Event
@@ -165,11 +166,7 @@ class Lane:
             if message is not None:
                 self._read()
         if message is not None:
-            said = FromWorker.FromString(message)
-            self._hand_out(said)
-            with self._lock:
-                self._num_heard += len(said.numbers)
-                self._send()
+            self._hear(message)
         self._settle()
 
     def _has_ended(self, event: Event) -> None:
@@ -182,6 +179,18 @@ class Lane:
         if self._status is None:
             operation = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
             self._num_due += bool(self._call.operate(operation, self._has_come))
+
+    def _hear(self, message: bytes) -> None:
+        try:
+            said = FromWorker.FromString(message)
+        except DecodeError:
+            logger.error("a worker has sent %d bytes that are no message of a lane", len(message))
+            self.cancel()
+            return
+        self._hand_out(said)
+        with self._lock:
+            self._num_heard += len(said.numbers)
+            self._send()
 
     def _hand_out(self, said: Any) -> None:
         """Give every call what the worker says in it: beginnings, then messages, then ends."""

@@ -67,6 +67,7 @@ class Lane:
                 said, self._said = self._said, FromWorker()
                 await self._call.write(said.SerializeToString())
         finally:
+            self._is_closed = True
             for call in tuple(self._calls.values()):
                 call.cancel()
         stopping = Draining("this worker is stopping; ask again", _RETRY_AFTER)
@@ -104,7 +105,7 @@ class Lane:
         self._call.receive(lambda data: self._loop.call_soon_threadsafe(self._take, data))
 
     def _take(self, data: bytes | None) -> None:
-        if data is None:
+        if data is None or self._is_closed:
             self.close()
             return
         self._read()

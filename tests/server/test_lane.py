@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -446,6 +447,56 @@ async def test_what_is_no_message_ends_the_lane(
     with pytest.raises(WorkerFailed):
         await call.end()
     assert "lane" in caplog.text
+
+
+async def test_what_is_no_message_of_a_worker_ends_the_lane(
+    calls: WorkerCalls, worker: Answering, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def corrupt(call: LaneCall) -> None:
+        await call._lane._call.write(b"\xff")
+        await asyncio.Event().wait()
+
+    worker.behavior = corrupt
+
+    with pytest.raises(WorkerFailed) as failed:
+        await asyncio.wait_for(start(calls, Client()).end(), 5)
+
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    assert "no message of a lane" in caplog.text
+
+
+async def test_what_comes_behind_the_end_of_a_lane_is_not_answered(
+    calls: WorkerCalls, worker: Answering
+) -> None:
+    answered: list[bytes] = []
+
+    async def note(call: LaneCall) -> None:
+        answered.append(await call.read())
+
+    worker.behavior = note
+    lane = worker.lanes[0]
+    calls.close()  # its gateway has gone
+    await until(lambda: not worker.server._open)
+    lane._take(ToWorker(asked=[{"number": 1, "method": "/method"}]).SerializeToString())
+    await asyncio.sleep(0.05)
+
+    assert answered == []
+
+
+async def test_a_lane_carries_more_calls_than_32_bits_count(
+    calls: WorkerCalls, worker: Answering
+) -> None:
+    worker.behavior = counting
+    assert calls._lane is not None
+    calls._lane._numbers = itertools.count(2**32 - 1)
+    client = Client(takes=False)
+    held = start(calls, client, b"100")
+    await start(calls, Client(), b"100").end()
+    client.takes = True
+    client.take()
+    await held.end()
+
+    assert len(client.passed) == 101
 
 
 def test_metadata_is_the_same_behind_the_wire() -> None:
