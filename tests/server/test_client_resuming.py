@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -109,21 +109,26 @@ def test_a_stream_that_has_not_begun_is_not_asked_for_again(
         stream.pause_after(Broken(has_begun=False))
 
 
-async def test_a_client_that_is_closed_waits_for_no_server() -> None:
-    def begin(request: bytes, context: Any) -> Iterator[bytes]:
-        context.send_initial_metadata(((ORIGIN_KEY, "origin"),))
-        yield pb.GenerateStreamResponse(sequence_number=1, delta={"text": "a"}).SerializeToString()
-        server.stop(None)
-
-    service = {"GenerateStream": grpc.unary_stream_rpc_method_handler(begin)}
+def serving(answer: Callable[[bytes, Any], Iterator[bytes]]) -> tuple[grpc.Server, str]:
+    """Start a server whose streams are these; return it and its address."""
+    service = {"GenerateStream": grpc.unary_stream_rpc_method_handler(answer)}
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("tokenweir.v1.GenerationService", service),)
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    return server, f"127.0.0.1:{port}"
 
-    async with AsyncClient(f"127.0.0.1:{port}") as client:
+
+async def test_a_client_that_is_closed_waits_for_no_server() -> None:
+    def begin(request: bytes, context: Any) -> Iterator[bytes]:
+        context.send_initial_metadata(((ORIGIN_KEY, "origin"),))
+        yield pb.GenerateStreamResponse(sequence_number=1, delta={"text": "a"}).SerializeToString()
+        server.stop(None)
+
+    server, address = serving(begin)
+    async with AsyncClient(address) as client:
         stream = client.stream("m", "a")
         assert await anext(stream) == "a"
         rest = asyncio.ensure_future(anext(stream))
@@ -133,3 +138,22 @@ async def test_a_client_that_is_closed_waits_for_no_server() -> None:
 
         with pytest.raises(Cancelled):
             await rest
+
+
+async def test_a_stream_that_breaks_behind_all_of_its_answer_is_not_asked_for_again() -> None:
+    num_asked = 0
+
+    def answer(request: bytes, context: Any) -> Iterator[bytes]:
+        nonlocal num_asked
+        num_asked += 1
+        context.send_initial_metadata(((ORIGIN_KEY, "origin"),))
+        yield pb.GenerateStreamResponse(sequence_number=1, delta={"text": "a"}).SerializeToString()
+        yield pb.GenerateStreamResponse(sequence_number=2, summary={}).SerializeToString()
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    server, address = serving(answer)
+    async with AsyncClient(address) as client:
+        found = [one.sequence_number async for one in client.stream_messages("m", "a", 3)]
+    server.stop(None)
+
+    assert (found, num_asked) == ([1, 2], 1)

@@ -43,6 +43,7 @@ class SeenMessages:
 
     def __init__(self) -> None:
         self.num_messages = 0
+        self.is_complete = False  # all of the answer has come
         self._sequences: defaultdict[int, ReceivedSequence] = defaultdict(ReceivedSequence)
 
     def add(self, message: generation_service_pb2.GenerateStreamResponse) -> None:
@@ -57,6 +58,8 @@ class SeenMessages:
             case "finished":
                 end = message.finished
                 self._sequences[end.index].end = end.SerializeToString()
+            case "summary":
+                self.is_complete = True
 
     def received(self) -> Iterable[generation_service_pb2.Received]:
         """Return how much has come of each sequence, for a server to go on behind it."""

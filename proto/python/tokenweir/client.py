@@ -382,6 +382,8 @@ class AsyncClient:
                         break
                     except grpc.RpcError as error:
                         pause = resumption.pause_after(error)
+                    if seen.is_complete:
+                        break
                     await asyncio.sleep(pause)
                     call = resumption.go_on(seen)
                 if self._closed:  # grpcio 1.72 ends the loop as if all had come
