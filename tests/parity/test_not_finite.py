@@ -119,8 +119,12 @@ def bad_requests() -> list[GenerationRequest | ScoreRequest]:
     ],
 )
 async def test_neighbours_and_later_users_of_a_slot_do_not_notice_logits_that_are_not_finite(
-    name: str, setup: Setup, poisoned: Callable[[str, PackageFormat], Package]
+    name: str,
+    setup: Setup,
+    poisoned: Callable[[str, PackageFormat], Package],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("engine.generation.engine_thread.MOMENT", 0.01)  # 42 times in a row
     engine = setup.load(poisoned(name, setup.form), ENGINE)
     at_rest = between_steps(engine)
     await engine.start()
