@@ -38,6 +38,7 @@ from engine.machine import machine_name
 from loadtest.arrival.arrival import ClosedLoop, OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
+from loadtest.errors import LoadTestError
 from loadtest.metrics import Distribution, OwnLoad
 from loadtest.origin import code_commit, now
 from loadtest.result_file import write_document
@@ -171,13 +172,18 @@ def measure_goodput(
         errors = dict(Counter(call.error for call in loop.calls if not call.ok).most_common())
         one = Overload((before + behind) / 2, offered, answered, errors, loop.own)
         (invalid if loop.own.is_limit else rounds).append(one)
-        if len(invalid) > num_rounds:
-            raise click.ClickException(
-                f"the load test itself was the limit in {len(invalid)} rounds, in the last one "
-                f"with {loop.own}; give it a core of its own, or offer less (--times)"
-            )
+        _check_counts(invalid, num_rounds)
         before = behind
     return Goodput(timeout, tuple(rounds), tuple(invalid))
+
+
+def _check_counts(invalid: list[Overload], most: int) -> None:
+    """Raise ClickException if more rounds than `most` do not count."""
+    if len(invalid) > most:
+        raise click.ClickException(
+            f"the load test itself was the limit in {len(invalid)} rounds, in the last one "
+            f"with {invalid[-1].own}; give it a core of its own, or offer less (--times)"
+        )
 
 
 def _requests(model: str, seed: int, count: int) -> list[bytes]:
@@ -203,7 +209,10 @@ def _answered_a_second(loop: LightLoop, timeout: float, seconds: float) -> float
 
 def _one_by_one(address: str, model: str, num_requests: int, seed: int) -> Distribution:
     config = LoadConfig(address, model, ClosedLoop(1), num_requests=num_requests)
-    latency = run(config, texts(prompts(seed), tenant="other")).summary.end_to_end
+    try:
+        latency = run(config, texts(prompts(seed), tenant="other")).summary.end_to_end
+    except LoadTestError as error:
+        raise click.ClickException(f"{error}") from error
     if latency is None:
         raise click.ClickException(f"no request of {num_requests} was answered by {address}")
     return latency
