@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -32,6 +33,8 @@ _T = TypeVar("_T")
 _FAILED = "the server failed; see its log"
 _STOPPING = "this server is stopping; ask again"
 _RETRY_AFTER = 0.5  # seconds
+_SWITCH_SECONDS = 0.0005  # the thread does little, and the event loop has more to do than that
+_ASKED_FOR = 100  # calls that gRPC may tell of before the thread has taken the first
 _MOST_PENDING = 1000  # calls that have come and that gRPC has not told of
 _LAST_WORDS = 0.5  # seconds in which calls that are ended here tell their clients
 _NO_FLAGS = 0
@@ -75,10 +78,12 @@ class CallServer:
         return port
 
     def start(self) -> None:
-        """Take calls from now on."""
+        """Take calls from now on, in a process whose threads change more often than Python's do."""
+        sys.setswitchinterval(_SWITCH_SECONDS)
         self._server.start()
-        self._ask_for_next()
-        start_event_thread("gRPC calls", self._next_event, self._pass_on, self._rests)
+        for _ in range(_ASKED_FOR):
+            self._ask_for_next()
+        start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._rests)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and end those that go on after `grace` seconds, with UNAVAILABLE.
@@ -108,14 +113,6 @@ class CallServer:
         with self._lock:
             if not self._is_stopping:
                 self._server.request_call(self._queue, self._queue, _ARRIVAL)
-
-    def _next_event(self) -> Event:
-        if self._rests.are_wanted:
-            event = self._queue.poll(0)
-            if event.tag is not None:
-                return event
-            self._rests.take()
-        return self._queue.poll()
 
     def _pass_on(self, event: Event) -> bool:
         """Pass on what has happened; return whether more may come."""
@@ -247,12 +244,28 @@ class ServerCall:
         self._has_begun = True
         self._pass((cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS),), passed)
 
-    def pass_message(self, message: bytes, passed: Callable[[bool], object]) -> None:
+    def pass_message(
+        self, message: bytes, passed: Callable[[bool], object], *, is_followed: bool = False
+    ) -> None:
         """Send a message from any thread; call `passed` with whether it has gone.
 
         That is before the next one, in the thread of the server, or at once if the client is gone.
+        One that is followed at once may wait for what comes behind it.
         """
-        self._pass((*self._beginning(), self._sending(message)), passed)
+        may_wait = is_followed and self._has_begun  # gRPC tells of metadata only once it has gone
+        flags = cygrpc.WriteFlag.buffer_hint if may_wait else _NO_FLAGS
+        self._pass((*self._beginning(), self._sending(message, flags)), passed)
+
+    def pass_end(self, message: bytes | None, trailing_metadata: Pairs) -> bool:
+        """End the call with success from any thread, once what was passed before has gone.
+
+        Return whether the client is there.
+        """
+        last = () if message is None else (self._sending(message),)
+        operations = (*self._beginning(), *last, _success(trailing_metadata))
+        self._has_ended, self.code = True, grpc.StatusCode.OK
+        self._is_sending = True
+        return not (self._has_failed or self._call.start_server_batch(operations, self._has_gone))
 
     async def wait_until_sent(self) -> None:
         """Return when all that was written or passed on has gone."""
@@ -276,12 +289,16 @@ class ServerCall:
         raise aio.AbortError("the call was aborted")
 
     async def finish(self, response: Any = None) -> None:
-        """End the call with success; `response` is the one message of a unary call."""
+        """End the call with success, nothing if it has ended.
+
+        `response` is the one message of a unary call.
+        """
+        if self._has_ended:
+            return
         beginning = self._beginning()
         last = () if response is None else (self._sending(response),)
         self._has_ended, self.code = True, grpc.StatusCode.OK
-        status = CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata))
-        await self._send(*beginning, *last, _status(status))
+        await self._send(*beginning, *last, _success(self._trailing_metadata))
 
     async def _run(self, answer: Awaitable[None]) -> None:
         try:
@@ -343,13 +360,17 @@ class ServerCall:
         self._has_begun = True
         return (cygrpc.SendInitialMetadataOperation(None, _NO_FLAGS),)
 
-    def _sending(self, message: Any) -> Any:
+    def _sending(self, message: Any, flags: int = _NO_FLAGS) -> Any:
         data = self.response_serializer(message) if self.response_serializer else message
         self.last_message = data
-        return cygrpc.SendMessageOperation(data, _NO_FLAGS)
+        return cygrpc.SendMessageOperation(data, flags)
 
     def _ending(self, status: CallStatus) -> tuple[Any, ...]:
         return (*self._beginning(), _status(status))
+
+
+def _success(trailing_metadata: Pairs) -> Any:
+    return _status(CallStatus(grpc.StatusCode.OK, "", tuple(trailing_metadata)))
 
 
 def _status(status: CallStatus) -> Any:

@@ -11,11 +11,10 @@ Event = Any  # cygrpc has no types
 
 _PAUSE = 0.001  # seconds
 _REST = 0.01  # seconds
-_AT_ONCE = 0.00005  # seconds in which an event is had that is there already
 
 
 class Rests:
-    """The rests of a process that refuses most of its calls; its threads wake at the same moments.
+    """The rests of a process that refuses most of its calls.
 
     A call that is refused at once costs most where a worker has had the processor before it, and
     the caches with it. Several at a time cost less, and do not stop the worker for every one. Any
@@ -26,7 +25,7 @@ class Rests:
         self._wanted_until = 0.0
 
     def want(self) -> None:
-        """Let threads rest that have nothing to do in this moment."""
+        """Let the thread rest when it has nothing to do."""
         self._wanted_until = monotonic() + _REST
 
     @property
@@ -35,43 +34,42 @@ class Rests:
         return monotonic() < self._wanted_until
 
     def take(self) -> None:
-        """Rest until the next moment at which all wake."""
-        sleep(_REST - monotonic() % _REST)
+        """Rest."""
+        sleep(_REST)
 
 
 def start_event_thread(
     name: str,
-    next_event: Callable[[], Event],
+    poll: Callable[[float | None], Event],
     pass_on: Callable[[Event], bool],
     rests: Rests,
-    *,
-    pauses: bool = True,
 ) -> None:
-    """Let a thread wait for events and pass them on, until `pass_on` returns False.
+    """Let a thread take events and pass them on, until `pass_on` returns False.
 
-    To be woken costs more than most events. So a thread that is woken again soon takes a pause
-    behind the event that woke it, and then all that has come meanwhile; it rests where rests are
-    wanted. Without `pauses` it does not wait for more: what comes to it is joined already.
+    `poll` waits for the next event until a time of the system's clock, None for as long as it
+    takes; an event without a tag says that none has come.
+
+    To be woken costs more than most events. So a thread that is woken again soon pauses before it
+    waits once more, and then takes all that has come meanwhile; it rests where rests are wanted.
+    Either only when nothing is there. How long an event took to come does not show that: another
+    thread may have held the interpreter, and whoever rests then falls behind more and more.
     """
-    thread = threading.Thread(
-        target=_follow, args=(next_event, pass_on, rests, pauses), name=name, daemon=True
-    )
+    thread = threading.Thread(target=_follow, args=(poll, pass_on, rests), name=name, daemon=True)
     thread.start()
 
 
 def _follow(
-    next_event: Callable[[], Event], pass_on: Callable[[Event], bool], rests: Rests, pauses: bool
+    poll: Callable[[float | None], Event], pass_on: Callable[[Event], bool], rests: Rests
 ) -> None:
-    woken = 0.0
+    woken, is_soon = 0.0, False
     while True:
-        asked = monotonic()
-        event = next_event()
-        came = monotonic()
-        if not pass_on(event):
-            return
-        if came - asked > _AT_ONCE:
-            is_soon, woken = came - woken < 2 * _PAUSE, came
+        event = poll(0)
+        if event.tag is None:
             if rests.are_wanted:
                 rests.take()
-            elif is_soon and pauses:
+            elif is_soon:
                 sleep(_PAUSE)
+            event, came = poll(None), monotonic()
+            is_soon, woken = came - woken < 2 * _PAUSE, came
+        if not pass_on(event):
+            return

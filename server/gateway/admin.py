@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TypeVar
 
-from grpc import aio
 from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
@@ -22,6 +21,7 @@ from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
 from server.gateway.versions import LoadOrder, Versions
+from server.gateway.worker_call import WorkerFailed
 from server.interceptors import Context
 from server.running_requests import RunningRequests
 
@@ -182,8 +182,8 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 async def _answer(ask: Callable[[Backend], Awaitable[T]], worker: Backend) -> T | None:
     try:
         return await ask(worker)
-    except aio.AioRpcError as error:
-        logger.warning("worker %s did not answer: %s", worker.address, error.details())
+    except WorkerFailed as error:
+        logger.warning("worker %s did not answer: %s", worker.address, error.details)
         return None
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import cast
 
 import grpc
 from grpc import aio
@@ -15,10 +16,10 @@ from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 from engine.background import in_background
-from server.event_thread import Rests
 from server.gateway.traffic import ModelVersion
-from server.gateway.worker_call import WorkerCall
+from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.gateway.worker_calls import WorkerCalls
+from server.gateway.worker_channel import WorkerChannel
 from server.identity.peers import CHANNEL_OPTIONS, Peers
 
 logger = logging.getLogger(__name__)
@@ -52,28 +53,20 @@ class Backend:
         *,
         silence: float,
         peers: Peers | None = None,
-        rests: Rests | None = None,
     ) -> None:
-        """Call `changed` when it serves other models; with `peers` all is encrypted.
-
-        What it sends waits where `rests` are wanted.
-        """
+        """Call `changed` when it serves other models; with `peers` all is encrypted."""
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.of_others = 0  # calls that others had there, when the worker last said how many it has
         self.serving = False  # as the worker itself reports
         self.models: frozenset[ModelVersion] = frozenset()  # that are ready there
         options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
-        # The channel is that of health and admin.
         if peers is None:
-            self.calls = WorkerCalls(address, options, rests=rests)
-            self.channel = aio.insecure_channel(address, options=options)
+            self.calls = WorkerCalls(address, options)
         else:
             credentials = peers.of_channel()
-            self.calls = WorkerCalls(address, (*options, *CHANNEL_OPTIONS), credentials, rests)
-            self.channel = aio.secure_channel(
-                address, credentials, options=(*options, *CHANNEL_OPTIONS)
-            )
+            self.calls = WorkerCalls(address, (*options, *CHANNEL_OPTIONS), credentials)
+        self.channel = cast(aio.Channel, WorkerChannel(self.calls))  # as far as stubs go
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
         self._silence = silence
         self._is_lost = False
@@ -133,15 +126,14 @@ class Backend:
         """Close the connection at once; calls that run there end."""
         await self._stop_watching()
         self.calls.close()
-        await self.channel.close()
 
     async def _answers(self) -> bool:
         """Return whether the worker's event loop says anything at all."""
         health = health_pb2_grpc.HealthStub(self.channel)
         try:
             await health.Check(health_pb2.HealthCheckRequest(), timeout=self._silence)
-        except aio.AioRpcError as error:
-            return error.code() not in _SILENT
+        except WorkerFailed as error:
+            return error.code not in _SILENT
         return True
 
     def _give_up(self) -> None:
@@ -162,7 +154,7 @@ class Backend:
                 async for response in health.Watch(health_pb2.HealthCheckRequest(service="")):
                     serving = response.status == health_pb2.HealthCheckResponse.SERVING
                     await self._set(await self._list_models() if serving else None)
-            except aio.AioRpcError:
+            except WorkerFailed:
                 pass
             await self._set(None)
             await asyncio.sleep(max(0.0, started + RECONNECT_PAUSE - time.monotonic()))

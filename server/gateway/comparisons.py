@@ -11,7 +11,6 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from grpc import aio
 from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1.prediction_service_pb2 import ClassifyRequest
@@ -25,6 +24,7 @@ from server.gateway.pool import Pool
 from server.gateway.resumable import STREAM
 from server.gateway.share import Share
 from server.gateway.traffic import ALL, ModelVersion, Traffic
+from server.gateway.worker_call import WorkerFailed
 from server.telemetry.metrics import Counts
 
 _TIMEOUT = 30.0  # seconds of both answers
@@ -192,7 +192,7 @@ async def _ask(worker: Backend, method: str, request: Any, version: str) -> Any 
     )
     try:
         return await call(asked, timeout=_TIMEOUT)
-    except aio.AioRpcError:
+    except WorkerFailed:
         return None
 
 

@@ -100,7 +100,6 @@ class Gateway:
             traffic=self._traffic,
             peers=peers,
             affinity=Affinity() if config.prefix_affinity else None,
-            rests=self._rests,
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)

@@ -193,7 +193,10 @@ class Lane:
             self._send()
 
     def _hand_out(self, said: Any) -> None:
-        """Give every call what the worker says in it: beginnings, then messages, then ends."""
+        """Give every call what the worker says in it: beginnings, then messages, then ends.
+
+        A call goes on once it has all of it: its end goes with its last message.
+        """
         for begun in said.begun:
             self._give(begun.number, LaneCall.begin, metadata_of(begun.metadata))
         for number, message in zip(said.numbers, said.messages, strict=True):
@@ -201,6 +204,8 @@ class Lane:
         for ended in said.ended:
             end = Status(ended.code, ended.details, metadata_of(ended.metadata))
             self._give(ended.number, LaneCall.finish, end)
+        for number in dict.fromkeys(said.numbers):
+            self._give(number, LaneCall.go_on, None)
 
     def _give(self, number: int, take: Callable[[LaneCall, _Part], None], part: _Part) -> None:
         """Let a call that is still there take a part of its answer."""
@@ -244,15 +249,20 @@ class LaneCall(WorkerCall):
             self._take_metadata(metadata)
 
     def take(self, message: bytes) -> None:
-        """Take a message."""
+        """Take a message, for `go_on` or `finish`."""
         with self._lock:
             self._take(message)
+
+    def go_on(self, _: None) -> None:
+        """Hand on what was taken."""
+        with self._lock:
+            self._go_on()
 
     def finish(self, status: Status) -> None:
         """Take the end."""
         with self._lock:
             self._status = status
-            self._settle()
+            self._go_on()
 
     def _cancel_there(self) -> None:
         self._lane.leave(self.number, is_cancelled=self._status is None)

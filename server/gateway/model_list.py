@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from grpc import aio
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.errors import FieldViolation, InvalidRequest
 from server.gateway.backend import Backend
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion
+from server.gateway.worker_call import WorkerFailed
 
 _TIMEOUT = 2.0  # seconds; of a worker that is slower another one is asked
 logger = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ async def _first_answer(workers: Sequence[Backend]) -> Sequence[pb.ModelInfo]:
             answer: pb.ListModelsResponse = await worker.admin.ListModels(
                 pb.ListModelsRequest(), timeout=_TIMEOUT
             )
-        except aio.AioRpcError as error:
-            logger.warning("worker %s did not answer: %s", worker.address, error.details())
+        except WorkerFailed as error:
+            logger.warning("worker %s did not answer: %s", worker.address, error.details)
         else:
             return answer.models
     return ()

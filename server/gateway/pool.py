@@ -13,7 +13,6 @@ import grpc
 
 from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
-from server.event_thread import Rests
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Losses
@@ -125,11 +124,10 @@ class Pool:
         traffic: Traffic | None = None,
         peers: Peers | None = None,
         affinity: Affinity | None = None,
-        rests: Rests | None = None,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
-        `silence`, `peers` and `rests` are those of Backend. `traffic` says which versions get which
+        `silence` and `peers` are those of Backend. `traffic` says which versions get which
         calls. With `affinity` a call goes to where its prompt's beginning may be kept.
         """
         self._traffic = traffic or Traffic()
@@ -138,7 +136,6 @@ class Pool:
         self._silence = silence
         self._peers = peers
         self._affinity = affinity
-        self._rests = rests
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._refusal: TokenweirError | None = None  # of every call, once the gateway closes
@@ -168,7 +165,6 @@ class Pool:
                     self.tell,
                     silence=self._silence,
                     peers=self._peers,
-                    rests=self._rests,
                 )
         await self.tell()
 

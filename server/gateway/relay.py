@@ -128,7 +128,7 @@ class Relay:
             method, stream.request, self._forwarded(context), time_left, stream
         )
         with self._upstream(backend, call):
-            context.set_trailing_metadata(await call.end())
+            await call.end()
 
     @contextmanager
     def _upstream(self, backend: Backend, call: WorkerCall) -> Iterator[None]:

@@ -114,20 +114,31 @@ class ResumableStream:
         self.has_begun = True
         self._client.pass_metadata(metadata, passed)
 
-    def pass_message(self, message: bytes, passed: _Passed) -> None:
+    def pass_message(self, message: bytes, passed: _Passed, *, is_followed: bool) -> None:
         """Hand on what of a message the client has not; see ServerCall.pass_message."""
-        if self._origin:
-            if self._is_second:
-                rest = self._new_of(message)
-                if rest is None:
-                    passed(not self.difference)
-                    return
-                message = rest
-            else:
-                self._heard.add(message)
-        self.has_begun = True
-        self._num_messages += 1
-        self._client.pass_message(message, passed)
+        rest = self._rest_of(message)
+        if rest is None:
+            passed(not self.difference)
+        else:  # of a second answer, what follows may be what the client has
+            is_followed = is_followed and not self._is_second
+            self._client.pass_message(rest, passed, is_followed=is_followed)
+
+    def pass_end(self, message: bytes | None, trailing_metadata: Metadata) -> bool:
+        """Hand on the end, with what of the last message the client has not."""
+        rest = None if message is None else self._rest_of(message)
+        return not self.difference and self._client.pass_end(rest, trailing_metadata)
+
+    def _rest_of(self, message: bytes) -> bytes | None:
+        """Return what is to be sent of a message; None if there is nothing, or it differs."""
+        rest: bytes | None = message
+        if self._origin and self._is_second:
+            rest = self._new_of(message)
+        elif self._origin:
+            self._heard.add(message)
+        if rest is not None:
+            self.has_begun = True
+            self._num_messages += 1
+        return rest
 
     def _begin(self, received: Mapping[int, pb.Received]) -> None:
         self._is_second = True

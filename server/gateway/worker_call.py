@@ -15,8 +15,9 @@ from grpc import aio
 
 from server.lane import Metadata
 
-_Part = TypeVar("_Part")  # of an answer: what comes first, or a message
+_Result = TypeVar("_Result")
 
+_OK = grpc.StatusCode.OK.value[0]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -26,8 +27,16 @@ class Client(Protocol):
     def pass_metadata(self, metadata: Metadata, passed: Callable[[bool], object]) -> None:
         """Take what comes first."""
 
-    def pass_message(self, message: bytes, passed: Callable[[bool], object]) -> None:
-        """Take a message."""
+    def pass_message(
+        self, message: bytes, passed: Callable[[bool], object], *, is_followed: bool
+    ) -> None:
+        """Take a message, that is followed at once by another one or not."""
+
+    def pass_end(self, message: bytes | None, trailing_metadata: Metadata) -> bool:
+        """Take the end of an answer that succeeds, with its last message if that is to come.
+
+        Return whether it has been sent.
+        """
 
 
 class WorkerFailed(Exception):
@@ -103,19 +112,18 @@ class WorkerCall(ABC):
         self.initial_metadata = metadata
         if self._client is not None and metadata and not self._is_over:
             self.is_committed = True
-            self._pass(self._client.pass_metadata, metadata)
+            client = self._client
+            self._pass(lambda: client.pass_metadata(metadata, self._has_passed))
 
     def _take(self, message: bytes) -> None:
+        """Note a message, for `_go_on`."""
         if self._is_over:
             return
         self.is_committed = True
         if self._client is None:
             self.response = message
-        elif self._is_passing:
-            self._waiting.append(message)
         else:
-            self._pass(self._client.pass_message, message)
-            self._ask_for_more(message)
+            self._waiting.append(message)
 
     def _has_passed(self, is_there: bool) -> None:
         with self._lock:
@@ -123,40 +131,60 @@ class WorkerCall(ABC):
             if not is_there:
                 self._is_over = True
                 self._tell(aio.InternalError("the client is gone"))
-            if self._is_over:
-                self._waiting.clear()
-            elif self._waiting and self._client is not None:
-                message = self._waiting.popleft()
-                self._pass(self._client.pass_message, message)
-                self._ask_for_more(message)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Hand on the next message once the one before it has gone; behind the last one the end.
+
+        Another one is asked for behind it, most often by the thread that takes messages; the other
+        would wait for it.
+        """
+        if self._is_passing:
+            return
+        if self._is_over:
+            self._waiting.clear()
+        if len(self._waiting) > (1 if self._has_succeeded else 0) and self._client is not None:
+            client, message = self._client, self._waiting.popleft()
+            more = bool(self._waiting)
+            self._pass(lambda: client.pass_message(message, self._has_passed, is_followed=more))
+            self._ask_for_more(message)
+        else:
             self._settle()
 
-    def _pass(
-        self, pass_on: Callable[[_Part, Callable[[bool], object]], None], part: _Part
-    ) -> None:
-        """Hand something to the client; if it fails at that, the call ends with its error.
+    @property
+    def _has_succeeded(self) -> bool:
+        """Whether nothing comes any more but what waits here."""
+        return self._status is not None and self._status.code == _OK and not self._is_due
 
-        Another message is asked for behind it, most often by the thread that takes messages; the
-        other would wait for it.
-        """
+    def _pass(self, pass_on: Callable[[], _Result]) -> _Result:
+        """Hand something to the client; if it fails at that, the call ends with its error."""
         self._is_passing = True
         try:
-            pass_on(part, self._has_passed)
+            return pass_on()
         except Exception as error:
             self._is_over, self._is_passing = True, False
             self._tell(error)
             raise
 
     def _settle(self) -> None:
-        """Tell of the end once everything that came before it has gone."""
-        if self._status is None or self._is_due or self._is_passing:
+        """Tell of the end, if that has come; the client has a good one first, with what waits."""
+        if self._status is None or self._is_due:
             return
         self._leave()
-        code = _CODES.get(self._status.code, grpc.StatusCode.UNKNOWN)
-        if code is grpc.StatusCode.OK:
-            self._tell(self._status.trailing_metadata)
+        metadata = self._status.trailing_metadata
+        if self._status.code != _OK:
+            code = _CODES.get(self._status.code, grpc.StatusCode.UNKNOWN)
+            self._tell(WorkerFailed(code, self._status.details, metadata))
+        elif self._pass_end(metadata):
+            self._tell(metadata)
         else:
-            self._tell(WorkerFailed(code, self._status.details, self._status.trailing_metadata))
+            self._tell(aio.InternalError("the client is gone"))
+
+    def _pass_end(self, metadata: Metadata) -> bool:
+        if (client := self._client) is None or self._is_over:
+            return True
+        message = self._waiting.popleft() if self._waiting else None
+        return self._pass(lambda: client.pass_end(message, metadata))
 
     def _tell(self, end: Metadata | Exception) -> None:
         with suppress(RuntimeError):  # the event loop is closed

@@ -9,6 +9,7 @@ small requests for streams go by that.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any, cast
@@ -16,7 +17,7 @@ from typing import Any, cast
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.event_thread import Event, Rests, start_event_thread
+from server.event_thread import Event
 from server.gateway.lane import Lane, pairs_in, status_in
 from server.gateway.worker_call import Client, WorkerCall
 from server.lane import MAX_REQUEST_BYTES, Metadata
@@ -36,25 +37,15 @@ class WorkerCalls:
         address: str,
         options: Iterable[tuple[str, int | str]],
         credentials: grpc.ChannelCredentials | None = None,
-        rests: Rests | None = None,
     ) -> None:
-        """Encrypt what is sent if there are credentials.
-
-        What comes waits where `rests` are wanted.
-        """
+        """Encrypt what is sent if there are credentials."""
         inner = None if credentials is None else cast(Any, credentials)._credentials
         self._channel = cygrpc.Channel(address.encode(), tuple(options), inner)
         self._open: set[OwnCall | Lane] = set()
         self._is_closing = False
         self._lane: Lane | None = None
         self._lane_asked = -_LANE_PAUSE  # when, on the monotonic clock
-        start_event_thread(
-            f"calls to {address}",
-            self._channel.next_call_event,
-            self._passed_on,
-            rests or Rests(),
-            pauses=False,
-        )
+        threading.Thread(target=self._follow, name=f"calls to {address}", daemon=True).start()
 
     def start(
         self,
@@ -68,7 +59,20 @@ class WorkerCalls:
         if client is not None and len(request) <= MAX_REQUEST_BYTES:
             if (lane := self._open_lane()) is not None:
                 return lane.start(method, request, metadata, timeout, client)
-        return self._own_call(method, request, metadata, timeout, client)
+        return self.start_alone(method, request, metadata, timeout, client)
+
+    def start_alone(
+        self,
+        method: str,
+        request: bytes,
+        metadata: Metadata,
+        timeout: float | None,
+        client: Client | None,
+    ) -> WorkerCall:
+        """Do the same, never by a lane."""
+        call = OwnCall(client, self._open)
+        call.start(self._channel, method, request, metadata, timeout)
+        return call
 
     def close(self) -> None:
         """End all calls; the connection closes behind the last of them."""
@@ -77,19 +81,7 @@ class WorkerCalls:
         self._is_closing = True
         for call in tuple(self._open):
             call.cancel()
-        self._own_call("/", b"", (), 0.0, None).cancel()  # its end wakes the thread
-
-    def _own_call(
-        self,
-        method: str,
-        request: bytes,
-        metadata: Metadata,
-        timeout: float | None,
-        client: Client | None,
-    ) -> OwnCall:
-        call = OwnCall(client, self._open)
-        call.start(self._channel, method, request, metadata, timeout)
-        return call
+        self.start_alone("/", b"", (), 0.0, None).cancel()  # its end wakes the thread
 
     def _open_lane(self) -> Lane | None:
         """Return a lane that takes calls; None while there is none, but ask for one."""
@@ -101,6 +93,10 @@ class WorkerCalls:
             self._lane = Lane(self._open)
             self._lane.start_at(self._channel)
         return None
+
+    def _follow(self) -> None:
+        while self._passed_on(self._channel.next_call_event()):
+            pass
 
     def _passed_on(self, event: Event) -> bool:
         """Pass on what happened to a call, in the thread; return whether more may come."""
@@ -171,7 +167,7 @@ class OwnCall(WorkerCall):
             self._num_due -= 1
             self._take_metadata(pairs_in(event.batch_operations[0].initial_metadata()))
             self._read()
-            self._settle()
+            self._go_on()
 
     def _has_come(self, event: Event) -> None:
         message = event.batch_operations[0].message()
@@ -179,13 +175,13 @@ class OwnCall(WorkerCall):
             self._num_due -= 1
             if message is not None:
                 self._take(message)
-            self._settle()
+            self._go_on()
 
     def _has_ended(self, event: Event) -> None:
         with self._lock:
             self._num_due -= 1
             self._status = status_in(event)
-            self._settle()
+            self._go_on()
 
     def _read(self) -> None:
         """Ask for the next message: gRPC tells of the end once there is none."""

@@ -131,6 +131,25 @@ async def test_metadata_messages_and_their_order_pass_both_ways() -> None:
         assert (trailing["last-bin"], trailing["mine"]) == (b"\x00", "x")
 
 
+async def test_what_is_passed_on_comes_in_order_and_with_it_the_end() -> None:
+    async def answer(call: ServerCall) -> None:
+        passed: list[bool] = []
+        for number in range(3):
+            call.pass_message(b"%d" % number, passed.append, is_followed=True)
+            await until(lambda n=number: len(passed) > n)
+        assert call.pass_end(b"last", (("behind", "all"),))
+        assert passed == [True] * 3
+        await call.finish()  # it has ended
+
+    async with answering(answer) as channel:
+        stream = channel.unary_stream(METHOD)(b"")
+        messages = [message async for message in stream]
+
+    assert messages == [b"0", b"1", b"2", b"last"]
+    assert await stream.code() is grpc.StatusCode.OK
+    assert ("behind", "all") in tuple(await stream.trailing_metadata())
+
+
 async def test_who_does_not_read_is_not_sent_everything() -> None:
     written = 0
 

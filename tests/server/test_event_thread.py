@@ -4,42 +4,53 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from server import event_thread
 from server.event_thread import Rests, start_event_thread
 
-SOON, LATER = 0.0015, 0.0025  # seconds, within two pauses of a millisecond and not
+
+@dataclass(frozen=True)
+class Polled:
+    tag: int | None
 
 
 class Events:
-    """Events that come so long after the one before was asked for."""
+    """Events that come at these times, in milliseconds; a poll takes `poll_takes` of them."""
 
-    def __init__(self, waits: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, times: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
         self.rests = Rests()
-        self._waits = list(waits)
-        self._now = 100.0
+        self.poll_takes = 0.0
+        self._times = list(times)
+        self._now = 0.0
         self._ended = threading.Event()
-        monkeypatch.setattr(event_thread, "monotonic", lambda: self._now)
+        monkeypatch.setattr(event_thread, "monotonic", lambda: 100 + self._now / 1000)
         monkeypatch.setattr(event_thread, "sleep", self._sleep)
 
-    def follow(self, *, pauses: bool = True) -> list[str]:
-        start_event_thread("events", self._next, self._pass_on, self.rests, pauses=pauses)
+    def follow(self) -> list[str]:
+        start_event_thread("events", self._poll, self._pass_on, self.rests)
         assert self._ended.wait(10)
         return self.log
 
     def _sleep(self, seconds: float) -> None:
-        self.log.append("pause" if seconds == 0.001 else f"rest until {self._now + seconds:.3f}")
+        self._now += 1000 * seconds
+        self.log.append("pause" if seconds == 0.001 else "rest")
 
-    def _next(self) -> int:
-        self._now += self._waits.pop(0)
-        return len(self._waits)
+    def _poll(self, until: float | None) -> Polled:
+        self._now += self.poll_takes
+        if until is None:
+            self._now = max(self._now, self._times[0])
+        if self._times[0] > self._now:
+            return Polled(None)
+        self._times.pop(0)
+        return Polled(len(self._times))
 
-    def _pass_on(self, num_left: int) -> bool:
-        self.log.append("event")
-        if num_left:
+    def _pass_on(self, event: Polled) -> bool:
+        self.log.append(f"event at {self._now:g}")
+        if event.tag:
             return True
         self._ended.set()
         return False
@@ -48,27 +59,50 @@ class Events:
 def test_events_that_come_now_and_then_are_passed_on_without_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Events([LATER] * 3, monkeypatch).follow() == ["event"] * 3
+    log = Events([10, 12.5, 15], monkeypatch).follow()
+
+    assert log == ["event at 10", "event at 12.5", "event at 15"]
 
 
-def test_who_is_woken_again_soon_pauses_behind_the_event_and_takes_what_is_there(
+def test_who_is_woken_again_soon_takes_what_is_there_and_pauses_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = Events([LATER, SOON, 0.0, 0.0, SOON, LATER, 0.0], monkeypatch).follow()
+    log = Events([10, 11.5, 11.5, 11.7, 15], monkeypatch).follow()
 
-    assert log == ["event", "event", "pause", "event", "event", "event", "pause", "event", "event"]
+    assert log == [
+        "event at 10",
+        "event at 11.5",
+        "event at 11.5",
+        "pause",
+        "event at 12.5",
+        "pause",
+        "event at 15",
+    ]
 
 
-def test_who_is_woken_rests_until_all_wake_while_calls_are_refused(
+def test_while_calls_are_refused_the_thread_rests_when_nothing_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    events = Events([0.004, 0.0, 0.0, 0.013, 0.0], monkeypatch)
+    events = Events([0, 0, 4, 7, 25], monkeypatch)
     events.rests.want()
 
     log = events.follow()
 
-    assert log == ["event", "rest until 100.010", "event", "event", "event", "event"]
+    assert log == [
+        "event at 0",
+        "event at 0",
+        "rest",
+        "event at 10",
+        "event at 10",
+        "event at 25",
+    ]
 
 
-def test_where_events_are_joined_already_nobody_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Events([LATER, SOON, SOON], monkeypatch).follow(pauses=False) == ["event"] * 3
+def test_who_waited_for_the_interpreter_does_not_rest_while_events_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = Events([0, 0, 0, 0], monkeypatch)
+    events.poll_takes = 3.0
+    events.rests.want()
+
+    assert events.follow() == ["event at 3", "event at 6", "event at 9", "event at 12"]

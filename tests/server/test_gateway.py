@@ -113,6 +113,26 @@ async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:
     assert "".join(m.delta.text for m in messages) == "SLOW b "
 
 
+async def test_many_streams_through_lanes_say_what_each_says_alone(cell: Cell) -> None:
+    async def say(number: int) -> tuple[list[bytes], grpc.StatusCode]:
+        text = " ".join(["SLOW"] * (number % 3 == 0) + [f"w{number}"] * (number % 7))
+        output = pb.Output(token_ids=number % 2 == 0)
+        call = cell.stubs.generation.GenerateStream(stream(text or "a", output=output))
+        messages = [message async for message in call]
+        for message in messages:  # times, and who has answered
+            message.summary.ClearField("timing")
+            message.summary.ClearField("provenance")
+            message.summary.ClearField("request_id")
+        return [message.SerializeToString() for message in messages], await call.code()
+
+    alone = [await say(number) for number in range(60)]
+    lanes = [backend.calls._lane for backend in cell.gateway._pool.backends]
+    assert all(lane is not None and lane.is_open for lane in lanes)
+    together = await asyncio.gather(*map(say, range(60)))
+
+    assert together == alone
+
+
 async def test_a_worker_is_told_how_many_calls_wait_for_it(cell: Cell) -> None:
     cell.gateway._admission.set_places(1)
     calls = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(6)]
@@ -210,7 +230,8 @@ async def test_calls_beyond_the_wall_are_refused_with_details_and_health_is_not(
 
 
 async def test_every_call_of_a_great_burst_is_refused_with_details() -> None:
-    async with running_gateway(config=GatewayConfig(max_concurrent_calls=1)) as (gateway, stubs):
+    config = GatewayConfig(max_concurrent_calls=1, worker_wait=120.0)  # a burst may take longer
+    async with running_gateway(config=config) as (gateway, stubs):
         held = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
         await until(lambda: bool(gateway._calls))
 

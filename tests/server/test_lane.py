@@ -36,18 +36,30 @@ class Client:
 
     def __init__(self, *, takes: bool = True) -> None:
         self.passed: list[Any] = []
+        self.ends: list[tuple[bytes | None, Any]] = []  # with the last message, if it came so
         self.takes = takes
-        self.is_there = True
+        self.followed: list[bytes] = []  # at once by another one
+        self.is_there = self.is_there_at_the_end = True
         self._waiting: list[Callable[[bool], object]] = []
 
     def pass_metadata(self, metadata: Any, passed: Callable[[bool], object]) -> None:
         self.pass_message(dict(metadata), passed)
 
-    def pass_message(self, message: Any, passed: Callable[[bool], object]) -> None:
+    def pass_message(
+        self, message: Any, passed: Callable[[bool], object], *, is_followed: bool = False
+    ) -> None:
         self.passed.append(message)
+        if is_followed:
+            self.followed.append(message)
         self._waiting.append(passed)
         if self.takes:
             self.take()
+
+    def pass_end(self, message: bytes | None, trailing_metadata: Any) -> bool:
+        self.ends.append((message, trailing_metadata))
+        if message is not None:
+            self.passed.append(message)
+        return self.is_there_at_the_end
 
     def take(self) -> None:
         self._waiting.pop()(self.is_there)
@@ -136,6 +148,36 @@ async def test_the_answers_of_many_calls_come_whole_and_in_order(
         assert client.passed == [metadata, *(b"%d" % number for number in range(n))]
     assert set(trailing) == {(("behind", "all"),)}
     assert worker.own == [] and len(worker.lanes) == 1
+
+
+async def test_what_a_worker_says_at_once_goes_as_few_parts_the_end_with_the_last_message(
+    calls: WorkerCalls, worker: Answering
+) -> None:
+    async def say(call: LaneCall) -> None:
+        for message in (b"one", b"two", b"three"):
+            await call.write(message)
+        call.set_trailing_metadata((("behind", "all"),))
+        await call.finish()
+
+    worker.behavior = say
+    client = Client()
+
+    await start(calls, client).end()
+
+    assert client.followed == [b"one", b"two"]
+    assert client.passed == [b"one", b"two", b"three"]
+    assert client.ends == [(b"three", (("behind", "all"),))]
+
+
+async def test_a_client_that_is_gone_at_the_end_is_told_of(
+    calls: WorkerCalls, worker: Answering
+) -> None:
+    worker.behavior = counting
+    client = Client()
+    client.is_there_at_the_end = False
+
+    with pytest.raises(aio.InternalError):
+        await start(calls, client, b"2").end()
 
 
 async def test_what_is_asked_comes_to_the_worker(calls: WorkerCalls, worker: Answering) -> None:
@@ -276,9 +318,9 @@ async def test_a_gateway_that_is_busy_is_sent_no_more_than_it_looks_at(
     is_free = threading.Event()
 
     class Busy(Client):
-        def pass_message(self, message: Any, passed: Callable[[bool], object]) -> None:
+        def pass_message(self, message: Any, *rest: Any, **how: Any) -> None:
             is_free.wait(10)
-            super().pass_message(message, passed)
+            super().pass_message(message, *rest, **how)
 
     async def say(call: LaneCall) -> None:
         nonlocal num_said
@@ -339,7 +381,7 @@ async def test_a_client_that_fails_ends_its_call_only(
     calls: WorkerCalls, worker: Answering, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Client):
-        def pass_message(self, message: Any, passed: Callable[[bool], object]) -> None:
+        def pass_message(self, message: Any, *rest: Any, **how: Any) -> None:
             raise ZeroDivisionError("a bug")
 
     worker.behavior = counting
@@ -476,7 +518,7 @@ async def test_what_comes_behind_the_end_of_a_lane_is_not_answered(
     worker.behavior = note
     lane = worker.lanes[0]
     calls.close()  # its gateway has gone
-    await until(lambda: not worker.server._open)
+    await until(lambda: lane._is_closed)
     lane._take(ToWorker(asked=[{"number": 1, "method": "/method"}]).SerializeToString())
     await asyncio.sleep(0.05)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, cast
 
 import grpc
@@ -14,6 +15,7 @@ from grpc import aio
 from server.call_server import ServerCall
 from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.gateway.worker_calls import WorkerCalls
+from server.gateway.worker_channel import WorkerChannel
 from tests.server.calls import until
 
 
@@ -22,6 +24,7 @@ class Client:
 
     def __init__(self, *, takes: bool = True) -> None:
         self.passed: list[Any] = []
+        self.ends: list[tuple[bytes | None, Any]] = []  # with the last message, if it came so
         self.takes = takes
         self.is_there = True
         self.has_come = threading.Semaphore(0)
@@ -30,12 +33,20 @@ class Client:
     def pass_metadata(self, metadata: Any, passed: Callable[[bool], object]) -> None:
         self.pass_message(dict(metadata), passed)
 
-    def pass_message(self, message: Any, passed: Callable[[bool], object]) -> None:
+    def pass_message(
+        self, message: Any, passed: Callable[[bool], object], *, is_followed: bool = False
+    ) -> None:
         self.passed.append(message)
         self._waiting.append(passed)
         if self.takes:
             self.take()
         self.has_come.release()
+
+    def pass_end(self, message: bytes | None, trailing_metadata: Any) -> bool:
+        self.ends.append((message, trailing_metadata))
+        if message is not None:
+            self.passed.append(message)
+        return self.is_there
 
     def take(self) -> None:
         self._waiting.pop()(self.is_there)
@@ -109,14 +120,16 @@ async def test_a_message_waits_until_the_one_before_has_gone(calls: WorkerCalls)
     client = Client(takes=False)
 
     call = start(calls, "/numbers", client, b"2")
-    for num_passed in (1, 2, 3):
+    for num_passed in (1, 2):
         assert await asyncio.to_thread(client.has_come.acquire, timeout=10)
         await asyncio.sleep(0.02)
         assert len(client.passed) == num_passed
         assert not client.has_come.acquire(blocking=False)
+        client.takes = num_passed == 2  # the last one may come with the end
         client.take()
 
     await call.end()
+    assert client.passed[1:] == [b"0", b"1"]
 
 
 async def test_the_next_message_is_there_when_the_one_before_has_gone(calls: WorkerCalls) -> None:
@@ -129,9 +142,10 @@ async def test_the_next_message_is_there_when_the_one_before_has_gone(calls: Wor
     client.take()  # in this thread: nothing has to come any more
     assert client.passed == [{"replica": "1"}, b"0"]
     await until(lambda: call._waiting)
-    client.take()
+    client.takes = True
     client.take()
     await call.end()
+    assert client.passed[1:] == [b"0", b"1"]
 
 
 async def test_a_failure_comes_behind_what_was_sent_before_it(calls: WorkerCalls) -> None:
@@ -189,9 +203,37 @@ async def test_closing_ends_the_calls_and_the_thread(worker: Answering, address:
 
 async def test_a_client_that_fails_ends_the_call(calls: WorkerCalls) -> None:
     class Failing(Client):
-        def pass_message(self, message: Any, passed: Callable[[bool], object]) -> None:
+        def pass_message(self, message: Any, *rest: Any, **how: Any) -> None:
             raise ZeroDivisionError("a bug")
 
     call = start(calls, "/numbers", Failing(), b"100")
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(call.end(), 5)
+
+
+async def test_stubs_follow_a_stream_on_a_connection_of_calls(calls: WorkerCalls) -> None:
+    follow = WorkerChannel(calls).unary_stream("/numbers", bytes, int)
+
+    assert [number async for number in follow(b"100")] == [*range(100)]
+
+
+async def test_stubs_are_told_how_a_stream_fails(calls: WorkerCalls) -> None:
+    follow = WorkerChannel(calls).unary_stream("/failing", bytes, bytes)
+    came = []
+
+    with pytest.raises(WorkerFailed) as failed:
+        async for message in follow(b""):
+            came.append(message)
+
+    assert came == [b"begun"] and failed.value.details == "full"
+
+
+async def test_a_stream_that_a_stub_leaves_ends_at_the_worker(
+    calls: WorkerCalls, worker: Answering
+) -> None:
+    messages = WorkerChannel(calls).unary_stream("/endless", bytes, bytes)(b"")
+
+    async with aclosing(cast(AsyncGenerator[bytes, None], messages)):
+        await anext(messages)
+
+    await asyncio.wait_for(worker.cancelled.wait(), 10)
