@@ -103,7 +103,7 @@ class Load:
     def _note_failure(self, error: TokenweirClientError, took: float, *, has_begun: bool) -> None:
         where = "amid its text" if has_begun else "before its text"
         self.tally.failed[" ".join(filter(None, (error.code.name, error.reason, where)))] += 1
-        self.failures.append((time.monotonic(), f"{where}, after {took:.1f} s: {error}"))
+        self.failures.append((time.monotonic(), f"{where}, after {took:.0f} s: {error}"))
 
     def _judge(self, case: Case, text: str, result: Generation, began: float) -> None:
         (got,), (expected,) = result.sequences, case.expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -24,13 +25,13 @@ def summary(harmed: Sequence[Harmed]) -> dict[str, dict[str, object]]:
     return found
 
 
-def failures(harmed: Sequence[Harmed]) -> dict[str, list[str]]:
-    """Return by kind what streams were told that failed behind it."""
-    found: dict[str, list[str]] = {}
+def failures(harmed: Sequence[Harmed]) -> dict[str, dict[str, int]]:
+    """Return by kind what streams were told that failed behind it, and how many of them."""
+    found: dict[str, Counter[str]] = {}
     for one in harmed:
         if one.failures:
-            found.setdefault(one.kind, []).extend(one.failures)
-    return found
+            found.setdefault(one.kind, Counter()).update(one.failures)
+    return {kind: dict(told.most_common()) for kind, told in found.items()}
 
 
 def table(harmed: Sequence[Harmed], tally: Tally, num_gone_on: int) -> str:
@@ -39,8 +40,9 @@ def table(harmed: Sequence[Harmed], tally: Tally, num_gone_on: int) -> str:
     failed = failures(harmed)
     for kind, one in summary(harmed).items():
         spreads = (_written(one["recovery_seconds"]), _written(one["first_answer_seconds"]))
+        number = sum(failed.get(kind, {}).values())
         spread = f"{spreads[0]:>16} {spreads[1]:>16}"
-        lines.append(f"{kind:16} {one['times']:>6} {spread} {len(failed.get(kind, ())):>8}")
+        lines.append(f"{kind:16} {one['times']:>6} {spread} {number:>8}")
     counts = {name: value for name, value in asdict(tally).items() if name != "failed"}
     lines += ["", *(f"{name:16} {value:>8,}" for name, value in counts.items())]
     lines += [f"{'gone on':16} {num_gone_on:>8,}"]

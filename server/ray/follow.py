@@ -11,15 +11,22 @@ from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import TELL_PERIOD, Roster
 from server.ray.thread import RayThread
 
+_MAX_LEFT = 100  # workers that have left and can still be killed, if they are found to hang
 logger = logging.getLogger(__name__)
 
 
 async def follow(registry: Registry, gateway: Gateway, seen: dict[str, WorkerInfo]) -> None:
-    """Keep the gateway's workers equal to the registry's; note all by address in `seen`."""
+    """Keep the gateway's workers equal to the registry's; note all by address in `seen`.
+
+    Of those that have left, the last ones: a worker hangs once it is heard no more.
+    """
     known: tuple[WorkerInfo, ...] = ()
     while True:
         workers = await registry.changed(known)
         seen.update((worker.address, worker) for worker in workers)
+        left = seen.keys() - {worker.address for worker in workers}
+        for address in [address for address in seen if address in left][:-_MAX_LEFT]:
+            del seen[address]
         await gateway.sync([worker.address for worker in workers])
         for worker in set(workers) - set(known):
             logger.info("joined: %s", worker)
@@ -38,7 +45,8 @@ async def hear_others(roster: Roster, gateway: Gateway) -> None:
 
 async def kill_hung(ray: RayThread, seen: dict[str, WorkerInfo], address: str) -> None:
     """Have Ray kill a worker that hangs: it does not stop when it is asked to."""
-    worker = seen.pop(address)
+    if (worker := seen.pop(address, None)) is None:
+        return
     logger.info("killed: %s", worker)
     await ray.run(_kill_actor, worker.actor)
 
