@@ -11,7 +11,6 @@ def emit_write_row(row: Tensor, update: Tensor) -> Tensor:
 
     Where the row's memory is bound to the result too, it is written in place.
     """
-    start = torch.zeros(row.shape[0], dtype=torch.int64)
     return torch.onnx.ops.symbolic(
-        "TensorScatter", (row, update, start), {"axis": -2}, dtype=row.dtype, shape=row.shape
+        "TensorScatter", (row, update), {"axis": -2}, dtype=row.dtype, shape=row.shape
     )

@@ -9,7 +9,7 @@ from loadtest.gpu_check.models import MODELS
 from loadtest.gpu_check.part import Part, Settings
 from loadtest.gpu_check.shapes import SHAPES
 
-_QUICK_SECONDS, _QUICK_LIMIT = 15.0, 240.0
+_QUICK_SECONDS = 15.0
 # Expected on a GPU beside 16 cores, the packages of `packages` made before.
 _SECONDS = {"machine": 20.0, "packages": 300.0, "certificate": 40.0, "rows": 45.0}
 _SECONDS |= {"variant": 40.0, "steps": 90.0, "speed": 240.0, "pieces": 20.0}
@@ -47,7 +47,7 @@ def make_parts(settings: Settings) -> list[Part]:
 def _quick(part: Part) -> Part:
     if part.name == "packages":  # there are many, whatever their size
         return part
-    return part.within(_QUICK_SECONDS, _QUICK_LIMIT)
+    return part.within(_QUICK_SECONDS, _LIMIT)
 
 
 def choose_parts(parts: Sequence[Part], only: Sequence[str]) -> list[Part]:

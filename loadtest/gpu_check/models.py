@@ -69,7 +69,8 @@ _MARIAN: dict[str, Any] = {
     "eos_token_id": 0,
 }
 _SHAPES: Mapping[str, dict[str, Any]] = {"gpt2": _GPT2, "llama": _LLAMA, "marian": _MARIAN}
-_QUICK_LENGTH = 24  # of sources and targets
+_QUICK_LENGTH = 16  # of sources and targets
+_QUICK_LAYERS = 1
 _QUICK = {"d_model": 128, "d_ff": 256, "vocab_size": 256}
 _QUICK_HEADS: Mapping[str, dict[str, int]] = {
     "gpt2": {"num_heads": 2, "max_target_len": _QUICK_LENGTH},
@@ -89,7 +90,9 @@ def make_checkpoint(name: str, directory: Path, *, quick: bool) -> Path:
         if name in TASKS:
             _make_of_task(name, path, quick)
         else:
-            config = {**_SHAPES[name], **(_QUICK | _QUICK_HEADS[name] if quick else {})}
+            config = _SHAPES[name]
+            if quick:
+                config = _shallow({**config, **_QUICK, **_QUICK_HEADS[name]})
             model = build_model(TransformerConfig.model_validate(config))
             save_checkpoint(path, name, model, _numbers())
     return path
@@ -106,9 +109,15 @@ def _make_of_task(name: str, path: Path, quick: bool) -> None:
     config = task.config.model_dump()
     if quick:
         limits = [name for name in ("max_source_len", "max_target_len") if config[name]]
-        config |= dict.fromkeys(limits, _QUICK_LENGTH)
+        config = _shallow(config | dict.fromkeys(limits, _QUICK_LENGTH))
     model = build_model(TransformerConfig.model_validate(config))
     save_checkpoint(path, name, model, task.tokenizer)
+
+
+def _shallow(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model is made of, with few layers: to trace them takes most of an export."""
+    layers = [name for name in ("num_encoder_layers", "num_decoder_layers") if config.get(name)]
+    return config | dict.fromkeys(layers, _QUICK_LAYERS)
 
 
 def _text() -> str:

@@ -1,6 +1,6 @@
 """Runs parts of the check of a GPU on the emulated device; prints its exit code and results.
 
-Takes names of parts, "a,b", and the directory where their models are kept.
+Takes names of parts, "a,b", or "" for all, and the directory where their models are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from loadtest.gpu_check.__main__ import main
 with tempfile.TemporaryDirectory() as directory:
     out = Path(directory)
     with contextlib.redirect_stdout(sys.stderr):
-        code = main(["--out", directory, "--quick", "--only", sys.argv[1], "--work", sys.argv[2]])
+        only = ["--only", sys.argv[1]] if sys.argv[1] else []
+        code = main(["--out", directory, "--quick", "--work", sys.argv[2], *only])
     sys.stderr.write((out / "log.txt").read_text())  # of the parts, each a process
     print(
         json.dumps(

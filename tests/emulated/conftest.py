@@ -62,7 +62,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_device(device: Path) -> RunScript:
     """Run a script of this folder beside the emulated device; return the JSON that it prints."""
 
-    def run(script: str, *arguments: str) -> Any:
+    def run(script: str, *arguments: str, timeout: float = 240) -> Any:
         path = [str(WHEEL), str(ROOT), str(ROOT / "proto" / "python")]
         environment = {
             **os.environ,
@@ -75,7 +75,7 @@ def on_device(device: Path) -> RunScript:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=timeout,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         # Such a copy is repeated from memory of the host that is another's by then.

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from exporter.checkpoint import load_checkpoint
+from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import CUDA
+from exporter.graphs.torch_export import build_graphs
+from exporter.tasks import TASKS
+from loadtest.gpu_check.models import make_checkpoint
 from tests.emulated.conftest import Export, RunScript
 from tests.emulated.models import FIRST, MODELS
 
@@ -32,8 +39,23 @@ OTHERS = tuple(name for name in MODELS if name not in FIRST)
 def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
     names: Iterable[str], precision: str, export: Export, on_device: RunScript
 ) -> None:
-    paths = [path for name in names for path in export(name, precision)]
+    assert_on_device([path for name in names for path in export(name, precision)], on_device)
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TASKS)
+def test_the_models_of_the_demo_are_on_the_device_at_their_size(
+    name: str, on_device: RunScript, tmp_path: Path
+) -> None:
+    model = load_checkpoint(make_checkpoint(name, tmp_path, quick=False)).model
+    graphs = build_graphs(model, target=CUDA, precision="fp16")
+    write_graphs(graphs, tmp_path)
+
+    assert_on_device([str(tmp_path / file) for file in graphs], on_device)
+
+
+def assert_on_device(paths: list[str], on_device: RunScript) -> None:
+    """Assert that all of the graphs runs there, is captured and is launched again."""
     found = on_device("look_at_graph.py", *paths)
 
     assert {path: seen["refused"] for path, seen in found.items()} == dict.fromkeys(paths)

@@ -318,7 +318,7 @@ def source_written_one_position_late(surgery: Surgery) -> None:
     node = surgery.nodes("TensorScatter")[0]
     taken = [np.array([value], np.int64) for value in (0, 8, 2)]
     node.input[1] = surgery.compute_before(node, "Slice", node.input[1], *taken)
-    node.input[2] = surgery.constant(np.ones(1, np.int64))
+    node.input.append(surgery.constant(np.ones(1, np.int64)))
 
 
 @encoder

@@ -1,4 +1,4 @@
-"""500 random requests at once: each gets what it gets alone, and nothing of them is left."""
+"""Hundreds of random requests at once: each gets what it gets alone, and nothing is left."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from tests.parity.conftest import (
 )
 from tests.parity.near import NEAR, assert_near
 
-NUM_REQUESTS = 500  # of each of two models
-ARRIVALS = 0.8  # seconds
+NUM_REQUESTS, NUM_REQUESTS_LONG = 500, 1_000
+SECONDS_A_REQUEST = 0.0016  # in which they arrive
 ENGINE = EngineConfig(
     max_num_seqs=8,
     max_num_batched_tokens=16,
     prefill_chunk_size=4,
-    max_queue_size=NUM_REQUESTS,
+    max_queue_size=NUM_REQUESTS_LONG,
     num_threads=1,
 )
 CONSTRAINTS = [
@@ -83,13 +83,16 @@ class RandomRequests:
         self._max_prompt = config.max_source_len if self._has_source else self._max_target
         self._beginnings = [self._ids(self._max_prompt) for _ in range(6)]
 
-    def plan(self, number: int) -> Plan:
+    def plans(self, count: int) -> list[Plan]:
+        return [self._plan(number, SECONDS_A_REQUEST * count) for number in range(count)]
+
+    def _plan(self, number: int, arrivals: float) -> Plan:
         rng = self._rng
         what_happens = number % 10  # two of ten leave, one has little time
         leaves = self._choose(None, float(rng.exponential(0.05))) if what_happens < 2 else None
         return Plan(
             self._request(f"request-{number}"),
-            float(rng.uniform(0, ARRIVALS)),
+            float(rng.uniform(0, arrivals)),
             float(2 ** rng.integers(0, 9)) if what_happens == 2 else None,
             leaves,
             int(rng.integers(1, 4)) if what_happens < 2 and leaves is None else None,
@@ -329,6 +332,8 @@ LONG = {
     ("encoder-decoder", "cuda-int8-blocks"): rounded("int8-blocks"),
     ("encoder-decoder", "cuda-int4"): rounded("int4"),
     ("encoder-decoder", "cuda-fp16"): CUDA_FP16,
+    ("llama", "cuda-fp16, more"): CUDA_FP16,
+    ("encoder-decoder", "cuda-fp32, more"): CUDA_FP32,
 }
 QUICK = {
     ("gpt", "cpu"): CPU,
@@ -347,19 +352,22 @@ ON_GPU = {
 
 def cases() -> list[Any]:
     return [
-        pytest.param(name, setup, id=f"{name}-{how}", marks=marks)
-        for setups, marks in ((QUICK, ()), (LONG, pytest.mark.long), (ON_GPU, pytest.mark.gpu))
+        pytest.param(name, setup, count, id=f"{name}-{how}", marks=marks)
+        for setups, count, marks in (
+            (QUICK, NUM_REQUESTS, ()),
+            (LONG, NUM_REQUESTS_LONG, (pytest.mark.long, pytest.mark.timeout(900))),
+            (ON_GPU, NUM_REQUESTS_LONG, pytest.mark.gpu),
+        )
         for (name, how), setup in setups.items()
     ]
 
 
-@pytest.mark.parametrize(("name", "setup"), cases())
+@pytest.mark.parametrize(("name", "setup", "num_requests"), cases())
 async def test_every_request_under_random_load_gets_what_it_gets_alone(
-    name: str, setup: Setup, exported: Callable[..., Exported]
+    name: str, setup: Setup, num_requests: int, exported: Callable[..., Exported]
 ) -> None:
     package = exported(name, setup.form).package
-    requests = RandomRequests(name, seed=5)
-    plans = [requests.plan(number) for number in range(NUM_REQUESTS)]
+    plans = RandomRequests(name, seed=5).plans(num_requests)
     engine = setup.load(package, ENGINE)
     lonely = setup.load(package, replace(ENGINE, reuse_prefixes=False))
     watch = Watch(engine)
@@ -393,7 +401,7 @@ async def test_every_request_under_random_load_gets_what_it_gets_alone(
             else:
                 assert_near(found, expected, NEAR[setup.form.precision])
             outcomes["whole"] += 1
-    assert sum(outcomes.values()) == NUM_REQUESTS
+    assert sum(outcomes.values()) == num_requests
     assert all(outcomes[outcome] for outcome in ("whole", "left", "late")), "it tried nothing"
     assert watch.too_late == []
     assert objects_of(Request, Sequence, RequestStream, BeamSearch) == before
