@@ -14,6 +14,7 @@ from loadtest.answers import KeptAnswer, WrongAnswer, checks_of, difference
 from loadtest.clients import Clients
 from loadtest.config import LoadConfig
 from loadtest.goals import goodput, is_lost, outcomes
+from loadtest.interruption import signals_noted
 from loadtest.load_report import LoadReport
 from loadtest.metrics import (
     MAX_DELAY,
@@ -63,7 +64,7 @@ def run(
     fails is a record like any other.
     """
     watch = watch or (lambda course: None)
-    return asyncio.run(LoadTest(config, work, watch, client_arguments).run())
+    return LoadTest(config, work, watch, client_arguments).run()
 
 
 class LoadTest:
@@ -92,8 +93,17 @@ class LoadTest:
         self._num_unverified = 0
         self._is_stopped = False  # since the bounds could not be kept any more
 
-    async def run(self) -> LoadReport:
-        """Run the test; what is interrupted gives a report too."""
+    def run(self) -> LoadReport:
+        """Run the test; what is interrupted, at whatever moment, gives a report too."""
+        is_interrupted = True
+        with suppress(KeyboardInterrupt):
+            is_interrupted = not asyncio.run(self._is_run())
+        with signals_noted() as noted:
+            report = self._report(is_interrupted)
+        return replace(report, interrupted=report.interrupted or bool(noted))
+
+    async def _is_run(self) -> bool:
+        """Run the test; return whether it came to its end."""
         target = self._connect()
         try:
             await self._measure(target)
@@ -102,10 +112,10 @@ class LoadTest:
             if (task := asyncio.current_task()) is None:
                 raise
             task.uncancel()  # what was measured is worth more than a quick end
-            return self._report(interrupted=True)
+            return False
         finally:
             await target.close()
-        return self._report(interrupted=False)
+        return True
 
     async def _measure(self, target: Target) -> None:
         self._found = await target.find()

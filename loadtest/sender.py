@@ -44,7 +44,7 @@ class Sender:
         self._share = share or Share()
         self._start = 0.0
         self._loop_delays: list[float] = []
-        self._processor_seconds = 0.0
+        self._processor_seconds = self._seconds = 0.0  # of `send_all`
         self.records: list[RequestRecord] = []  # of what has ended, in the order of ends
         self.kept: list[KeptAnswer] = []
         self.expected: list[WrongAnswer | None] = []  # a comparison each with a known answer
@@ -53,7 +53,7 @@ class Sender:
     @property
     def own_load(self) -> OwnLoad:
         """How busy this event loop has been in `send_all`."""
-        share = self._processor_seconds / max(self._now(), 1e-9)
+        share = self._processor_seconds / max(self._seconds, 1e-9)
         return OwnLoad(share, distribution(self._loop_delays))
 
     async def warm_up(self) -> None:
@@ -88,6 +88,7 @@ class Sender:
         finally:
             watch.cancel()
             self._processor_seconds = time.thread_time() - processor_start
+            self._seconds = self._now()
 
     async def _watch_delay(self) -> None:
         while True:

@@ -155,7 +155,7 @@ class ServerProcess:
         )
         test = LoadTest(config, work, watch=lambda course: None)
         try:
-            return asyncio.run(test.run()), list(test.kept)
+            return test.run(), list(test.kept)
         except LoadTestError as error:
             raise WorkerError(f"{error}; its log is {self._log}") from error
 

@@ -136,9 +136,8 @@ def report_load_test(
     client_arguments: ClientArguments = dict,
 ) -> LoadReport:
     """Run a load test, write its files, print its table."""
-    import asyncio
-
     from engine.machine import machine_name
+    from loadtest.interruption import signals_held
     from loadtest.origin import code_commit, typed_command
     from loadtest.reports.live import shown
     from loadtest.reports.report import print_table
@@ -147,9 +146,12 @@ def report_load_test(
     files.check()
     with shown(config) as watch:
         test = LoadTest(config, work, watch, client_arguments)
-        report = asyncio.run(test.run())
-    report = replace(report, command=typed_command(), commit=code_commit(), machine=machine_name())
-    files.write(report, test.kept)
+        report = test.run()
+    with signals_held():
+        report = replace(
+            report, command=typed_command(), commit=code_commit(), machine=machine_name()
+        )
+        files.write(report, test.kept)
     print_table(report)
     return report
 
@@ -166,6 +168,7 @@ def _report_series(
 ) -> SeriesReport:
     """Run several load tests, write their files, print their table."""
     from engine.machine import machine_name
+    from loadtest.interruption import signals_held
     from loadtest.origin import code_commit, typed_command
     from loadtest.reports.live import shown
     from loadtest.reports.report import print_series, trial_line
@@ -184,10 +187,11 @@ def _report_series(
         report = series.sweep(sweep)
     else:
         report = series.search(SearchRule(series.first_rate, tolerance, rounds))
-    origin = replace(
-        report.origin, command=typed_command(), commit=code_commit(), machine=machine_name()
-    )
-    report = replace(report, origin=origin)
-    files.write_series(report)
+    with signals_held():
+        origin = replace(
+            report.origin, command=typed_command(), commit=code_commit(), machine=machine_name()
+        )
+        report = replace(report, origin=origin)
+        files.write_series(report)
     print_series(report)
     return report

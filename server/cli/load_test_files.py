@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,23 +47,21 @@ class ReportFiles:
         from loadtest.result_file import write_atomically
         from loadtest.work.expecting import to_lines
 
-        with _uninterrupted():
-            _write(self.json, lambda path: write_json(report, path))
-            _write(self.csv, lambda path: write_requests(report, path))
-            _write(self.html, lambda path: _write_html(report, path))
-            _write(self.png, lambda path: _write_png(report, path))
-            lines = to_lines((one.ask, one.answer) for one in kept)
-            _write(self.answers, lambda path: write_atomically(path, lines.encode()))
+        _write(self.json, lambda path: write_json(report, path))
+        _write(self.csv, lambda path: write_requests(report, path))
+        _write(self.html, lambda path: _write_html(report, path))
+        _write(self.png, lambda path: _write_png(report, path))
+        lines = to_lines((one.ask, one.answer) for one in kept)
+        _write(self.answers, lambda path: write_atomically(path, lines.encode()))
 
     def write_series(self, report: SeriesReport) -> None:
         """Write those that several load tests have."""
         from loadtest.reports.csv_file import write_trials
         from loadtest.reports.report import write_series_json
 
-        with _uninterrupted():
-            _write(self.json, lambda path: write_series_json(report, path))
-            _write(self.csv, lambda path: write_trials(report, path))
-            _write(self.html, lambda path: _write_series_html(report, path))
+        _write(self.json, lambda path: write_series_json(report, path))
+        _write(self.csv, lambda path: write_trials(report, path))
+        _write(self.html, lambda path: _write_series_html(report, path))
 
 
 def _write(path: Path | None, write: Callable[[Path], None]) -> None:
@@ -90,13 +86,3 @@ def _write_png(report: LoadReport, path: Path) -> None:
     from loadtest.reports.plots import write_png
 
     write_png(report, path)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait: what was measured is written first."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

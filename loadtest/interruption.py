@@ -1,0 +1,40 @@
+"""Signals that end a command wait until what was measured is put together and written."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """Note the signals that come while the block runs, and do nothing else about them.
+
+    A mask would not do: any other thread would take them, and Python tells the main thread.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted  # they do not arrive here
+        return
+    known = {number: signal.getsignal(number) for number in _ENDING}
+    before = {one: handler for one, handler in known.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, lambda number, frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let the first signal that comes while the block runs come at its end."""
+    with signals_noted() as noted:
+        yield
+    for number in noted[:1]:
+        signal.raise_signal(number)
