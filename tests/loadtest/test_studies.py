@@ -434,7 +434,10 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
     async with STAGES[stage](2, "0.001 a row") as do:
-        used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
+        for _ in range(100):  # until both were answered at the same time
+            used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
+            if used.full_steps.num_tokens:
+                break
 
     assert used.num_tokens == 16
     assert 0 < used.num_messages <= (16 if stage == "core" else 4)

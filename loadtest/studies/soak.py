@@ -1,0 +1,269 @@
+"""The study of endurance: what becomes of latency, memory and work under a load that goes on.
+
+`python -m loadtest.studies.soak packages/dates --minutes 30 --load 0.7 --out loadtest/results/soak`
+
+A closed loop finds how many answers a second the server gives. Then an open loop with Poisson
+arrivals asks for a share of them. Drift is the p99 of the last third of that time by the p99 of its
+first third; its interval is that of a bootstrap over blocks of time, for neighbours share a queue.
+Another closed loop at the end tells what the machine has become meanwhile.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import numpy as np
+from scipy.stats import bootstrap
+
+from engine.machine import machine_name
+from loadtest.arrival.arrival import ClosedLoop, OpenLoop
+from loadtest.arrival.rates import Rates
+from loadtest.config import LoadConfig
+from loadtest.load_report import LoadReport
+from loadtest.metrics import Distribution, RequestRecord, Window, distribution, due_in
+from loadtest.origin import code_commit, now, versions_of
+from loadtest.result_file import write_document
+from loadtest.runner import Course, Watch, run
+from loadtest.studies.idle import read_tree
+from loadtest.studies.overload import prompts
+from loadtest.studies.served import served
+from loadtest.work.ask import texts
+
+_NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # of the time, of a third of it, of the blocks
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the time."""
+
+    begin: float  # seconds since the open loop began
+    end: float
+    num_failed: int
+    end_to_end: Distribution | None
+    time_to_first_token: Distribution | None
+    memory: int  # bytes, of all processes of the server at the end of it
+    processor_seconds: float  # a request, of all processes of the server
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The p99 of the last third by that of the first, and where it lies with 95 %."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Soak:
+    """What a load that went on has shown."""
+
+    capacity_before: float  # requests a second of a closed loop
+    rate: float  # requests a second of the open loop
+    capacity_after: float
+    memory_before: int  # bytes, of all processes of the server when the first part begins
+    parts: tuple[Part, ...]
+    drift: Drift  # of end-to-end latency
+    drift_of_first_token: Drift
+    errors: dict[str, int]  # of the whole open loop
+    own: str  # how busy the load test itself was
+    invalid: tuple[str, ...]  # why the figures are not those of the server
+
+
+class Uses:
+    """What all processes of a server have used, read when each part begins and ends."""
+
+    def __init__(self, pid: int, times: Sequence[float]) -> None:
+        self._pid = pid
+        self._times = times
+        self._started: float | None = None
+        self.seen: list[tuple[int, float]] = []  # bytes of memory, seconds of processor time
+
+    def __call__(self, course: Course) -> None:
+        """Read once a time has come; a load test calls twice a second from its beginning."""
+        self._started = self._started or time.monotonic()
+        elapsed, number = time.monotonic() - self._started, len(self.seen)
+        if number < len(self._times) and elapsed >= self._times[number]:
+            self.read()
+
+    def end(self) -> None:
+        """Read what is missing: the last request was due before the time was over."""
+        while len(self.seen) < len(self._times):
+            self.read()
+
+    def read(self) -> None:
+        """Read now."""
+        uses = read_tree(self._pid).values()
+        memory = sum(use.memory for use in uses)
+        self.seen.append((memory, sum(use.processor_seconds for use in uses)))
+
+
+def measure_soak(
+    address: str,
+    model: str,
+    pid: int,
+    *,
+    minutes: float,
+    load: float,
+    warmup: float,
+    concurrency: int,
+    seconds: float,
+) -> Soak:
+    """Measure a server, of which `pid` is the first process."""
+
+    def capacity(seed: int) -> float:
+        config = LoadConfig(
+            address, model, ClosedLoop(concurrency), duration=1.5 * seconds, warmup=seconds / 2
+        )
+        return _ask(config, seed).summary.requests_per_second
+
+    before = capacity(seed=1)
+    edges = (warmup + np.linspace(0, minutes * 60, _NUM_PARTS + 1)).tolist()
+    uses = Uses(pid, edges)
+    arrival = OpenLoop(Rates((load * before,)))
+    config = LoadConfig(address, model, arrival, duration=edges[-1], warmup=warmup)
+    report = _ask(config, seed=2, watch=uses)
+    uses.end()
+    records, window = report.records, report.window
+    good = [record for record in records if record.ok]
+    return Soak(
+        capacity_before=before,
+        rate=load * before,
+        capacity_after=capacity(seed=3),
+        memory_before=uses.seen[0][0],
+        parts=tuple(parts_of(records, edges, uses.seen)),
+        drift=drift_of(((r.scheduled, r.end_to_end) for r in good), window),
+        drift_of_first_token=drift_of(((r.scheduled, r.time_to_first_token) for r in good), window),
+        errors=dict(Counter(record.error for record in records if not record.ok)),
+        own=str(report.own),
+        invalid=report.invalid,
+    )
+
+
+def _ask(config: LoadConfig, seed: int, watch: Watch | None = None) -> LoadReport:
+    report = run(config, texts(prompts(seed)), watch)
+    if not report.summary.num_ok:
+        raise click.ClickException(f"no request was answered: {report.summary.errors}")
+    return report
+
+
+def parts_of(
+    records: Sequence[RequestRecord], edges: Sequence[float], seen: Sequence[tuple[int, float]]
+) -> Iterator[Part]:
+    """Yield the parts between edges, at which memory and processor time were seen."""
+    for (begin, end), (before, after) in zip(pairwise(edges), pairwise(seen), strict=True):
+        due = due_in(records, Window(begin, end))
+        good = [record for record in due if record.ok]
+        yield Part(
+            begin=begin,
+            end=end,
+            num_failed=len(due) - len(good),
+            end_to_end=distribution(record.end_to_end for record in good),
+            time_to_first_token=distribution(record.time_to_first_token for record in good),
+            memory=after[0],
+            processor_seconds=(after[1] - before[1]) / max(1, len(due)),
+        )
+
+
+def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) -> Drift:
+    """Return the drift of latencies, each with the time at which its request was due."""
+    at, values = np.array([one for one in latencies if one[1] is not None]).T
+    edges = np.linspace(window.start, window.end, 3 * _NUM_BLOCKS + 1)
+    blocks = [values[(begin <= at) & (at < end)] for begin, end in pairwise(edges)]
+    blocks = [block for block in blocks if block.size]
+    if len(blocks) < 3:
+        raise click.ClickException("there are too few answers to tell a drift; ask for longer")
+
+    def p99(chosen: Iterable[int]) -> float:
+        return float(np.percentile(np.concatenate([blocks[one] for one in chosen]), 99))
+
+    def ratio(first: Iterable[int], last: Iterable[int]) -> float:
+        return p99(last) / p99(first)
+
+    number = range(len(blocks))
+    thirds = (number[: len(blocks) // 3], number[-(len(blocks) // 3) :])
+    interval = bootstrap(
+        thirds,
+        ratio,
+        n_resamples=_RESAMPLES,
+        vectorized=False,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Drift(ratio(thirds[0], thirds[1]), float(interval.low), float(interval.high))
+
+
+@click.command()
+@click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=30, show_default=True)
+@click.option("--load", type=float, default=0.7, show_default=True, help="Of the closed loop.")
+@click.option("--warmup", type=float, default=60, show_default=True, help="Seconds before.")
+@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--seconds", type=float, default=30, show_default=True, help="Of a closed loop.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
+def main(
+    package: Path,
+    minutes: float,
+    load: float,
+    warmup: float,
+    replicas: int,
+    concurrency: int,
+    seconds: float,
+    out: Path,
+) -> None:
+    """Serve PACKAGE, which takes dates, as a user does, load it for long, and write OUT.json."""
+    from engine.package.package import read_manifest
+
+    with served(package, "", replicas) as server:
+        soak = measure_soak(
+            server.address,
+            read_manifest(package).name,
+            server.pid,
+            minutes=minutes,
+            load=load,
+            warmup=warmup,
+            concurrency=concurrency,
+            seconds=seconds,
+        )
+    _tell(soak)
+    content = {
+        "command": shlex.join(["python", "-m", "loadtest.studies.soak", *sys.argv[1:]]),
+        "commit": code_commit(),
+        "written_at": now(),
+        "machine": machine_name(),
+        "versions": versions_of("grpcio", "onnxruntime", "ray", "uvloop"),
+        **asdict(soak),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_document(content, out.with_suffix(".json"))
+
+
+def _tell(soak: Soak) -> None:
+    click.echo(
+        f"{soak.rate:.1f} requests/s; a closed loop reached {soak.capacity_before:.1f}/s before "
+        f"and {soak.capacity_after:.1f}/s after it; memory was {soak.memory_before / 1e6:.1f} MB"
+    )
+    for part in soak.parts:
+        latency = part.end_to_end
+        took = f"p50 {latency.p50:.4f} s, p99 {latency.p99:.4f} s" if latency else "no answer"
+        click.echo(
+            f"{part.begin:5.0f} to {part.end:.0f} s: {took}, {part.num_failed} failed, "
+            f"{part.memory / 1e6:.1f} MB, {part.processor_seconds * 1000:.2f} ms of processor time"
+        )
+    for name, drift in (("end to end", soak.drift), ("TTFT", soak.drift_of_first_token)):
+        click.echo(f"{name}: p99 {drift.ratio:.3f} times ({drift.low:.3f} to {drift.high:.3f})")
+    for reason in soak.invalid:
+        click.echo(f"not valid: {reason}")
+
+
+if __name__ == "__main__":
+    main()
