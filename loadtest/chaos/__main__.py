@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import shlex
 import sys
 import tempfile
 import time
@@ -24,12 +23,11 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient
 
-from engine.machine import machine_name
 from loadtest.chaos.harm import KILL_CONTROLLER, KINDS, Harmed, harm
 from loadtest.chaos.load import Load, cases
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
-from loadtest.origin import code_commit, now
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 
 _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "12.03.2021", "one two three")
@@ -130,10 +128,7 @@ def main(
 def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: int) -> None:
     """Write what was found to OUT.json."""
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.chaos", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
+        **origin("loadtest.chaos"),
         "plan": asdict(plan),
         "harms": summary(harmed),
         "streams": vars(load.tally),  # asdict makes pairs of what a Counter has

@@ -9,8 +9,6 @@ import asyncio
 import inspect
 import itertools
 import math
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,11 +20,10 @@ from matplotlib.figure import Figure
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.machine import machine_name
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import load_package
 from loadtest.benchmark.work import generation_contract
-from loadtest.origin import code_commit, now
+from loadtest.origin import origin
 from loadtest.reports.plots import write_figure
 from loadtest.result_file import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
@@ -147,10 +144,7 @@ def _describe(manifest: Manifest, work: TraceWork, slots: int) -> dict[str, obje
     return {
         "model": manifest.name,
         "weights": manifest.weights,
-        "command": shlex.join(["python", "-m", "loadtest.studies.batching", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
+        **origin("loadtest.studies.batching"),
         "trace": asdict(work),
         "slots": slots,
         "policies": inspect.getdoc(serve_trace),

@@ -8,7 +8,6 @@ first one, with all of its threads. It reads every stream as it reads a real one
 from __future__ import annotations
 
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -24,10 +23,9 @@ import grpc
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from engine.machine import machine_name
 from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
-from loadtest.origin import code_commit, now, versions_of
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.runner import run
 from loadtest.work.ask import Work, texts
@@ -126,13 +124,8 @@ def main(streams: int, tokens: int, requests: int, rounds: int, out: Path) -> No
                 found[name].append(measure(address, work, streams, requests // turns))
     for name, speeds in found.items():
         click.echo(f"{name}: {_median(speeds):,.0f} messages/s on one core")
-    command = shlex.join(["python", "-m", "loadtest.studies.client_speed", *sys.argv[1:]])
     document = {
-        "command": command,
-        "commit": code_commit(),
-        "machine": machine_name(),
-        "written_at": now(),
-        "versions": versions_of("grpcio", "protobuf"),
+        **origin("loadtest.studies.client_speed"),
         "messages_per_second": {name: round(_median(one)) for name, one in found.items()},
         "rounds": {name: [asdict(speed) for speed in one] for name, one in found.items()},
     }

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +23,7 @@ from engine.package.package import load_package
 from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
-from loadtest.origin import code_commit, now
+from loadtest.origin import origin
 from loadtest.reports.plots import write_figure
 from loadtest.result_file import write_document
 from loadtest.studies.machine import Machine, measure_machine
@@ -137,9 +135,7 @@ def _write(out: Path, name: str, machine: Machine, model: Model, steps: Sequence
     out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "model": name,
-        "command": shlex.join(["python", "-m", "loadtest.studies.growth", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
+        **origin("loadtest.studies.growth"),
         "machine": {"name": machine_name(), **asdict(machine)},
         "weights": asdict(model),
         "steps": [{**asdict(step), "median": step.median} for step in steps],

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from engine.machine import machine_name
-from loadtest.origin import code_commit, now
+from loadtest.origin import now, origin
 from loadtest.result_file import write_document
 from loadtest.studies.served import served
 
@@ -154,10 +151,7 @@ def main(
         elapsed = time.monotonic() - started
     processes = compare(seen[0], seen[-1], elapsed)
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.idle", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
+        **origin("loadtest.studies.idle"),
         "seconds": elapsed,
         "total": asdict(total(processes)),
         "processes": [asdict(process) for process in processes],

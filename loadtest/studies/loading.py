@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,6 @@ import click
 
 from engine.errors import ConfigError
 from engine.generation.engine_thread import MOMENT
-from engine.machine import machine_name
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package, load_package
 from loadtest.benchmark.engine_bench import EngineBench
@@ -38,7 +36,7 @@ from loadtest.benchmark.work import (
     generation_contract,
     random_prompts,
 )
-from loadtest.origin import code_commit, now
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
@@ -201,10 +199,7 @@ def main(
     loaded = load_package(package)
     weights = weight_bytes(loaded)
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.loading", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
+        **origin("loadtest.studies.loading"),
         **summary_of_loads(weights, [load_once(package) for _ in range(rounds)]),
     }
     _tell_loading(content)

@@ -20,9 +20,7 @@ with one stream, and with 16 streams of a `--package` that takes dates.
 
 from __future__ import annotations
 
-import shlex
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +29,7 @@ from typing import NamedTuple
 import click
 import uvloop
 
-from engine.machine import machine_name
-from loadtest.origin import code_commit, now, versions_of
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.studies.first_token import FirstToken, measure_first_token
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
@@ -193,11 +190,7 @@ def _document(
     overheads: Sequence[Overhead], paced: Sequence[Paced], first: Sequence[FirstToken]
 ) -> dict[str, object]:
     return {
-        "command": shlex.join(["python", "-m", "loadtest.studies.overhead", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
-        "versions": versions_of("grpcio", "protobuf", "uvloop", "numpy", "tokenizers"),
+        **origin("loadtest.studies.overhead"),
         "unit": "microseconds of processor time",
         "overheads": [
             {**asdict(one), "costs": {name: cost._asdict() for name, cost in one.costs.items()}}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -34,13 +33,12 @@ from pathlib import Path
 import click
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from engine.machine import machine_name
 from loadtest.arrival.arrival import ClosedLoop, OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import Distribution, OwnLoad
-from loadtest.origin import code_commit, now
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.runner import run
 from loadtest.studies.light_sender import LightLoop, LightSender
@@ -276,10 +274,7 @@ def main(
 
 def _document(fairness: Fairness, goodput: Goodput) -> dict[str, object]:
     return {
-        "command": shlex.join(["python", "-m", "loadtest.studies.overload", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "machine": machine_name(),
-        "written_at": now(),
+        **origin("loadtest.studies.overload"),
         "fairness": {
             **asdict(fairness),
             "ratio_p50": fairness.ratio_p50,

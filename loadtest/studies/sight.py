@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import statistics
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -25,8 +23,7 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient
 
-from engine.machine import machine_name
-from loadtest.origin import code_commit, now, versions_of
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.studies.idle import read_tree
 from loadtest.studies.served import Served, served
@@ -119,11 +116,7 @@ def main(package: Path, prompt: str, streams: int, seconds: float, turns: int, o
         plain, watched = asyncio.run(_measure(servers, model, prompt, streams, seconds, turns))
     found = ratios(watched, plain)
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.sight", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
-        "versions": versions_of("grpcio", "prometheus_client", "ray", "uvloop"),
+        **origin("loadtest.studies.sight"),
         "streams": streams,
         "ratios": found,
         "with": [asdict(turn) for turn in watched],

@@ -10,8 +10,6 @@ Another closed loop at the end tells what the machine has become meanwhile.
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +21,12 @@ import click
 import numpy as np
 from scipy.stats import bootstrap
 
-from engine.machine import machine_name
 from loadtest.arrival.arrival import ClosedLoop, OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, RequestRecord, Window, distribution, due_in
-from loadtest.origin import code_commit, now, versions_of
+from loadtest.origin import now, origin
 from loadtest.result_file import write_document
 from loadtest.runner import Course, Watch, run
 from loadtest.studies.idle import read_tree
@@ -236,11 +233,7 @@ def main(
         )
     _tell(soak)
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.soak", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
-        "versions": versions_of("grpcio", "onnxruntime", "ray", "uvloop"),
+        **origin("loadtest.studies.soak"),
         **asdict(soak),
     }
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,7 @@ memory of all processes of the server, before the load and after it.
 from __future__ import annotations
 
 import asyncio
-import shlex
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,9 +23,8 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient, TokenweirClientError
 
-from engine.machine import machine_name
 from engine.package.package import read_manifest, write_manifest
-from loadtest.origin import code_commit, now, versions_of
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.studies.idle import read_tree
 from loadtest.studies.served import Served, served
@@ -142,11 +139,7 @@ def main(package: Path, swaps: int, streams: int, settle: float, out: Path) -> N
     with served(package, SETTINGS) as server:
         found = asyncio.run(measure(server, package, swaps, streams, settle))
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.swaps", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
-        "versions": versions_of("grpcio", "ray"),
+        **origin("loadtest.studies.swaps"),
         **found,
     }
     out.parent.mkdir(parents=True, exist_ok=True)

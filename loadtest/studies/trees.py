@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -27,10 +26,9 @@ from typing import NamedTuple
 
 import click
 
-from engine.machine import machine_name
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
-from loadtest.origin import code_commit, now, versions_of
+from loadtest.origin import code_commit, origin
 from loadtest.result_file import write_document
 
 _ROOT = Path(__file__).parents[2]
@@ -206,11 +204,7 @@ def main(
             results.append(_result(count, trees, turns))
             _tell(results[-1])
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.studies.trees", *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
-        "versions": versions_of("onnxruntime", "numpy", "tokenizers"),
+        **origin("loadtest.studies.trees"),
         "work": asdict(work),
         "results": results,
     }

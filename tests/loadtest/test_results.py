@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -121,6 +121,16 @@ def test_code_outside_of_a_repository_has_no_commit(
     monkeypatch.setattr(origin, "__file__", str(tmp_path / "origin.py"))
 
     assert origin.code_commit() == "unknown: the code is in no repository"
+
+
+def test_a_result_says_by_which_command_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["soak.py", "a package", "--out", "x"])
+
+    head = origin.origin("loadtest.studies.soak")
+
+    assert head["command"] == "python -m loadtest.studies.soak 'a package' --out x"
+    assert head["commit"] and head["machine"] and head["written_at"]
+    assert "numpy" in cast(Any, head["versions"])
 
 
 def test_a_version_is_that_of_the_distribution_that_is_installed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -336,6 +337,20 @@ def test_prompts_of_an_image_model_are_files(server, tmp_path: Path):
 def prompts_of(server: ScriptedServer) -> list[str]:
     """What was asked behind the warm-up."""
     return [one.request.inputs[0].text for one in streams(server)][1:]
+
+
+def test_records_are_none_of_the_garbage_collectors_while_requests_are_sent(server):
+    """To look at all of them stops the test, and with it the requests that are due."""
+    before = gc.get_freeze_count()
+    during: list[int] = []
+
+    run(
+        closed_loop(server, num_requests=20, concurrency=1),
+        watch=lambda course: during.append(gc.get_freeze_count()),
+    )
+
+    gc.unfreeze()
+    assert during[-1] > before
 
 
 def test_a_stall_of_a_second_shows_in_the_99th_percentile_of_the_open_loop(server):
