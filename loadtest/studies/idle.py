@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from loadtest.origin import now, origin
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.studies.served import served
 

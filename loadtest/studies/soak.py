@@ -26,7 +26,7 @@ from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, RequestRecord, Window, distribution, due_in
-from loadtest.origin import now, origin
+from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.runner import Course, Watch, run
 from loadtest.studies.idle import read_tree
