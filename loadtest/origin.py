@@ -10,21 +10,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine.machine import machine_name
-
-# What a figure may depend on.
-_DISTRIBUTIONS = (
-    "grpcio",
-    "numpy",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "prometheus_client",
-    "protobuf",
-    "ray",
-    "tokenizers",
-    "torch",
-    "uvloop",
-)
 _TOKEN, _HIDDEN = "--token", "HIDDEN"
 
 
@@ -35,17 +20,6 @@ def code_commit() -> str:
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown: the code is in no repository"
-
-
-def origin(module: str) -> dict[str, object]:
-    """Return the head of a result file: command of a module, commit, time, machine, versions."""
-    return {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "commit": code_commit(),
-        "written_at": now(),
-        "machine": machine_name(),
-        "versions": versions_of(*_DISTRIBUTIONS),
-    }
 
 
 def typed_command() -> str:

@@ -23,10 +23,10 @@ from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import load_package
 from loadtest.benchmark.work import generation_contract
-from loadtest.origin import origin
 from loadtest.reports.plots import write_figure
 from loadtest.result_file import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
+from loadtest.studies.heading import heading
 
 POLICIES: tuple[Policy, ...] = ("continuous", "static", "early exit")
 _COLOURS = {"continuous": "#0072b2", "static": "#d55e00", "early exit": "#cc79a7"}
@@ -144,7 +144,7 @@ def _describe(manifest: Manifest, work: TraceWork, slots: int) -> dict[str, obje
     return {
         "model": manifest.name,
         "weights": manifest.weights,
-        **origin("loadtest.studies.batching"),
+        **heading("loadtest.studies.batching"),
         "trace": asdict(work),
         "slots": slots,
         "policies": inspect.getdoc(serve_trace),

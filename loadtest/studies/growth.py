@@ -23,9 +23,9 @@ from engine.package.package import load_package
 from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
-from loadtest.origin import origin
 from loadtest.reports.plots import write_figure
 from loadtest.result_file import write_document
+from loadtest.studies.heading import heading
 from loadtest.studies.machine import Machine, measure_machine
 
 _BYTES_PER_NUMBER = 4
@@ -135,7 +135,7 @@ def _write(out: Path, name: str, machine: Machine, model: Model, steps: Sequence
     out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "model": name,
-        **origin("loadtest.studies.growth"),
+        **heading("loadtest.studies.growth"),
         "machine": {"name": machine_name(), **asdict(machine)},
         "weights": asdict(model),
         "steps": [{**asdict(step), "median": step.median} for step in steps],

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from loadtest.origin import origin
 from loadtest.result_file import write_document
+from loadtest.studies.heading import heading
 from loadtest.studies.served import served
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
@@ -151,7 +151,7 @@ def main(
         elapsed = time.monotonic() - started
     processes = compare(seen[0], seen[-1], elapsed)
     content = {
-        **origin("loadtest.studies.idle"),
+        **heading("loadtest.studies.idle"),
         "seconds": elapsed,
         "total": asdict(total(processes)),
         "processes": [asdict(process) for process in processes],

@@ -36,8 +36,8 @@ from loadtest.benchmark.work import (
     generation_contract,
     random_prompts,
 )
-from loadtest.origin import origin
 from loadtest.result_file import write_document
+from loadtest.studies.heading import heading
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
 _PROGRAM = """
@@ -199,7 +199,7 @@ def main(
     loaded = load_package(package)
     weights = weight_bytes(loaded)
     content = {
-        **origin("loadtest.studies.loading"),
+        **heading("loadtest.studies.loading"),
         **summary_of_loads(weights, [load_once(package) for _ in range(rounds)]),
     }
     _tell_loading(content)

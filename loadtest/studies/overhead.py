@@ -29,9 +29,9 @@ from typing import NamedTuple
 import click
 import uvloop
 
-from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.studies.first_token import FirstToken, measure_first_token
+from loadtest.studies.heading import heading
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 
 _SHORT = 16  # tokens of an output
@@ -190,7 +190,7 @@ def _document(
     overheads: Sequence[Overhead], paced: Sequence[Paced], first: Sequence[FirstToken]
 ) -> dict[str, object]:
     return {
-        **origin("loadtest.studies.overhead"),
+        **heading("loadtest.studies.overhead"),
         "unit": "microseconds of processor time",
         "overheads": [
             {**asdict(one), "costs": {name: cost._asdict() for name, cost in one.costs.items()}}

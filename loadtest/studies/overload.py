@@ -38,9 +38,9 @@ from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import Distribution, OwnLoad
-from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.runner import run
+from loadtest.studies.heading import heading
 from loadtest.studies.light_sender import LightLoop, LightSender
 from loadtest.work.ask import texts
 
@@ -274,7 +274,7 @@ def main(
 
 def _document(fairness: Fairness, goodput: Goodput) -> dict[str, object]:
     return {
-        **origin("loadtest.studies.overload"),
+        **heading("loadtest.studies.overload"),
         "fairness": {
             **asdict(fairness),
             "ratio_p50": fairness.ratio_p50,

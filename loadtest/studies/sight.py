@@ -23,8 +23,8 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient
 
-from loadtest.origin import origin
 from loadtest.result_file import write_document
+from loadtest.studies.heading import heading
 from loadtest.studies.idle import read_tree
 from loadtest.studies.served import Served, served
 
@@ -116,7 +116,7 @@ def main(package: Path, prompt: str, streams: int, seconds: float, turns: int, o
         plain, watched = asyncio.run(_measure(servers, model, prompt, streams, seconds, turns))
     found = ratios(watched, plain)
     content = {
-        **origin("loadtest.studies.sight"),
+        **heading("loadtest.studies.sight"),
         "streams": streams,
         "ratios": found,
         "with": [asdict(turn) for turn in watched],

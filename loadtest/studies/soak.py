@@ -26,9 +26,9 @@ from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, RequestRecord, Window, distribution, due_in
-from loadtest.origin import origin
 from loadtest.result_file import write_document
 from loadtest.runner import Course, Watch, run
+from loadtest.studies.heading import heading
 from loadtest.studies.idle import read_tree
 from loadtest.studies.overload import prompts
 from loadtest.studies.served import served
@@ -233,7 +233,7 @@ def main(
         )
     _tell(soak)
     content = {
-        **origin("loadtest.studies.soak"),
+        **heading("loadtest.studies.soak"),
         **asdict(soak),
     }
     out.parent.mkdir(parents=True, exist_ok=True)

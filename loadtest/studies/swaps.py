@@ -24,8 +24,8 @@ import click
 from tokenweir import AsyncClient, TokenweirClientError
 
 from engine.package.package import read_manifest, write_manifest
-from loadtest.origin import origin
 from loadtest.result_file import write_document
+from loadtest.studies.heading import heading
 from loadtest.studies.idle import read_tree
 from loadtest.studies.served import Served, served
 
@@ -139,7 +139,7 @@ def main(package: Path, swaps: int, streams: int, settle: float, out: Path) -> N
     with served(package, SETTINGS) as server:
         found = asyncio.run(measure(server, package, swaps, streams, settle))
     content = {
-        **origin("loadtest.studies.swaps"),
+        **heading("loadtest.studies.swaps"),
         **found,
     }
     out.parent.mkdir(parents=True, exist_ok=True)

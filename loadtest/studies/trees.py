@@ -28,8 +28,9 @@ import click
 
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
-from loadtest.origin import code_commit, origin
+from loadtest.origin import code_commit
 from loadtest.result_file import write_document
+from loadtest.studies.heading import heading
 
 _ROOT = Path(__file__).parents[2]
 _ASKED = ("num_prompt_tokens", "num_new_tokens")  # of the work; all else is as in every tree
@@ -204,7 +205,7 @@ def main(
             results.append(_result(count, trees, turns))
             _tell(results[-1])
     content = {
-        **origin("loadtest.studies.trees"),
+        **heading("loadtest.studies.trees"),
         "work": asdict(work),
         "results": results,
     }

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from loadtest import origin
+from loadtest.studies.heading import heading
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "loadtest" / "results"
@@ -126,7 +127,7 @@ def test_code_outside_of_a_repository_has_no_commit(
 def test_a_result_says_by_which_command_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["soak.py", "a package", "--out", "x"])
 
-    head = origin.origin("loadtest.studies.soak")
+    head = heading("loadtest.studies.soak")
 
     assert head["command"] == "python -m loadtest.studies.soak 'a package' --out x"
     assert head["commit"] and head["machine"] and head["written_at"]
