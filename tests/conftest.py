@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import tokenizers
@@ -29,6 +31,12 @@ VOCAB_SIZE = 258
 
 # The likeliest next token, or all logits, behind a source (or none) and the tokens so far.
 Script = Callable[[list[int], list[int]], int | np.ndarray]
+
+
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")  # however slow or busy
 
 
 _SLOW = {"emulated", "exporter", "parity"}  # folders of tests that export models
@@ -266,7 +274,11 @@ async def make_engine(
     engines: list[AsyncEngine] = []
 
     async def make(
-        script: Script, *, config: EngineConfig | None = None, **shape: int
+        script: Script,
+        *,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **shape: int,
     ) -> tuple[AsyncEngine, ScriptedRunner]:
         config = config or EngineConfig(max_num_seqs=4)
         package = make_package(**shape)
@@ -278,13 +290,16 @@ async def make_engine(
             max_len=contract.cache.max_len,
             has_encoder=contract.cross_cache is not None,
         )
-        core = core_on_slots(config, contract, runner)
+        core = core_on_slots(config, contract, runner, clock=clock)
         constraints = ConstraintCompiler(
             byte_tokenizer, contract.vocab_size, contract.eos_token_ids
         )
-        engines.append(AsyncEngine(package, core, byte_tokenizer, config, constraints=constraints))
-        await engines[-1].start()
-        return engines[-1], runner
+        engine = AsyncEngine(
+            package, core, byte_tokenizer, config, constraints=constraints, clock=clock
+        )
+        engines.append(engine)
+        await engine.start()
+        return engine, runner
 
     yield make
     for engine in engines:

@@ -63,7 +63,7 @@ def check(logits: np.ndarray, draw: BeamDraw, processors=()) -> None:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     width=st.integers(1, 16),
@@ -79,7 +79,7 @@ def test_candidates_are_the_best_of_all_hypotheses_and_tokens(
     check(logits, beam_draw(width, rng.normal(-5, 1, running).tolist(), banned=tuple(banned)))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_controls_change_log_probabilities_as_in_transformers(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -121,7 +121,7 @@ def optimum(
     return max(complete((), 0.0), key=lambda item: item[1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 10_000),
     vocab_size=st.integers(2, 7),
@@ -398,7 +398,7 @@ def test_a_hypothesis_has_the_sums_log_probabilities_and_beams_of_its_own_tokens
     assert search.num_discarded == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), width=st.integers(1, 5), num_outputs=st.integers(1, 5))
 def test_every_chosen_token_is_returned_or_counted_as_discarded(seed, width, num_outputs):
     p = params(width, num_outputs=min(num_outputs, width), beam_end="limit")

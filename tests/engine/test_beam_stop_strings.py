@@ -81,7 +81,7 @@ def plain_beam_search(
     return sorted(finished, key=lambda item: -item[1])[: p.num_outputs]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 10_000),
     width=st.integers(1, 6),
@@ -111,7 +111,7 @@ def test_search_finds_what_a_plain_loop_on_whole_texts_finds(
         assert (hypothesis.reason is FinishReason.STOP) == (hypothesis.matched_stop is not None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10_000), width=st.integers(1, 6), max_new_tokens=st.integers(1, 6))
 def test_a_stop_string_that_never_comes_changes_nothing(tokenizer, seed, width, max_new_tokens):
     model = random_model(seed, len(TOKENS))

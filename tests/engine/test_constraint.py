@@ -81,7 +81,7 @@ def allowed_after(compiler: ConstraintCompiler, constraint: Constraint, text: st
 
 
 @pytest.mark.parametrize("regex", REGEXES)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_every_text_matches_the_regex(
     compiler: ConstraintCompiler, byte_tokenizer: Tokenizer, regex: str, seed: int
@@ -94,7 +94,7 @@ def test_every_text_matches_the_regex(
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_every_text_validates_against_the_schema(
     compiler: ConstraintCompiler, byte_tokenizer: Tokenizer, schema: dict, seed: int
@@ -106,7 +106,7 @@ def test_every_text_validates_against_the_schema(
     jsonschema.validate(json.loads(text), schema)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     choices=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1),
     seed=st.integers(0, 2**32),
@@ -121,7 +121,7 @@ def test_every_text_is_one_of_the_choices(
     assert text in choices
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_every_text_is_of_the_grammar(
     compiler: ConstraintCompiler, byte_tokenizer: Tokenizer, seed: int

@@ -82,7 +82,7 @@ def test_every_request_gets_what_it_gets_alone_whatever_runs_with_it(
         max_num_seqs=4, prefill_chunk_size=4, max_num_batched_tokens=9, reuse_prefixes=reuse
     )
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(requests_strategy, st.data())
     def check(described: list[dict], data: st.DataObject) -> None:
         sources = [request(key, **options) for key, options in enumerate(described)]
@@ -113,7 +113,7 @@ def test_every_request_gets_what_it_gets_alone_whatever_runs_with_it(
 
 
 def test_aborts_and_ended_sequences_leave_the_others_as_they_are(make_core: Callable) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(requests_strategy, st.data())
     def check(described: list[dict], data: st.DataObject) -> None:
         core, runner = make_core(continuation)

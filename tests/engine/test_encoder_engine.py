@@ -70,7 +70,7 @@ class FakeGraph:
         values = inputs["input_ids"] if "input_ids" in inputs else inputs["pixel_values"]
         self.batches.append(values)
         self.entered.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         if self.fail(values):
             raise RuntimeError("secret detail")
         flat = values.reshape(len(values), -1).astype(np.float32)
@@ -192,7 +192,7 @@ async def hold(engine: EncoderEngine, graph: FakeGraph) -> asyncio.Task[Predicti
     graph.gate.clear()
     graph.entered.clear()
     task = ask(engine, ids(1), "holder")
-    await asyncio.to_thread(graph.entered.wait, 20)
+    await asyncio.to_thread(graph.entered.wait, 60)
     return task
 
 
@@ -518,7 +518,7 @@ async def test_request_that_expires_between_its_batches_is_told_so(tokenizer: To
         graph.gate.clear()
         task = ask(engine, ids(2, 3), deadline=101)
         await asyncio.sleep(0)
-        assert await asyncio.to_thread(graph.entered.wait, 20)
+        assert await asyncio.to_thread(graph.entered.wait, 60)
         clock.now = 101
         graph.gate.set()
 
@@ -722,7 +722,7 @@ async def test_a_batch_that_never_returns_ends_all_as_lost_and_the_engine_is_unh
 ) -> None:
     graph = FakeGraph()
     graph.gate.clear()
-    async with running(graph, tokenizer, max_step_seconds=0.2) as engine, asyncio.timeout(10):
+    async with running(graph, tokenizer, max_step_seconds=0.2) as engine, asyncio.timeout(60):
         asked = [engine.predict(ids(n), request_id="r", deadline=None) for n in (3, 4)]
 
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -741,7 +741,7 @@ async def test_an_engine_is_watched_on_after_an_error_in_watching(
     fail_once(monkeypatch)
     graph = FakeGraph()
     graph.gate.clear()
-    async with running(graph, tokenizer, max_step_seconds=0.2) as engine, asyncio.timeout(10):
+    async with running(graph, tokenizer, max_step_seconds=0.2) as engine, asyncio.timeout(60):
         with pytest.raises(ReplicaLost):
             await engine.predict(ids(3), request_id="r", deadline=None)
         await engine.stop()

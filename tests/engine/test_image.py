@@ -141,7 +141,7 @@ def test_small_file_with_a_huge_image_is_refused_before_it_is_decoded(side: int)
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_images_give_pixels_or_a_refusal_and_nothing_else(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["PNG", "JPEG"]))
     content = bytearray(_encode(np.arange(300, dtype=np.uint8).reshape(10, 10, 3), kind))

@@ -54,7 +54,7 @@ def draw(tokens=(), *, num_prompt: int = 0, banned=(), matcher=None, **controls)
     return Draw(0, params, 0, 0, len(tokens), banned, tokens, num_prompt, matcher)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1000), tokens=sequences, penalty=st.sampled_from([0.5, 1.2, 3.0]))
 def test_repetition_penalty_is_that_of_transformers(seed: int, tokens, penalty: float) -> None:
     scores = scores_of(seed)
@@ -66,7 +66,7 @@ def test_repetition_penalty_is_that_of_transformers(seed: int, tokens, penalty: 
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=20), size=st.integers(1, 5))
 def test_no_repeat_ngram_is_that_of_transformers(tokens: list[int], size: int) -> None:
     scores = scores_of(1)
@@ -78,7 +78,7 @@ def test_no_repeat_ngram_is_that_of_transformers(tokens: list[int], size: int) -
     np.testing.assert_array_equal(found, wanted)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(tokens=sequences, frequency=st.floats(-2, 2), presence=st.floats(-2, 2))
 def test_frequency_and_presence_penalty_count_the_output_only(
     tokens: list[int], frequency: float, presence: float

@@ -153,7 +153,7 @@ def test_answers_on_few_blocks_are_those_on_many(
 ) -> None:
     wasted = []
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(described, st.integers(0, 6))
     @example([({"strategy": "sampling", "num_outputs": 3}, 14, 12, 0, 0)] * 3, 0)
     def check(requests: list[tuple[dict, int, int, int, int]], more: int) -> None:

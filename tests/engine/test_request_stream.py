@@ -29,6 +29,7 @@ from engine.scheduling.output import (
 )
 from engine.scheduling.sequence import TokenRequest
 from engine.text.tokenizer import Tokenizer
+from tests.conftest import FakeClock
 
 EOS = 257
 TIMING = Timing(0.1, 0.2, 0.3, 0.3, 4, 1.0)
@@ -297,8 +298,9 @@ async def test_tokens_too_few_for_a_delta_come_before_the_error(byte_tokenizer: 
 
 
 async def test_what_comes_soon_after_a_delta_waits_for_what_comes_with_it(
-    byte_tokenizer: Tokenizer,
+    byte_tokenizer: Tokenizer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
     watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=0.05), stop_strings=("x",))
     watched.give("a")
     first = await watched.stream.events()
@@ -306,10 +308,11 @@ async def test_what_comes_soon_after_a_delta_waits_for_what_comes_with_it(
     watched.give("b")
     waited = await is_waiting(reading)
     watched.give("c")
+    clock.now += 0.05
 
     assert first == [TextDelta(0, "a", (97,))]
     assert waited
-    assert await asyncio.wait_for(reading, 10) == [TextDelta(0, "bc", (98, 99))]
+    assert await asyncio.wait_for(reading, 60) == [TextDelta(0, "bc", (98, 99))]
 
 
 async def test_the_end_waits_neither_for_tokens_nor_for_time(byte_tokenizer: Tokenizer) -> None:
@@ -321,7 +324,7 @@ async def test_the_end_waits_neither_for_tokens_nor_for_time(byte_tokenizer: Tok
     waited = await is_waiting(reading)
     watched.end()
 
-    delta, end = await asyncio.wait_for(reading, 10)
+    delta, end = await asyncio.wait_for(reading, 60)
 
     assert waited
     assert delta == TextDelta(0, "b", (98, EOS))

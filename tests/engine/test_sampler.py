@@ -69,7 +69,6 @@ def our_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     return found
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     vocab=st.sampled_from([3, 40, 700, 3000]),
@@ -258,7 +257,7 @@ PLAIN = [
 ]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     asked=st.lists(st.sampled_from(PLAIN), min_size=1, max_size=12),
     seed=st.integers(0, 10_000),
@@ -369,7 +368,6 @@ def test_a_token_does_not_depend_on_what_its_batch_mates_ask_for(vocab: int) -> 
     assert together == alone
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
@@ -401,7 +399,6 @@ def test_the_likeliest_tokens_give_what_the_whole_row_gives(
             assert whole[ids].sum() == pytest.approx(1)
 
 
-@settings(deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.0, 1e-6, 0.3, 1.0]), min_size=1, max_size=1500),
     uniform=st.floats(0, 1, exclude_max=True),

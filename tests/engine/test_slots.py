@@ -163,4 +163,4 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlots = SlotMachine.TestCase
-TestSlots.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSlots.settings = settings(max_examples=200, stateful_step_count=40)

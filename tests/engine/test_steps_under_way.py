@@ -140,7 +140,7 @@ def test_answers_are_the_same_with_one_or_two_steps_under_way(make_engine) -> No
         st.tuples(kinds, st.integers(2, 14), st.integers(1, 10)), min_size=1, max_size=7
     )
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(described)
     def check(requests: list[tuple[dict, int, int]]) -> None:
         found = []

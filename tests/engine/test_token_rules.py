@@ -33,7 +33,7 @@ def rules_of(
     return token_rules(asked, StopRule(asked, frozenset({EOS}), ROOM), source)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     prompt=tokens_of,
     generated=st.lists(st.integers(0, VOCAB - 1), max_size=6),

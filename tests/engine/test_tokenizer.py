@@ -184,7 +184,7 @@ def _cut_naively(text: str, stops: Sequence[str], include: bool) -> tuple[str, s
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(drawn=_cut_ids())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_streamed_text_of_any_tokens_is_the_whole_text(
     kinds: dict[str, Tokenizer], kind: str, drawn: tuple[list[float], list[int]]
 ) -> None:
@@ -197,7 +197,7 @@ def test_streamed_text_of_any_tokens_is_the_whole_text(
 
 
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 5), min_size=1, max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_streamed_byte_level_text_is_the_text_that_was_encoded(
     kinds: dict[str, Tokenizer], text: str, cuts: list[int]
 ) -> None:
@@ -211,7 +211,7 @@ def test_streamed_byte_level_text_is_the_text_that_was_encoded(
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "byte", "word_piece"])
 @given(drawn=_cut_ids(), data=st.data(), include=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_streamed_text_is_cut_at_the_stop_string_that_is_complete_first(
     kinds: dict[str, Tokenizer],
     kind: str,
@@ -240,7 +240,7 @@ def test_streamed_text_is_cut_at_the_stop_string_that_is_complete_first(
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
     include=st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_overlapping_stop_strings_match_as_a_naive_search_does(
     kinds: dict[str, Tokenizer], text: str, stops: list[str], include: bool
 ) -> None:
@@ -251,7 +251,7 @@ def test_overlapping_stop_strings_match_as_a_naive_search_does(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(drawn=_cut_ids(), others=_cut_ids(), place=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_fork_goes_on_as_its_original_does_and_apart_from_it(
     kinds: dict[str, Tokenizer],
     kind: str,
@@ -335,10 +335,10 @@ def test_stop_string_completed_before_min_new_tokens_is_plain_text(
 def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer]) -> None:
     def seconds(tokenizer: Tokenizer, ids: list[int]) -> float:
         detokenizer = IncrementalDetokenizer(tokenizer, ["never" * 40])
-        started = time.perf_counter()
+        started = time.thread_time()  # of the processor: others may have it meanwhile
         for token_id in ids:
             detokenizer.push([token_id])
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     for kind, text in (
         ("byte", "n\u00e9vern"),

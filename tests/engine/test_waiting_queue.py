@@ -127,7 +127,7 @@ def test_the_accounts_of_tenants_that_never_come_back_are_forgotten() -> None:
 described = st.tuples(st.sampled_from("abc"), st.integers(1, 50))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(described, min_size=1, max_size=15), described, st.integers(0, 5))
 def test_the_number_of_those_before_a_new_request_is_how_many_are_taken_before_it(
     earlier: list[tuple[str, int]], new: tuple[str, int], num_taken: int
@@ -272,4 +272,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=150, stateful_step_count=40)
