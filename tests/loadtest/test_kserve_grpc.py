@@ -76,7 +76,7 @@ def server() -> Iterator[ScriptedKserve]:
 
 
 def load(server: ScriptedKserve, work: Work, model: str = "m", **more: Any) -> LoadReport:
-    config = LoadConfig(server.address, model, ClosedLoop(2), 3, timeout=5, **more)
+    config = LoadConfig(server.address, model, ClosedLoop(2), 3, timeout=60, **more)
     return run(config, work, client_arguments=lambda: {"token": "secret"})
 
 
@@ -168,7 +168,7 @@ async def test_our_own_server_is_asked_for_all_that_it_does(
     seer = FakePredictor(prediction_package("eyes", task="classify"))
     async with running_worker(FakeGenerator(), FakePredictor(), seer) as (_, address):
         async with kserve_server(address) as where:
-            target = KserveGrpc(where, model, timeout=10)
+            target = KserveGrpc(where, model, timeout=60)
             try:
                 await target.find()
                 reply = await target.send(Ask(prompt, method=method), keep=True)

@@ -68,7 +68,7 @@ def test_streams_are_read_to_their_end_and_refusals_have_their_reason() -> None:
 
 def test_a_closed_loop_has_as_many_calls_at_once_as_it_is_told() -> None:
     lock, under_way, most = threading.Lock(), [0], [0]
-    all_there = threading.Barrier(3, timeout=10)
+    all_there = threading.Barrier(3, timeout=60)
 
     def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with lock:
@@ -92,7 +92,7 @@ def test_an_open_loop_sends_when_calls_are_due_and_counts_from_there() -> None:
     def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         if request == b"last":
             may_end.set()
-        may_end.wait(10)
+        may_end.wait(60)
         yield b""
 
     with asking(answer) as sender:
@@ -111,7 +111,7 @@ def test_a_call_ends_with_its_deadline_and_one_that_does_not_end_is_told(
     is_over = threading.Event()
 
     def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        is_over.wait(10)
+        is_over.wait(60)
         yield b""
 
     with asking(answer, timeout=0.1) as sender:

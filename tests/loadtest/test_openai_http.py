@@ -86,7 +86,7 @@ def server() -> Iterator[HttpServer]:
 
 
 def load(server: HttpServer, work: Work, num_requests: int = 4, **more: Any) -> LoadReport:
-    config = LoadConfig(server.url, "m", ClosedLoop(2), num_requests, timeout=5, **more)
+    config = LoadConfig(server.url, "m", ClosedLoop(2), num_requests, timeout=60, **more)
     return run(config, work, client_arguments=lambda: {"token": "secret"})
 
 

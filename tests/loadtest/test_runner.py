@@ -67,11 +67,11 @@ def server() -> Iterator[ScriptedServer]:
 
 def open_loop(server: ScriptedServer, num_requests: int, rate: float) -> LoadConfig:
     arrival = OpenLoop(Rates((rate,)), "constant")
-    return LoadConfig(server.address, "m", arrival, num_requests, timeout=10)
+    return LoadConfig(server.address, "m", arrival, num_requests, timeout=60)
 
 
 def closed_loop(server: ScriptedServer, num_requests: int, concurrency: int) -> LoadConfig:
-    return LoadConfig(server.address, "m", ClosedLoop(concurrency), num_requests, timeout=10)
+    return LoadConfig(server.address, "m", ClosedLoop(concurrency), num_requests, timeout=60)
 
 
 def test_records_hold_what_the_stream_brought(server):
@@ -107,14 +107,18 @@ def test_it_is_none_of_the_test_where_requests_never_repeat(server):
 
 def test_open_loop_counts_latency_from_the_scheduled_time_while_the_server_stalls(server):
     """One call at a time, and the first takes half a second: later ones wait, and say so."""
-    one_at_a_time = threading.Lock()
-    served: list[float] = []
+    one_at_a_time, all_asked = threading.Lock(), threading.Event()
+    asked, served = list[int](), list[int]()
 
     def stalling(request, context):
+        asked.append(1)
+        if len(asked) == 11:  # with the warm-up
+            all_asked.set()
         with one_at_a_time:
-            served.append(time.monotonic())
+            served.append(1)
             if len(served) == 2:  # the first after the warm-up
                 time.sleep(0.5)
+                all_asked.wait(60)
             yield from stream_messages(["a"])
 
     server.answers["GenerateStream"] = stalling
@@ -131,8 +135,13 @@ def test_open_loop_counts_latency_from_the_scheduled_time_while_the_server_stall
 
 
 def test_open_loop_sends_on_time_however_many_are_running(server):
+    asked, all_asked = list[int](), threading.Event()
+
     def slow(request, context):
-        time.sleep(0.5)
+        asked.append(1)
+        if len(asked) == 16:  # with the warm-up
+            all_asked.set()
+        assert len(asked) == 1 or all_asked.wait(60)
         yield from stream_messages(["a"])
 
     server.answers["GenerateStream"] = slow
@@ -141,21 +150,22 @@ def test_open_loop_sends_on_time_however_many_are_running(server):
     report = run(config)
 
     assert [record.scheduled for record in report.records] == arrival_times(config, WORK)
-    assert report.summary.send_delay.p50 < 0.2
-    assert report.summary.max_in_flight == 15
+    assert report.summary.num_ok == report.summary.max_in_flight == 15
 
 
 def test_closed_loop_never_exceeds_its_concurrency(server):
-    running = 0
-    most = 0
-    lock = threading.Lock()
+    running = most = num_asked = 0
+    lock, four_there = threading.Lock(), threading.Barrier(4, timeout=60)
 
     def counted(request, context):
-        nonlocal running, most
+        nonlocal running, most, num_asked
         with lock:
+            num_asked += 1
+            is_measured = num_asked > 1  # behind the warm-up
             running += 1
             most = max(most, running)
-        time.sleep(0.01)
+        if is_measured:
+            four_there.wait()
         with lock:
             running -= 1
         yield from stream_messages(["a"])
@@ -285,7 +295,7 @@ def test_whoever_watches_sees_all_that_has_ended(server):
 
 
 def test_nobody_at_the_address_is_said_clearly():
-    config = LoadConfig("127.0.0.1:1", "m", ClosedLoop(1), 1, timeout=5)
+    config = LoadConfig("127.0.0.1:1", "m", ClosedLoop(1), 1, timeout=60)
 
     with pytest.raises(LoadTestError, match="no server answers at 127.0.0.1:1; start one"):
         run(config)
@@ -354,7 +364,7 @@ def test_records_are_none_of_the_garbage_collectors_while_requests_are_sent(serv
 
 
 def test_a_stall_of_a_second_shows_in_the_99th_percentile_of_the_open_loop(server):
-    """Of 300 requests in 3 s at 100/s, those due in a second meet a server that stands still."""
+    """Of 100 requests at 100/s, those behind the first third meet a server that stands still."""
     until = [0.0]
     seen: list[int] = []
     lock = threading.Lock()
@@ -362,30 +372,30 @@ def test_a_stall_of_a_second_shows_in_the_99th_percentile_of_the_open_loop(serve
     def stalling(request, context):
         with lock:
             seen.append(1)
-            if len(seen) == 101:
+            if len(seen) == 34:
                 until[0] = time.monotonic() + 1.0
         time.sleep(max(0.0, until[0] - time.monotonic()))
         yield from stream_messages(["a"])
 
     server.answers["GenerateStream"] = stalling
 
-    report = run(open_loop(server, num_requests=300, rate=100))
+    report = run(open_loop(server, num_requests=100, rate=100))
 
     assert report.summary.time_to_first_token.p99 > 0.9
-    assert report.summary.num_ok == 300
+    assert report.summary.num_ok == 100
 
 
 def test_a_duration_ends_a_closed_loop_and_its_edges_are_in_no_figure(server):
     config = replace(
-        closed_loop(server, 1, 2), num_requests=None, duration=1.8, warmup=0.4, cooldown=0.4
+        closed_loop(server, 1, 2), num_requests=None, duration=0.9, warmup=0.2, cooldown=0.2
     )
 
     report = run(config)
 
-    assert (report.window.start, report.window.end) == pytest.approx((0.4, 1.4))
+    assert (report.window.start, report.window.end) == pytest.approx((0.2, 0.7))
     assert report.records
-    assert report.summary.num_due == sum(0.4 <= one.scheduled < 1.4 for one in report.records)
-    assert report.records[-1].scheduled < 1.8
+    assert report.summary.num_due == sum(0.2 <= one.scheduled < 0.7 for one in report.records)
+    assert report.records[-1].scheduled < 0.9
     assert "of the warm-up and the cool-down are in no figure" in " ".join(notes(report))
 
 
@@ -430,7 +440,7 @@ def test_the_next_prompt_of_a_session_is_the_last_answer(server):
 
 def test_a_trace_is_sent_at_its_times(server):
     asks = tuple(Ask(name, at=at) for name, at in (("a", 0.0), ("b", 0.3), ("c", 0.4)))
-    config = LoadConfig(server.address, "m", Replay(2.0), timeout=10)
+    config = LoadConfig(server.address, "m", Replay(2.0), timeout=60)
 
     report = run(config, InTurn("trace", asks))
 
