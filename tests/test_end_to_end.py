@@ -40,9 +40,10 @@ from server.config import GatewayConfig, ServeConfig
 from server.identity.config import DoorsConfig
 from server.identity.peers import peers_of
 from server.ray.serving import serving
+from tests.server.calls import until
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 VOCAB_SIZE = 128
 SHAPE = {"d_model": 32, "num_heads": 4, "d_ff": 64, "vocab_size": VOCAB_SIZE, "eos_token_id": 2}
@@ -151,7 +152,7 @@ def _serve(
     finally:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(180)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -189,7 +190,7 @@ async def test_64_concurrent_streams_give_exactly_the_texts_of_the_eager_model(
 ) -> None:
     asked = _mixed_requests(64)
 
-    async with AsyncClient(server.address, timeout=120) as client:
+    async with AsyncClient(server.address, timeout=180) as client:
 
         async def ask(name: str, prompt: str, max_new_tokens: int) -> str:
             stream = client.stream(name, prompt, max_new_tokens=max_new_tokens)
@@ -216,7 +217,7 @@ async def test_every_request_has_a_line_in_the_log_of_the_command(server: Server
             await stub.Generate(request, metadata=metadata)
 
     pattern = rf"worker \S+: request request_id=(line-\d) .* status=OK trace_id={trace}$"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         while len(found := re.findall(pattern, server.log.read_text(), re.MULTILINE)) < 3:
             await asyncio.sleep(0.05)
     assert set(found) == {"line-0", "line-1", "line-2"}
@@ -229,7 +230,7 @@ async def test_metrics_of_gateway_and_workers_are_one_answer(server: Server) -> 
         )
     (page,) = re.findall(r"metrics on (http://127\.0\.0\.1:\d+/metrics)", server.log.read_text())
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             text = await asyncio.to_thread(_read, page)
             tokens = re.findall(r"tokenweir_generation_tokens_total\{.*\} (\S+)", text)
@@ -261,7 +262,7 @@ async def test_openais_protocol_and_the_load_are_answered_beside_it(
 
 
 def _read(page: str, data: bytes | None = None) -> str:
-    with urllib.request.urlopen(page, data, timeout=30) as answer:
+    with urllib.request.urlopen(page, data, timeout=180) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -290,18 +291,18 @@ async def test_killed_replica_loses_nothing_and_is_replaced(
         victim = await admitted.get()
         os.kill(before[victim], signal.SIGKILL)
         assert not any(stream.done() for stream in streams), "the replica was killed too late"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             outcomes = await asyncio.gather(*streams)
 
     assert [(outcome.code, outcome.text) for outcome in outcomes] == [
         (grpc.StatusCode.OK, eager(*request)) for request in asked
     ]
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while len(server.pids()) < len(before) + 1:
         assert time.monotonic() < deadline, server.log.read_text()
         await asyncio.sleep(0.1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while await _replicas_in_use(server.address) != set(server.pids()) - {victim}:
             await asyncio.sleep(0.1)
 
@@ -322,9 +323,9 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
         server.process.send_signal(signal.SIGTERM)
         health = (await watch.read()).status
         running = [stream for stream in streams if not stream.done()]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             outcomes = await asyncio.gather(*streams)
-        exit_code = await asyncio.to_thread(server.process.wait, 30)
+        exit_code = await asyncio.to_thread(server.process.wait, 180)
 
     assert health == health_pb2.HealthCheckResponse.NOT_SERVING
     assert running, "all streams had ended before the signal"
@@ -332,8 +333,7 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
         (grpc.StatusCode.OK, eager(*request)) for request in asked
     ]
     assert exit_code == 0
-    await asyncio.sleep(0.5)
-    assert [pid for pid in processes if _is_alive(pid)] == []
+    await until(lambda: not any(map(_is_alive, processes)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
@@ -353,20 +353,20 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
         engine=EngineConfig(num_threads=1),
         gateway=GatewayConfig(doors=DoorsConfig(admin_port=0)),
     )
-    async with serving(config) as service, AsyncClient(service.address, timeout=120) as client:
+    async with serving(config) as service, AsyncClient(service.address, timeout=180) as client:
 
         async def keep_busy() -> None:
             while True:
                 await client.generate(CONTINUE, "w3", max_new_tokens=180)
 
         users = [asyncio.create_task(keep_busy()) for _ in range(6)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             while service.num_serving < 2:
                 await asyncio.sleep(0.05)
         for user in users:
             user.cancel()
         await asyncio.wait(users)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             while len(await service.workers()) > 1:
                 await asyncio.sleep(0.1)
 
@@ -375,7 +375,7 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
         (worker,) = await service.workers()
         async with AsyncClient(worker.address, max_attempts=1) as stranger:
             with pytest.raises(Unavailable):
-                await stranger.generate(CONTINUE, "w3", timeout=5)
+                await stranger.generate(CONTINUE, "w3", timeout=60)
         async with AsyncClient(service.admin_address) as operator:
             (replica,) = (await operator.server_info()).replicas
             assert [load.replica_id for load in await operator.load()] == [replica.replica_id]
@@ -428,7 +428,7 @@ async def test_hung_replica_loses_nothing_and_is_replaced(
                 (tmp_path / "hangs" / str(before[victim])).touch()
             hung = time.monotonic()
             assert not any(stream.done() for stream in streams), "the replica hung too late"
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(180):
                 outcomes = await asyncio.gather(*streams)
             ended_after = time.monotonic() - hung
             while len(server.pids()) < len(before) + 1:
@@ -493,7 +493,7 @@ async def test_packages_for_cuda_are_served_on_a_cpu(
     prompts = [prompt for name, prompt, _ in _mixed_requests(32) if name == TRANSLATE]
 
     with _serve(packages, tmp_path, "--device", "cpu") as server:
-        async with AsyncClient(server.address, timeout=120) as client:
+        async with AsyncClient(server.address, timeout=180) as client:
             told = {model.model: (model.device, model.precision) for model in await client.models()}
             answers = await asyncio.gather(
                 *(client.generate("fp32", prompt, max_new_tokens=9) for prompt in prompts)
@@ -570,7 +570,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _wait_for_address(process: subprocess.Popen[str], log: Path) -> str:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         if found := re.search(r"^serving .* on (\S+);", log.read_text(), re.MULTILINE):
             return found[1]

@@ -207,7 +207,7 @@ async def test_alignment_reaches_the_client(beam: int | None, made: Made) -> Non
     source = tuple(range(3, 15))
 
     try:
-        async with AsyncClient(await worker.start(), timeout=20) as client:
+        async with AsyncClient(await worker.start(), timeout=60) as client:
             options = {"alignment": True, "max_new_tokens": 6, "ignore_eos": True, "beam": beam}
             whole = await client.generate("tiny", source, **options)
             stream = client.stream("tiny", source, **options)

@@ -28,7 +28,7 @@ async def served(package: Path) -> AsyncIterator[tokenweir.AsyncClient]:
     worker = Worker({"m": engine}, WorkerConfig())
     address = await worker.start()
     try:
-        async with tokenweir.AsyncClient(address, timeout=20) as client:
+        async with tokenweir.AsyncClient(address, timeout=60) as client:
             yield client
     finally:
         await worker.drain(0)
@@ -117,7 +117,7 @@ print(client.health())
         [sys.executable, "-W", "error", "-c", code, str(exported("encoder-decoder")[1])],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "SERVING\n", "")
