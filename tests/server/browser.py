@@ -54,7 +54,7 @@ class Tab:
 
     async def until(self, condition: str) -> None:
         """Wait until a condition holds."""
-        await asyncio.wait_for(self.evaluate(_UNTIL.format(condition)), 30)
+        await asyncio.wait_for(self.evaluate(_UNTIL.format(condition)), 60)
 
     async def resize(self, width: int, height: int = 900) -> None:
         """Give the page a width, in pixels."""

@@ -41,13 +41,13 @@ class Stubs:
         return response.status
 
     async def wait_for_health(self, name: str, status: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async for response in self.health.Watch(health_pb2.HealthCheckRequest(service=name)):
                 if response.status == status:
                     return
 
     async def still_serves(self) -> bool:
-        response = await self.generation.Generate(generate("still here"), timeout=5)
+        response = await self.generation.Generate(generate("still here"), timeout=60)
         return response.results[0].sequences[0].text == "still here "
 
 
@@ -125,9 +125,9 @@ def failure(error: aio.AioRpcError) -> Failure:
     )
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Wait until something becomes true that tells nobody."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -43,7 +43,7 @@ async def http_server(
     address: str, config: HttpConfig | None = None, token: str | None = None
 ) -> AsyncIterator[Caller]:
     """Serve before the server at an address."""
-    async with AsyncClient(address, max_attempts=1, timeout=20, token=token) as client:
+    async with AsyncClient(address, max_attempts=1, timeout=60, token=token) as client:
         async with http_of(client, config) as caller:
             yield caller
 

@@ -25,7 +25,7 @@ async def kserve_server(
     """Serve before the server at an address; yield where."""
     where: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = config or KserveConfig(port=0, grace=1)
-    async with AsyncClient(address, max_attempts=1, timeout=20, token=token) as client:
+    async with AsyncClient(address, max_attempts=1, timeout=60, token=token) as client:
         serving = asyncio.create_task(serve(client, config, where.set_result))
         try:
             await asyncio.wait({serving, where}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,7 @@ class Process:
 
     async def next_prompt(self) -> str:
         assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 10)
+        line = await asyncio.wait_for(self.process.stdout.readline(), 60)
         return line.decode().strip()
 
     def kill(self) -> None:
@@ -45,7 +45,7 @@ async def worker_process(*capabilities: str) -> AsyncIterator[Process]:
     )
     try:
         assert process.stdout is not None
-        address = (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
+        address = (await asyncio.wait_for(process.stdout.readline(), 240)).decode().strip()
         yield Process(process, address)
     finally:
         if process.returncode is None:

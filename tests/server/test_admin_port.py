@@ -48,7 +48,7 @@ async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
     engines = (FakeGenerator(), FakeGenerator())
     async with AsyncExitStack() as stack:
         addresses = [(await stack.enter_async_context(running_worker(e)))[1] for e in engines]
-        config = GatewayConfig(worker_wait=5, doors=doors)
+        config = GatewayConfig(worker_wait=60, doors=doors)
         gateway, public = await stack.enter_async_context(
             running_gateway(*addresses, config=config)
         )

@@ -146,7 +146,7 @@ def test_prefixes_are_found_again_much_more_often(
 
 async def test_a_gateway_sends_what_begins_alike_to_one_worker() -> None:
     engines = FakeGenerator(), FakeGenerator()
-    config = GatewayConfig(worker_wait=5, prefix_affinity=True)
+    config = GatewayConfig(worker_wait=60, prefix_affinity=True)
     async with (
         running_worker(engines[0]) as (_, one),
         running_worker(engines[1]) as (_, two),

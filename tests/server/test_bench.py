@@ -214,7 +214,7 @@ main()
         [sys.executable, "-c", interrupted, "bench", str(package), "--concurrency", "1", *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
     assert (done.returncode, done.stderr) == (130, "1 thread\n")

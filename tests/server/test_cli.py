@@ -26,6 +26,7 @@ from exporter.training.trainer import TrainingReport
 from server.cli import app
 from server.cli.app import cli, run
 from server.config import ServeConfig, WorkerConfig
+from tests.server.calls import DOWN, stubs_for
 from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
@@ -494,9 +495,10 @@ async def test_health_says_serving_and_exits_with_0(capsys: pytest.CaptureFixtur
 
 async def test_health_of_a_broken_model_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeGenerator()
-    async with running_worker(engine, config=WorkerConfig(health_period=0.01)) as (_, address):
+    config = WorkerConfig(health_period=0.01)
+    async with running_worker(engine, config=config) as (_, address), stubs_for(address) as stubs:
         engine.healthy = False
-        await asyncio.sleep(0.1)
+        await stubs.wait_for_health("dates", DOWN)
         assert await _tokenweir(address, "health", "dates") == 1
 
     assert capsys.readouterr().out == "NOT_SERVING\n"

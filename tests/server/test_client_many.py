@@ -22,7 +22,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def client(server: ScriptedServer) -> Iterator[Client]:
-    with Client(server.address, timeout=10) as opened:
+    with Client(server.address, timeout=60) as opened:
         yield opened
 
 
@@ -74,8 +74,8 @@ def test_many_items_are_one_call(server: ScriptedServer, client: Client) -> None
 
 async def test_many_items_are_one_call_of_the_async_client(server: ScriptedServer) -> None:
     pairs = [("a", "xy"), ("b", "z")]
-    with Client(server.address, timeout=10) as client:
-        async with AsyncClient(server.address, timeout=10) as other:
+    with Client(server.address, timeout=60) as client:
+        async with AsyncClient(server.address, timeout=60) as other:
             found = [
                 (await other.score_many("m", pairs)).results,
                 (await other.classify_many("m", TEXTS, top=0)).results,

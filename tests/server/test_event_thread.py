@@ -32,7 +32,7 @@ class Events:
 
     def follow(self) -> list[str]:
         start_event_thread("events", self._poll, self._pass_on, self.rests)
-        assert self._ended.wait(10)
+        assert self._ended.wait(60)
         return self.log
 
     def _sleep(self, seconds: float) -> None:

@@ -118,7 +118,7 @@ async def test_kserve_is_encrypted(tls: DoorsConfig, authority: Authority):
             assert (await Stub(channel).ServerLive(protocol.ServerLiveRequest())).live
         async with grpc.aio.insecure_channel(where) as channel:
             with pytest.raises(grpc.aio.AioRpcError):
-                await Stub(channel).ServerLive(protocol.ServerLiveRequest(), timeout=5)
+                await Stub(channel).ServerLive(protocol.ServerLiveRequest(), timeout=60)
 
 
 class FakeServer:

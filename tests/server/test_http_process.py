@@ -129,7 +129,7 @@ async def test_what_is_said_before_it_listens_does_not_keep_it_from_starting(
     monkeypatch.setattr(http_process, "_COMMAND", command)
     process = HttpProcess([], 0, 0)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await process.start()
         await process.stop()
 

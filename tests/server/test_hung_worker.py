@@ -8,17 +8,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+import pytest
 from grpc import aio
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from server.config import GatewayConfig
+from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
 from tests.server.calls import Stubs, failure_of, generate, stream, until
 from tests.server.fakes import FakeGenerator, running_worker
 from tests.server.processes import Process, worker_process
 from tests.server.test_gateway import running_gateway
 
-SILENCE = GatewayConfig(worker_wait=5, worker_silence=1)
+SILENCE = GatewayConfig(worker_wait=60, worker_silence=1)
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Cell:
 
 
 @asynccontextmanager
-async def cell() -> AsyncIterator[Cell]:
+async def cell(config: GatewayConfig = SILENCE) -> AsyncIterator[Cell]:
     survivor = FakeGenerator()
     survivor.release.set()
     lost: list[str] = []
@@ -76,13 +78,13 @@ async def cell() -> AsyncIterator[Cell]:
     async with (
         worker_process() as doomed,
         running_worker(survivor) as (_, address),
-        running_gateway(doomed.address, config=SILENCE, lost=remember) as (gateway, stubs),
+        running_gateway(doomed.address, config=config, lost=remember) as (gateway, stubs),
     ):
         yield Cell(doomed, survivor, address, gateway, stubs, lost)
 
 
 async def assert_moved_or_lost(calls: Calls) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         text = "".join([message.delta.text async for message in calls.waiting])
         answer = await calls.unary
         lost = await failure_of(calls.started)
@@ -111,14 +113,27 @@ async def test_calls_of_a_dropped_worker_that_does_not_answer_move_or_end() -> N
         assert here.lost == [here.doomed.address]
 
 
-async def test_a_dropped_worker_that_answers_keeps_its_calls() -> None:
-    async with cell() as here:
+async def test_a_dropped_worker_that_answers_keeps_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patient = GatewayConfig(worker_wait=60, worker_silence=60)
+    answers, ask = list[bool](), Backend._answers
+
+    async def note(backend: Backend) -> bool:
+        backend._silence = patient.worker_silence  # for its answer
+        answers.append(await ask(backend))
+        backend._silence = 0.1  # until the next question
+        return answers[-1]
+
+    monkeypatch.setattr(Backend, "_answers", note)
+    async with cell(patient) as here:
         calls = await here.ask()
 
         await here.gateway.sync([here.survivor_address])
 
-        done, _ = await asyncio.wait([calls.unary], timeout=2.5 * SILENCE.worker_silence)
-        assert not done
+        await until(lambda: len(answers) == 3)
+        assert answers == [True] * 3
+        assert not calls.unary.done()
         assert (here.survivor.requests, here.lost) == ([], [])
 
 

@@ -40,7 +40,7 @@ sys.meta_path.insert(0, Tripwire())
 """
     process = _start(tripwire, "export", str(tmp_path), "--out", str(tmp_path / "package"))
 
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
 
     assert (process.returncode, out, err) == (130, "", "")
 
@@ -68,7 +68,7 @@ app.cli.commands["models"] = click.Command("models", callback=work)
 """
     process = _start(working, "models")
 
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
 
     assert (process.returncode, out, err) == (code, "", "")
     assert list(tmp_path.iterdir()) == []
@@ -93,7 +93,7 @@ app.cli.commands["models"] = click.Command("models", callback=work)
 """
     process = _start(ignoring, "models")
 
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
 
     assert (process.returncode, err) == (0, "")
 
@@ -112,7 +112,7 @@ def test_loadtest_reports_what_it_has_when_it_is_interrupted(
             if len(started) == 20:
                 process.send_signal(number)
                 context.add_callback(done.set)
-                done.wait(30)
+                done.wait(60)
             yield from stream_messages(["a"])
 
         done = threading.Event()
@@ -122,7 +122,7 @@ def test_loadtest_reports_what_it_has_when_it_is_interrupted(
             *("loadtest", "--model", "m", "--server", server.address, "--requests", "100000"),
             *("--concurrency", "1", "--json", str(file)),
         )
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
 
     assert process.returncode == code, err
     report = json.loads(file.read_text())
@@ -157,7 +157,7 @@ def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
             if len(calls) == call:
                 process.send_signal(signal.SIGINT)
                 context.add_callback(done.set)
-                done.wait(30)
+                done.wait(60)
             yield from stream_messages(["a"])
 
         server.answers["GenerateStream"] = answer
@@ -166,7 +166,7 @@ def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
             *("loadtest", "--model", "m", "--server", server.address, *options),
             *("--json", str(json_file), "--html", str(html_file)),
         )
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
 
     assert process.returncode == 130, err
     assert "Traceback" not in err
@@ -189,7 +189,7 @@ def test_a_search_that_is_interrupted_leaves_its_trials(tmp_path: Path) -> None:
             if len(calls) == 60:
                 process.send_signal(signal.SIGINT)
                 context.add_callback(done.set)
-                done.wait(30)
+                done.wait(60)
             yield from stream_messages(["a"])
 
         server.answers["GenerateStream"] = answer
@@ -199,7 +199,7 @@ def test_a_search_that_is_interrupted_leaves_its_trials(tmp_path: Path) -> None:
             *("loadtest", "--model", "m", "--server", server.address, "--search", *load),
             *("--json", str(file)),
         )
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
 
     assert process.returncode == 130, err
     report = json.loads(file.read_text())

@@ -39,7 +39,7 @@ from tests.server.fakes import (
     running_worker,
 )
 
-GRACE = 5.0
+GRACE = 60.0
 PREDICTORS = {"tags": "label", "digits": "classify"}  # models, and what they do
 
 
@@ -139,7 +139,7 @@ async def served() -> AsyncIterator[Served]:
         deployment = ScriptedDeployment(stack)
         first = Group("", {name: deployment.read(f"{name}-1") for name in ("dates", "other")})
         doors = DoorsConfig(admin_port=0)
-        config = GatewayConfig(worker_wait=5, doors=doors, compared_share=100)
+        config = GatewayConfig(worker_wait=60, doors=doors, compared_share=100)
         gateway = deployment.gateway = Gateway(config, deployment=(deployment, first))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)

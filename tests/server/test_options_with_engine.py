@@ -31,10 +31,19 @@ Script = Callable[[list[int], list[int]], np.ndarray]
 Serving = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 
 
+class Clock:
+    """The clock of the deadlines that the server gives to the engine; a test may set it forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0  # seconds
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
 @pytest.fixture
-def clock() -> Callable[[], float]:
-    """The clock of the deadlines that the server gives to the engine."""
-    return time.monotonic
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -42,6 +51,7 @@ def serving(
     make_core: Callable[..., tuple[EngineCore, Any]],
     make_package: Callable[..., Package],
     byte_tokenizer: Tokenizer,
+    clock: Clock,
 ) -> Serving:
     """Serve a scripted model, and yield a client of it."""
 
@@ -53,7 +63,11 @@ def serving(
         **shape: int,
     ) -> AsyncIterator[AsyncClient]:
         core, runner = make_core(script, config=CONFIG, **shape)
-        runner.before_step = lambda: time.sleep(step_seconds)
+
+        def step() -> None:
+            clock.ahead += step_seconds
+
+        runner.before_step = step
         package = make_package(**shape)
         given = GenerationDefaults.model_validate(defaults or {})
         manifest = package.manifest.model_copy(update={"defaults": given})
@@ -67,7 +81,7 @@ def serving(
         worker = Worker({MODEL: engine}, WorkerConfig())
         address = await worker.start()
         try:
-            async with AsyncClient(address, timeout=20) as client:
+            async with AsyncClient(address, timeout=60) as client:
                 yield client
         finally:
             await worker.drain(0)
@@ -158,13 +172,13 @@ async def test_priority_and_tenant(serving: Serving) -> None:
     assert answer.text == "a"
 
 
-async def test_allow_partial(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_allow_partial(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     # Of the engine only: a client's own deadline would race with the answer.
-    monkeypatch.setattr(
-        "server.worker.generation.engine_deadline", lambda context: time.monotonic() + 0.6
-    )
+    monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: clock() + 60)
 
-    async with serving(always(a=4.0), step_seconds=0.03) as client:
+    async with serving(always(a=4.0), step_seconds=3.0) as client:
         answer = await client.generate(MODEL, ">", allow_partial=True)
         with pytest.raises(DeadlineExceeded):
             await client.generate(MODEL, ">")

@@ -169,7 +169,7 @@ async def test_a_failure_while_looking_at_the_load_is_logged_and_not_the_last_lo
             return self.loads
 
     async with page_of(FakeGenerator(), admin=Failing()) as caller:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (await get(caller, "/page/load"))[1]["workers"]:
                 await asyncio.sleep(0.05)
 

@@ -38,7 +38,7 @@ def test_the_key_is_in_no_text(peers: Peers) -> None:
 async def test_a_worker_takes_calls_of_its_gateway_only(peers: Peers) -> None:
     worker = Worker({"dates": FakeGenerator()}, WorkerConfig(), peers=peers)
     address = await worker.start()
-    gateway = Gateway(GatewayConfig(worker_wait=5), peers=peers)
+    gateway = Gateway(GatewayConfig(worker_wait=60), peers=peers)
     others = peers_of("10.0.0.7")
     assert others is not None
     try:
@@ -59,7 +59,7 @@ async def test_a_worker_takes_calls_of_its_gateway_only(peers: Peers) -> None:
         for channel in channels:
             async with channel:
                 with pytest.raises(aio.AioRpcError) as caught:
-                    await Stubs(channel).generation.Generate(generate("a"), timeout=5)
+                    await Stubs(channel).generation.Generate(generate("a"), timeout=60)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     finally:
         await gateway.close()
@@ -76,7 +76,7 @@ async def test_a_roster_hears_its_workers_only(
     link = RosterLink(address)
     try:
         link.alive(worker)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await registry.changed(()) == (worker,)
         with caplog.at_level(logging.INFO, "server.ray"):
             reader, writer = await asyncio.open_connection(address.host, address.port)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from server.cli import progress
 from server.cli.progress import show_progress
+from tests.conftest import FakeClock
 
 
 class _TellingConsole(progress.Console):
@@ -29,17 +31,18 @@ consoles: list[_TellingConsole] = []
 
 
 def test_a_line_comes_now_and_then_also_when_nothing_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     monkeypatch.setattr(progress, "Console", _TellingConsole)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
     with show_progress("Rounds", interval=0.01) as tell:
         console = consoles.pop()
-        assert console.two.wait(10)
+        assert console.two.wait(60)
         silent = console.lines[0]
         tell(3, 1200)
         console.lines.clear()
         console.two.clear()
-        assert console.two.wait(10)
+        assert console.two.wait(60)
 
     assert silent == "Rounds: 0 s"
     assert console.lines[-1] == "Rounds: 3 of 1,200, 0 s"

@@ -33,7 +33,7 @@ async def test_call_is_given_up_when_ray_is_lost(release: threading.Event) -> No
             call = asyncio.create_task(ray.run(release.wait))
             await asyncio.sleep(0)
             ray.lose("the raylet is gone")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await call
 
 
@@ -69,14 +69,14 @@ async def test_cancelled_call_that_hangs_is_given_up_in_time(release: threading.
             call = asyncio.create_task(ray.run(release.wait))
             await asyncio.sleep(0.05)
             call.cancel()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await asyncio.wait([call])
 
 
 async def test_call_at_the_end_that_hangs_is_given_up_in_time(release: threading.Event) -> None:
     with pytest.raises(RayLost, match=r"not answered for 0\.1 s"):
         with RayThread(patience=0.1) as ray:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await ray.finish(release.wait)
 
 
@@ -86,7 +86,7 @@ async def test_who_waits_for_the_loss_hears_of_it() -> None:
             waiting = asyncio.create_task(ray.wait_until_lost())
             await asyncio.sleep(0)
             ray.lose("gone")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await waiting
 
 
@@ -99,7 +99,7 @@ async def test_server_that_dies_is_noticed() -> None:
         await asyncio.sleep(0.2)
         before = list(reasons)
         dies.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watching
 
     port = servers["raylet"][1]

@@ -199,7 +199,7 @@ def serving(
 
     @asynccontextmanager
     async def serve(
-        threads: tuple[int, int] = (1, 1), worker_wait: float = 5
+        threads: tuple[int, int] = (1, 1), worker_wait: float = 60
     ) -> AsyncIterator[Cell]:
         runs: list[Run] = []
         pace = Pace()

@@ -48,7 +48,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["dates"]))
     doors = DoorsConfig(tls_cert=cert, tls_key=key, tls_client_ca=ca, tokens=tokens)
-    gateway = Gateway(GatewayConfig(worker_wait=5, doors=doors))
+    gateway = Gateway(GatewayConfig(worker_wait=60, doors=doors))
     engine = FakeGenerator()
     engine.capabilities = ("generate", "stream", *OPTIONS)
     async with running_worker(engine, FakePredictor()) as (_, worker):

@@ -180,7 +180,7 @@ async def test_a_cancelled_call_is_aborted_in_the_engine(
 
     call.cancel()
 
-    await asyncio.wait_for(engine.done.wait(), 5)
+    await asyncio.wait_for(engine.done.wait(), 60)
     assert len(engine.aborted) == 1
 
 

@@ -359,7 +359,7 @@ async def test_a_call_waits_for_a_worker_as_long_as_it_may(tmp_path: Path) -> No
 
     try:
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            failure = await failure_of(stubs.generation.Generate(generate("a"), timeout=8))
+            failure = await failure_of(stubs.generation.Generate(generate("a"), timeout=60))
     finally:
         await gateway.close()
 

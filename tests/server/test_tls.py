@@ -29,7 +29,7 @@ OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
 @asynccontextmanager
 async def served(doors: DoorsConfig, engine: FakeGenerator | None = None) -> AsyncIterator[str]:
     """Serve an engine behind doors; yield the address."""
-    gateway = Gateway(GatewayConfig(worker_wait=5, doors=doors))
+    gateway = Gateway(GatewayConfig(worker_wait=60, doors=doors))
     async with running_worker(engine or FakeGenerator()) as (_, worker):
         port = await gateway.start()
         try:
@@ -74,9 +74,9 @@ async def test_calls_are_encrypted_and_others_are_not_taken(
         async with stubs_with(address, trusting(authority)) as stubs:
             assert await stubs.still_serves()
         async with stubs_with(address, trusting(Authority("another"))) as stubs:
-            stranger = await refusal(stubs.generation.Generate(generate("a"), timeout=5))
+            stranger = await refusal(stubs.generation.Generate(generate("a"), timeout=60))
         async with aio.insecure_channel(address, options=OPTIONS) as channel:
-            plain = await refusal(Stubs(channel).generation.Generate(generate("a"), timeout=5))
+            plain = await refusal(Stubs(channel).generation.Generate(generate("a"), timeout=60))
 
     assert stranger is plain is grpc.StatusCode.UNAVAILABLE
 
@@ -95,7 +95,7 @@ async def test_a_client_shows_a_certificate_where_one_is_asked_for(
             assert await stubs.still_serves()
         for credentials in (unknown, trusting(authority)):
             async with stubs_with(address, credentials) as stubs:
-                code = await refusal(stubs.generation.Generate(generate("a"), timeout=5))
+                code = await refusal(stubs.generation.Generate(generate("a"), timeout=60))
                 assert code is grpc.StatusCode.UNAVAILABLE
 
 
@@ -153,7 +153,7 @@ async def test_files_that_cannot_be_used_are_named_at_the_start(
             key.write_bytes(Authority().certify().with_password(b"secret"))
 
     with pytest.raises(ConfigError, match="TLS cannot use .*cert.pem and .*key.pem"):
-        await asyncio.wait_for(Gateway(GatewayConfig(doors=doors)).start(), 5)
+        await asyncio.wait_for(Gateway(GatewayConfig(doors=doors)).start(), 60)
 
 
 def _write_renewed(authority: Authority, folder: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from server.worker.worker import Worker
 from tests.server.calls import stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
 
-CONFIG = GatewayConfig(worker_wait=5, client_silence=0.5)
+CONFIG = GatewayConfig(worker_wait=60, client_silence=0.5)
 _CLIENT = """
 import sys
 from tokenweir import Client
@@ -92,12 +93,12 @@ async def test_a_client_that_has_vanished_frees_its_slot() -> None:
 
 
 async def test_a_client_that_only_waits_keeps_its_slot() -> None:
-    engine = FakeGenerator()
-    async with wire_to(engine) as (_, _, address), stubs_for(address) as stubs:
+    engine, config = FakeGenerator(), replace(CONFIG, client_silence=1.0)
+    async with wire_to(engine, config) as (_, _, address), stubs_for(address) as stubs:
         call = stubs.generation.GenerateStream(stream("HOLD"))
         await call.initial_metadata()
 
-        await asyncio.sleep(5 * CONFIG.client_silence)
+        await asyncio.sleep(2.5 * config.client_silence)  # a ping, and no answer would be the end
         engine.release.set()
 
         assert len([message async for message in call]) == 3
@@ -110,7 +111,7 @@ async def test_a_client_that_is_frozen_frees_its_slot_within_a_minute() -> None:
     async with wire_to(engine, GatewayConfig()) as (worker, _, address):
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", _CLIENT, address)
         try:
-            await asyncio.wait_for(engine.seen.wait(), 20)
+            await asyncio.wait_for(engine.seen.wait(), 60)
             assert worker.load() == 1
 
             client.send_signal(signal.SIGSTOP)

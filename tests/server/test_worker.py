@@ -79,7 +79,7 @@ async def test_a_worker_that_warms_up_says_so_and_serves_only_then(unused_tcp_po
     worker = Worker({"dates": engine}, WorkerConfig(port=unused_tcp_port))
     starting = asyncio.create_task(worker.start())
     async with stubs_for(f"127.0.0.1:{unused_tcp_port}") as stubs:
-        await asyncio.wait_for(stubs.channel.channel_ready(), 5)
+        await asyncio.wait_for(stubs.channel.channel_ready(), 60)
         asked = admin_service_pb2.ListModelsRequest()
         before = (await stubs.admin.ListModels(asked)).models[0].state
         health = [await stubs.health_of(name) for name in ("", "dates", SERVICES[1])]
@@ -89,7 +89,7 @@ async def test_a_worker_that_warms_up_says_so_and_serves_only_then(unused_tcp_po
         assert not starting.done()
 
         engine.warm.set()
-        await asyncio.wait_for(starting, 5)
+        await asyncio.wait_for(starting, 60)
         assert (await stubs.admin.ListModels(asked)).models[0].state == (
             admin_service_pb2.MODEL_STATE_READY
         )
@@ -209,7 +209,7 @@ async def test_draining_turns_health_refuses_new_calls_and_lets_running_ones_end
         assert not engine.stopped
         engine.release.set()
         assert (await running).results[0].sequences[0].text == "HOLD "
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 60)
         assert engine.stopped
 
 

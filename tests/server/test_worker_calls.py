@@ -104,7 +104,7 @@ async def calls(address: str) -> AsyncIterator[WorkerCalls]:
 
 
 def start(calls: WorkerCalls, method: str, client: Client, request: bytes = b"") -> WorkerCall:
-    return calls.start(method, request, (), 10.0, cast(ServerCall, client))
+    return calls.start(method, request, (), 600.0, cast(ServerCall, client))
 
 
 async def test_an_answer_goes_to_the_client_in_order(calls: WorkerCalls) -> None:
@@ -121,7 +121,7 @@ async def test_a_message_waits_until_the_one_before_has_gone(calls: WorkerCalls)
 
     call = start(calls, "/numbers", client, b"2")
     for num_passed in (1, 2):
-        assert await asyncio.to_thread(client.has_come.acquire, timeout=10)
+        assert await asyncio.to_thread(client.has_come.acquire, timeout=60)
         await asyncio.sleep(0.02)
         assert len(client.passed) == num_passed
         assert not client.has_come.acquire(blocking=False)
@@ -184,7 +184,7 @@ async def test_a_call_that_is_cancelled_ends_at_the_worker(
 
     with pytest.raises(asyncio.CancelledError):
         await ended
-    await asyncio.wait_for(worker.cancelled.wait(), 10)
+    await asyncio.wait_for(worker.cancelled.wait(), 60)
 
 
 async def test_closing_ends_the_calls_and_the_thread(worker: Answering, address: str) -> None:
@@ -196,8 +196,8 @@ async def test_closing_ends_the_calls_and_the_thread(worker: Answering, address:
 
     calls.close()
 
-    await asyncio.wait_for(worker.cancelled.wait(), 10)
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.wait_for(worker.cancelled.wait(), 60)
+    await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
 
 
@@ -208,7 +208,7 @@ async def test_a_client_that_fails_ends_the_call(calls: WorkerCalls) -> None:
 
     call = start(calls, "/numbers", Failing(), b"100")
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(call.end(), 5)
+        await asyncio.wait_for(call.end(), 60)
 
 
 async def test_stubs_follow_a_stream_on_a_connection_of_calls(calls: WorkerCalls) -> None:
@@ -236,4 +236,4 @@ async def test_a_stream_that_a_stub_leaves_ends_at_the_worker(
     async with aclosing(cast(AsyncGenerator[bytes, None], messages)):
         await anext(messages)
 
-    await asyncio.wait_for(worker.cancelled.wait(), 10)
+    await asyncio.wait_for(worker.cancelled.wait(), 60)
