@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_TOKEN, _HIDDEN = "--token", "HIDDEN"
+_SECRETS, _HIDDEN = ("--token", "--admin-token"), "HIDDEN"
 
 
 def code_commit() -> str:
@@ -26,11 +26,10 @@ def typed_command() -> str:
     """Return the command of this process as a person would type it; without a token."""
     words: list[str] = []
     for word in sys.argv[1:]:
-        if words and words[-1] == _TOKEN:
-            word = _HIDDEN
-        elif word.startswith(f"{_TOKEN}="):
-            word = f"{_TOKEN}={_HIDDEN}"
-        words.append(word)
+        name, is_assigned, _ = word.partition("=")
+        if is_assigned and name in _SECRETS:
+            word = f"{name}={_HIDDEN}"
+        words.append(_HIDDEN if words and words[-1] in _SECRETS else word)
     return shlex.join(["tokenweir", *words])
 
 

@@ -89,18 +89,23 @@ async def test_a_command_shows_its_token_and_certificate(
     assert capsys.readouterr().out == "a b \n" * 2
 
 
+@pytest.mark.parametrize("typed", ["{} {}", "{}={}"])
 async def test_a_load_test_does_too_and_writes_no_token(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "run.json"
+    files = tmp_path / "run.json", tmp_path / "run.html"
+    secrets = typed.format("--token", "tw_acme"), typed.format("--admin-token", "tw_boss")
     words = served.arguments("loadtest", "--model", "dates", "--requests", "2")
-    words += ["--token", "tw_acme", "--json", str(file)]
+    words += [*" ".join(secrets).split(), "--json", str(files[0]), "--html", str(files[1])]
     monkeypatch.setattr(sys, "argv", ["tokenweir", *words])
 
     assert await asyncio.to_thread(run, words) == 0
 
-    assert "tw_acme" not in file.read_text()
-    assert "--token HIDDEN" in json.loads(file.read_text())["command"]
+    assert not any(
+        secret in file.read_text() for secret in ("tw_acme", "tw_boss") for file in files
+    )
+    hidden = typed.format("--token", "HIDDEN"), typed.format("--admin-token", "HIDDEN")
+    assert " ".join(hidden) in json.loads(files[0].read_text())["command"]
 
 
 @pytest.mark.parametrize(
