@@ -71,13 +71,13 @@ class OpenLoop:
                 f"{self.rates} requests/s for {span:g} s are more than {_MAX_ARRIVALS:,} requests; "
                 "give a lower rate or a shorter time"
             )
-        limit = span if duration is not None or not self.rates.is_constant else math.inf
         generator = np.random.default_rng(seed)
         count = num_requests or int(expected + 10 * math.sqrt(expected) + 10)
         counts = np.append(0.0, np.cumsum(self._gaps(generator, count - 1)))
         while num_requests is None and counts[-1] < expected:  # long gaps were few: draw on
             counts = np.append(counts, counts[-1] + np.cumsum(self._gaps(generator, count)))
-        return self.rates.times(counts, limit)
+        found = self.rates.times(counts, span)
+        return found if duration is None else found[found <= duration]
 
     def _gaps(self, generator: np.random.Generator, count: int) -> Times:
         """Return gaps with a mean of 1."""

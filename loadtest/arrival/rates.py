@@ -40,16 +40,16 @@ class Rates:
     def is_constant(self) -> bool:
         return len(set(self.values)) == 1
 
-    def times(self, counts: Times, duration: float) -> Times:
-        """Return when so many requests (not whole ones either) are due, within the duration.
+    def times(self, counts: Times, span: float) -> Times:
+        """Return when so many requests (not whole ones either) are due, both in rising order.
 
-        Both in rising order; what is due behind the duration is left out.
+        The rates take `span` seconds; behind it the last one goes on.
         """
         if self.is_constant:
-            found = counts / self.values[0]
-            return cast(Times, found[found <= duration])
-        grid, due = self._due_until(duration)
-        return cast(Times, np.interp(counts[counts <= due[-1]], due, grid))
+            return counts / self.values[0]
+        grid, due = self._due_until(span)
+        behind = np.maximum(counts - due[-1], 0.0) / self.values[-1]
+        return cast(Times, np.interp(counts, due, grid) + behind)
 
     def _due_until(self, duration: float) -> tuple[Times, Times]:
         """Return points of time, and how many requests are due until each."""

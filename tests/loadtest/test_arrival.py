@@ -90,6 +90,14 @@ def test_steps_without_a_duration_take_as_long_as_their_requests():
     assert times[-1] == pytest.approx(20.0, rel=0.01)
 
 
+@pytest.mark.parametrize("rates", ["10-100", "10,20,40"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ramp_or_steps_have_as_many_requests_as_were_asked_for(rates: str, seed: int):
+    times = OpenLoop(parse_rates(rates), "poisson").times(200, None, seed)
+
+    assert len(times) == 200 and (np.diff(times) > 0).all()
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "x", "", "10-", "0-10", "1,,2", "inf", "nan", "1-2-3"])
 def test_what_is_no_rate_is_refused(text: str):
     with pytest.raises(LoadTestError, match="rate"):
