@@ -37,6 +37,8 @@ class Slo:
 
     A bound is kept where the percentile of all requests that were due is not above it; one that
     failed is above every bound. What a request does not have, such as a second token, is no miss.
+    Where no answer came token by token, bounds of tokens are not kept: nothing says that they
+    are.
     """
 
     bounds: Mapping[str, float]
@@ -80,11 +82,14 @@ class GoalOutcome:
     name: str  # "ttft"
     percentile: float
     bound: float  # seconds
-    value: float | None  # seconds; None: so many failed that the percentile has none
+    value: float | None  # seconds; None: the percentile has none
     is_kept: bool
+    why_none: str = "requests failed"
 
     def __str__(self) -> str:
-        value = "none, for requests failed" if self.value is None else f"{self.value * 1000:.1f} ms"
+        value = (
+            f"none, for {self.why_none}" if self.value is None else f"{self.value * 1000:.1f} ms"
+        )
         return f"p{self.percentile:g} of {self.name} is {value}, bound {self.bound * 1000:g} ms"
 
 
@@ -111,7 +116,9 @@ def is_lost(records: Sequence[RequestRecord], window: Window, slo: Slo, num_due:
 def goodput(records: Sequence[RequestRecord], window: Window, slo: Slo) -> Goodput:
     """Return how much of what was due in the window kept all bounds."""
     due = due_in(records, window)
-    num_kept = sum(map(slo.is_kept_by, due))
+    num_kept = 0
+    if _has_tokens(due) or set(slo.bounds) == {"e2e"}:
+        num_kept = sum(map(slo.is_kept_by, due))
     return Goodput(
         per_second=num_kept / window.duration if window.duration else 0.0,
         share=num_kept / len(due) if due else 0.0,
@@ -129,9 +136,16 @@ def outcomes(records: Sequence[RequestRecord], window: Window, slo: Slo) -> tupl
 def _outcome(name: str, bound: float, due: list[RequestRecord], slo: Slo) -> GoalOutcome:
     measured = [_MEASURES[name](record) if record.ok else math.inf for record in due]
     values = [value for value in measured if value is not None]
+    if not values:
+        if _has_tokens(due):  # but none has such a latency: nothing to keep
+            return GoalOutcome(name, slo.percentile, bound, 0.0, True)
+        why = "no answer came token by token" if due else "no request was due"
+        return GoalOutcome(name, slo.percentile, bound, None, False, why)
     # A value that was measured, and not one between it and the infinite one of a failure.
-    at = float(np.percentile(values, slo.percentile, method="higher")) if values else math.inf
-    if due and not values:  # none has such a latency: nothing to keep
-        return GoalOutcome(name, slo.percentile, bound, 0.0, True)
+    at = float(np.percentile(values, slo.percentile, method="higher"))
     value = at if math.isfinite(at) else None
     return GoalOutcome(name, slo.percentile, bound, value, at <= bound)
+
+
+def _has_tokens(due: list[RequestRecord]) -> bool:
+    return any(record.token_times for record in due)

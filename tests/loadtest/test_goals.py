@@ -95,6 +95,20 @@ def test_a_request_of_one_token_misses_no_bound_of_later_tokens():
     assert outcome.is_kept
 
 
+@pytest.mark.parametrize("name", ["ttft", "tpot", "itl"])
+def test_bounds_of_tokens_are_not_kept_by_answers_that_come_as_wholes(name: str):
+    wholes = [replace(answered(index, 0.1), token_times=()) for index in range(5)]
+    slo = parse_slo(f"{name}=1s,e2e=1s")
+
+    of_tokens, whole = outcomes(wholes, ALL, slo)
+
+    assert whole.is_kept and not of_tokens.is_kept
+    assert (
+        str(of_tokens) == f"p99 of {name} is none, for no answer came token by token, bound 1000 ms"
+    )
+    assert goodput(wholes, ALL, slo).share == 0.0
+
+
 def test_where_nothing_was_due_no_bound_was_kept():
     (outcome,) = outcomes([], ALL, parse_slo("e2e=1s"))
 
