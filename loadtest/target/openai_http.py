@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TypeVar
+
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.target.target import CallFailed, Found, Reply, ServerSample
@@ -25,6 +27,7 @@ except ImportError as error:
         "pip install 'tokenweir[loadtest]'"
     ) from error
 
+_Form = TypeVar("_Form", bound=BaseModel)
 _ASK_TIMEOUT = 10.0  # seconds for the server to say what it has; requests have their own
 _MAX_LINE = 2**20  # bytes of an event
 # Options of our client by the names of this protocol, and of the extensions that vLLM has; what is
@@ -37,6 +40,50 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "stop_strings": "stop",
     }
 )
+
+
+class _Details(BaseModel):
+    cached_tokens: int | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    text: str | None = None  # of a completion
+    delta: _Delta | None = None  # of a conversation
+    finish_reason: str | None = None
+
+    @property
+    def piece(self) -> str:
+        said = self.delta.content if self.delta else None
+        return self.text or said or ""
+
+
+class _Event(BaseModel):
+    """What is read of an event of a stream."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: JsonValue = None
+
+
+class _Vector(BaseModel):
+    embedding: list[float]
+
+
+class _Vectors(BaseModel):
+    """What is read of an answer to /embeddings."""
+
+    data: list[_Vector] = Field(min_length=1)
+    usage: _Usage = _Usage()
 
 
 class OpenAiHttp:
@@ -108,10 +155,9 @@ class OpenAiHttp:
     async def _embed(self, ask: Ask) -> Reply:
         body = {**_options(ask), "input": _listed(ask.prompt)}
         async with self._post("embeddings", body) as response:
-            found = await response.json(content_type=None)
-        vector = found["data"][0]["embedding"]
-        tokens = found.get("usage", {}).get("prompt_tokens", 0)
-        return Reply(input_tokens=tokens, answer={"values": vector})
+            found = _read(_Vectors, await response.read())
+        vector: Answer = {"values": [*found.data[0].embedding]}
+        return Reply(input_tokens=found.usage.prompt_tokens or 0, answer=vector)
 
     @asynccontextmanager
     async def _post(
@@ -152,46 +198,50 @@ class _Stream:
 
     times: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
-    usage: Mapping[str, Any] = field(default_factory=dict)
+    usage: _Usage = field(default_factory=_Usage)
     finish_reason: str = ""
     is_done: bool = False
 
     def add(self, data: bytes, now: float) -> None:
-        """Take the data of one event; CallFailed for an error, or for what is not JSON."""
+        """Take the data of one event; CallFailed for an error, or for what is no event."""
         if data == b"[DONE]":
             self.is_done = True
             return
-        try:
-            event = json.loads(data)
-        except ValueError as error:
-            raise CallFailed(
-                "DATA_LOSS", "BROKEN_STREAM", f"an event is not JSON: {error}"
-            ) from error
-        if event.get("error"):
-            raise CallFailed("INTERNAL", "", str(event["error"])[:500])
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices") or ():
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-            if text:
+        event = _read(_Event, data)
+        if event.error:
+            raise CallFailed("INTERNAL", "", str(event.error)[:500])
+        self.usage = event.usage or self.usage
+        for choice in event.choices or ():
+            if choice.piece:
                 self.times.append(now)
-                self.pieces.append(text)
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                self.pieces.append(choice.piece)
+            self.finish_reason = choice.finish_reason or self.finish_reason
 
     def reply(self, keep: bool) -> Reply:
         """Return the whole; CallFailed for a stream without its end."""
         if not (self.is_done or self.finish_reason):
             raise CallFailed("DATA_LOSS", "BROKEN_STREAM", "the stream ended without its end")
         answer: Answer = {"text": "".join(self.pieces), "finish_reason": self.finish_reason}
-        details = self.usage.get("prompt_tokens_details") or {}
+        usage, details = self.usage, self.usage.prompt_tokens_details or _Details()
+        told = usage.completion_tokens
         return Reply(
             message_times=tuple(self.times),
             first_tokens=1,  # the protocol does not say how many an event has
-            input_tokens=self.usage.get("prompt_tokens", 0),
-            cached_input_tokens=details.get("cached_tokens") or 0,
-            output_tokens=self.usage.get("completion_tokens", len(self.times)),
+            input_tokens=usage.prompt_tokens or 0,
+            cached_input_tokens=details.cached_tokens or 0,
+            output_tokens=len(self.times) if told is None else told,
             finish_reason=self.finish_reason,
             answer=answer if keep else None,
         )
+
+
+def _read(form: type[_Form], data: bytes) -> _Form:
+    """Return what a server has sent; CallFailed where it is of another form."""
+    try:
+        return form.model_validate_json(data)
+    except ValidationError as error:
+        what = f"what the server sent cannot be read: {error.errors()[0]['msg']}"
+        raise CallFailed("DATA_LOSS", "UNREADABLE", what) from error
 
 
 def _failure(status: int, text: str) -> CallFailed:

@@ -145,7 +145,10 @@ def test_token_ids_and_vectors_are_asked_for(server: HttpServer):
         (429, b'{"error": {"message": "full", "code": "busy"}}', "HTTP_429 busy"),
         (500, b"broken", "HTTP_500"),
         (200, event(choices=[{"text": "a"}]), "DATA_LOSS BROKEN_STREAM"),
-        (200, b"data: no json\n\n", "DATA_LOSS BROKEN_STREAM"),
+        (200, b"data: no json\n\n", "DATA_LOSS UNREADABLE"),
+        (200, b"data: []\n\n", "DATA_LOSS UNREADABLE"),
+        (200, event(choices=["a"]), "DATA_LOSS UNREADABLE"),
+        (200, event(choices=[], usage={"completion_tokens": "many"}), "DATA_LOSS UNREADABLE"),
         (200, event(error={"message": "out of memory"}), "INTERNAL"),
     ],
 )
@@ -157,6 +160,30 @@ def test_what_is_not_an_answer_is_a_failed_request(
     report = load(server, texts(("p",)), num_requests=2)
 
     assert report.summary.errors == {error: 2}
+
+
+@pytest.mark.parametrize("content", [b'{"data": []}', b'{"object": "error"}', b"[]", b"broken"])
+def test_what_is_no_vector_is_a_failed_request(server: HttpServer, content: bytes):
+    server.answer = lambda path, body: (200, content)
+
+    report = load(server, InTurn("v", (Ask("p", method="embed"),)), num_requests=2)
+
+    assert report.summary.errors == {"DATA_LOSS UNREADABLE": 2}
+
+
+def test_a_server_need_not_say_how_many_tokens_there_were(server: HttpServer):
+    nothing = {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": None}
+    server.answer = lambda path, body: (
+        200,
+        event(choices=[{"text": "a"}], usage=nothing)
+        + event(choices=[{"text": None, "delta": None, "finish_reason": "stop"}], usage=None),
+    )
+
+    report = load(server, texts(("p",)), num_requests=2)
+
+    record = report.records[0]
+    assert (record.status, record.finish_reason) == ("OK", "stop")
+    assert (record.input_tokens, record.output_tokens) == (0, 1)
 
 
 def test_answers_are_verified_there_too(server: HttpServer):
