@@ -31,7 +31,7 @@ class Line:
     """One figure of both tests."""
 
     name: str
-    first: float  # seconds, or requests a second
+    first: float  # seconds, requests a second, or a share of the requests
     second: float
     ratio: float  # of the second to the first
     low: float  # of the ratio's interval
@@ -107,6 +107,7 @@ def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> _Values:
 
 
 _FIGURES: tuple[tuple[str, bool, _Statistic], ...] = (
+    ("answered", True, _mean),
     ("TTFT p50", False, _percentile(50)),
     ("TTFT p99", False, _percentile(99)),
     ("TPOT p50", False, _percentile(50)),
@@ -126,8 +127,11 @@ def _values(report: LoadReport, name: str) -> _Values:
     """Return what a figure is computed of, in the order of time."""
     if name == "requests/s":
         return _ended_a_second(report)
-    measure = _MEASURES[name.rpartition(" ")[0]]
     due = sorted(due_in(report.records, report.window), key=lambda record: record.scheduled)
+    if name == "answered":
+        answered = [record.ok for record in due]
+        return np.array(answered if any(answered) else [], dtype=np.float64)
+    measure = _MEASURES[name.rpartition(" ")[0]]
     values = [measure(record) for record in due if record.ok]
     return np.array([value for value in values if value is not None], dtype=np.float64)
 

@@ -66,4 +66,9 @@ def _print(found: Comparison) -> None:
 
 
 def _figure(line: Line, value: float) -> str:
-    return f"{value:.1f}/s" if line.name == "requests/s" else f"{value * 1000:.1f} ms"
+    match line.name:
+        case "answered":
+            return f"{value:.1%}"
+        case "requests/s":
+            return f"{value:.1f}/s"
+    return f"{value * 1000:.1f} ms"

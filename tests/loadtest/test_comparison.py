@@ -65,6 +65,20 @@ def test_a_faster_server_is_better():
     assert found.worse == () and "better: TTFT p50" in found.verdict
 
 
+def test_a_server_that_answers_fewer_requests_is_worse_however_fast_it_is():
+    other = drawn(1, scale=0.7)
+    records = (
+        replace(record, status="UNAVAILABLE") if record.index % 4 == 0 else record
+        for record in other.records
+    )
+
+    found = compare(drawn(0), replace(other, records=tuple(records)))
+
+    assert "answered" in found.worse
+    (line,) = (one for one in found.lines if one.name == "answered")
+    assert (line.first, line.second) == (1.0, 0.75)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_server_twice_shows_no_difference(seed: int):
     found = compare(drawn(seed), drawn(seed + 100))
