@@ -49,6 +49,11 @@ class LoadReport:
         found = []
         if self.num_failed:
             found.append(f"{self.num_failed} of {len(self.records)} requests failed")
+        if not (self.summary.num_due or self.interrupted):
+            found.append(
+                "nothing was measured: no request was due behind the warm-up; give more requests "
+                "or a shorter warm-up"
+            )
         found += [f"threshold missed: {goal}" for goal in self.goals if not goal.is_kept]
         wrong = self.checks
         if wrong.num_wrong_expected:

@@ -79,6 +79,13 @@ def test_a_failed_request_is_1_with_its_line(server, capsys):
     assert errors(capsys) == ["error: 1 of 10 requests failed"]
 
 
+def test_a_test_that_is_all_warm_up_is_1_with_its_line(server, capsys):
+    assert loadtest("--requests", "10", "--warmup", "500") == 1
+
+    (line,) = errors(capsys)
+    assert line.startswith("error: nothing was measured: no request was due behind the warm-up")
+
+
 def test_a_wrong_answer_is_1_with_its_line(server, capsys, tmp_path: Path):
     answers = tmp_path / "answers.jsonl"
     assert loadtest("--requests", "12", "--answers", str(answers)) == 0
