@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection
 from loadtest.answers import KeptAnswer, WrongAnswer
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
+from loadtest.interruption import unheard_by_children
 from loadtest.metrics import OwnLoad, RequestRecord
 from loadtest.sender import Sender, Share
 from loadtest.target.open_target import Connect
@@ -90,9 +90,12 @@ class Clients:
             self._kill()
 
     async def _gather(self, processes: Iterable[_Process]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for process in processes:
-                group.create_task(self._take_all(process))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for process in processes:
+                    group.create_task(self._take_all(process))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     async def _take_all(self, process: _Process) -> None:
         while process.own_load is None:
@@ -116,7 +119,8 @@ class _Process:
         self._process = context.Process(
             target=_run_client, args=(far, config, work, connect, share), daemon=True
         )
-        self._process.start()
+        with unheard_by_children():  # the parent tells when to end
+            self._process.start()
         far.close()
         self.num_in_flight = 0
         self.own_load: OwnLoad | None = None
@@ -152,8 +156,7 @@ class _Process:
 def _run_client(
     connection: Connection, config: LoadConfig, work: Work, connect: Connect, share: Share
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells when to end
-    with suppress(BrokenPipeError):
+    with suppress(BrokenPipeError, EOFError):  # the parent is gone
         asyncio.run(_client(connection, config, work, connect, share))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,3 +39,18 @@ def signals_held() -> Iterator[None]:
         yield
     for number in noted[:1]:
         signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def unheard_by_children() -> Iterator[None]:
+    """Let the processes that are started in the block hear none of these signals, ever.
+
+    A terminal sends Ctrl-C to all of its processes, also to one that has just been started.
+    """
+    # It is started with the first process, and lets the signals in.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -126,14 +126,15 @@ class LoadTest:
         )
         await clients.warm_up()
         loop = asyncio.get_running_loop()
+        num_due = self._num_due() if config.stop_when_missed else 0
         self._started_at, self._start = datetime.now(UTC), loop.time()
         sending = asyncio.create_task(clients.send_all(self._start))
         beside = [asyncio.create_task(self._sample(target)), asyncio.create_task(self._show())]
-        beside.append(asyncio.create_task(self._end_when_missed(sending)))
+        beside.append(asyncio.create_task(self._end_when_missed(sending, num_due)))
         try:
             await sending
         except asyncio.CancelledError:
-            if not self._is_stopped:
+            if not self._is_stopped or _is_cancelled():
                 raise
         finally:
             self._end = loop.time() - self._start
@@ -154,17 +155,25 @@ class LoadTest:
             self._watch(self._clients)
             await asyncio.sleep(_WATCH_PERIOD)
 
-    async def _end_when_missed(self, sending: asyncio.Task[None]) -> None:
-        """End the test as soon as it cannot keep its bounds any more, if that is wanted."""
+    async def _end_when_missed(self, sending: asyncio.Task[None], num_due: int) -> None:
+        """End the test as soon as it cannot keep the bounds for `num_due` requests any more."""
         config, clients = self._config, self._clients
         if not config.stop_when_missed or config.slo is None or clients is None:
             return
-        window = Window(config.warmup, config.window_end or math.inf)
-        num_due = sum(map(window.has, arrival_times(config, self._work)))
-        while not is_lost(clients.records, window, config.slo, num_due):
+        while not is_lost(clients.records, self._due_window, config.slo, num_due):
             await asyncio.sleep(_WATCH_PERIOD)
         self._is_stopped = True
         sending.cancel()
+
+    @property
+    def _due_window(self) -> Window:
+        return Window(self._config.warmup, self._config.window_end or math.inf)
+
+    def _num_due(self) -> int:
+        """Return how many requests of an open loop count, all turns of sessions among them."""
+        times = arrival_times(self._config, self._work)
+        counted = [index for index, time in enumerate(times) if self._due_window.has(time)]
+        return sum(1 + len(self._work.ask(index).turns) for index in counted)
 
     async def _verify(self, target: Target) -> None:
         """Ask the samples again, one after the other, when nothing else is under way."""
@@ -242,6 +251,12 @@ def _why_invalid(own: OwnLoad | None, delay: Distribution | None) -> tuple[str, 
         f"the load test itself was the limit ({own}{sent}): the server may be faster. Give it a "
         "machine of its own, --processes, or a smaller load",
     )
+
+
+def _is_cancelled() -> bool:
+    """Say whether somebody, as Ctrl-C, has cancelled the task that runs."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _again(kept: KeptAnswer) -> Ask:

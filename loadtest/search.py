@@ -86,6 +86,8 @@ class RateSearch:
                 found.append(self._round(start, _LATER_STEP if found else _FIRST_STEP))
         except _Stopped as reason:
             stopped = str(reason)
+        except KeyboardInterrupt:  # between two tests; one under way ends by itself
+            stopped = "interrupted"
         return self._result(found, stopped)
 
     def _round(self, start: float, step: float) -> Round:

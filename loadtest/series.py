@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -71,12 +72,13 @@ class Series:
 
     def sweep(self, rates: tuple[float, ...]) -> SeriesReport:
         """Run at each of the rates."""
-        trials = []
-        for rate in rates:
-            trial = self._measure(rate, self._config.seed)
-            if trial is None:
-                break
-            trials.append(trial)
+        trials: list[Trial] = []
+        with suppress(KeyboardInterrupt):  # between two tests; one under way ends by itself
+            for rate in rates:
+                trial = self._measure(rate, self._config.seed)
+                if trial is None:
+                    break
+                trials.append(trial)
         return SeriesReport(self._origin(), tuple(trials), interrupted=len(trials) < len(rates))
 
     def search(self, rule: SearchRule) -> SeriesReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -144,10 +145,11 @@ def report_load_test(
     from loadtest.runner import LoadTest
 
     files.check()
-    with shown(config) as watch:
-        test = LoadTest(config, work, watch, client_arguments)
-        report = test.run()
-    with signals_held():
+    with ExitStack() as stack:
+        with shown(config) as watch:
+            test = LoadTest(config, work, watch, client_arguments)
+            report = test.run()
+            stack.enter_context(signals_held())
         report = replace(
             report, command=typed_command(), commit=code_commit(), machine=machine_name()
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import threading
@@ -418,6 +419,24 @@ def test_a_test_is_ended_when_it_cannot_keep_its_bounds_any_more(server, num_pro
     assert report.summary.duration < 30
 
 
+def test_turns_of_sessions_count_among_what_may_miss_a_bound(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: set[int] = set()
+
+    def is_lost(records: Any, window: Any, slo: Any, num_due: int) -> bool:
+        numbers.add(num_due)
+        return False
+
+    monkeypatch.setattr("loadtest.runner.is_lost", is_lost)
+    asks = (Ask("p", turns=("{answer}",) * 3), Ask("q"))
+    config = replace(open_loop(server, 10, rate=100), slo=parse_slo("e2e=9s"))
+
+    report = run(replace(config, stop_when_missed=True), InTurn("sessions", asks))
+
+    assert numbers == {len(report.records)} == {25}
+
+
 def test_the_next_prompt_of_a_session_is_the_last_answer(server):
     def say(request, context):
         return stream_messages([request.request.inputs[0].text, "!"])
@@ -569,6 +588,35 @@ def test_a_process_that_cannot_begin_is_told(server):
 
     with pytest.raises(LoadTestError, match="unknown option beams"):
         run(config, texts(("p",), beams=5))
+
+
+def test_a_process_that_ends_before_its_work_is_told(server):
+    config = replace(open_loop(server, num_requests=1000, rate=20), num_processes=2)
+
+    def kill_one(course: Course) -> None:
+        if course.records:
+            for process in multiprocessing.active_children()[:1]:  # none at the end
+                process.kill()
+
+    with pytest.raises(LoadTestError, match="a process of the load test has ended before its work"):
+        run(config, watch=kill_one)
+
+
+def test_an_interrupt_while_a_test_is_ended_for_its_bounds_is_heard(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> bool:
+        if not server.requests[5:]:
+            return False
+        signal.raise_signal(signal.SIGINT)
+        return True
+
+    monkeypatch.setattr("loadtest.runner.is_lost", interrupted)
+    config = replace(open_loop(server, 1000, rate=50), slo=parse_slo("e2e=9s"))
+
+    report = run(replace(config, stop_when_missed=True))
+
+    assert report.interrupted
 
 
 def test_an_interrupt_while_the_report_is_put_together_leaves_it(

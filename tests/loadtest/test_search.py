@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -16,7 +17,8 @@ from loadtest.goals import goodput, outcomes, parse_slo
 from loadtest.load_report import LoadReport
 from loadtest.metrics import RequestRecord, summarize, window_of
 from loadtest.search import SearchRule
-from loadtest.series import Series
+from loadtest.series import Series, SeriesReport
+from loadtest.trial import Trial
 
 SERVICE, NUM_SERVERS = 0.05, 4  # seconds a request, at once: 80 requests a second are the most
 CONFIG = LoadConfig(
@@ -137,6 +139,26 @@ def test_an_interrupted_search_keeps_its_trials():
     report = Series(CONFIG, cut).search(SearchRule())
 
     assert report.interrupted and len(report.trials) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda series: series.search(SearchRule()), lambda series: series.sweep((10.0, 20.0, 30.0))],
+)
+def test_an_interrupt_between_two_tests_leaves_those_that_were_done(
+    make: Callable[[Series], SeriesReport],
+):
+    told: list[Trial] = []
+
+    def interrupted(trial: Trial) -> None:
+        told.append(trial)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    report = make(Series(CONFIG, simulated, interrupted))
+
+    assert report.interrupted
+    assert len(report.trials) >= 1 and report.trials[0] == told[0]
 
 
 def test_a_sweep_measures_each_rate_with_the_same_arrivals():

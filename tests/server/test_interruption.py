@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +19,13 @@ from tests.server.scripted_server import scripted_server, stream_messages
 MAIN = "import sys; from server.cli import main; sys.argv[0] = 'tokenweir'; main()"
 
 
-def _start(code: str, *arguments: str) -> subprocess.Popen[str]:
+def _start(code: str, *arguments: str, own_group: bool = False) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=0 if own_group else None,
     )
 
 
@@ -175,6 +179,60 @@ def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
     assert len(report["records"]) == report["summary"]["num_ok"]
     assert bool(report["records"]) == (call > 1)
     assert "interrupted: " in html_file.read_text()
+
+
+def _senders(process: subprocess.Popen[str]) -> list[Path]:
+    """Return the folders below /proc of the processes that a load test has started to send."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    folders = [Path("/proc", pid) for pid in children]
+    return [folder for folder in folders if "spawn_main" in (folder / "cmdline").read_text()]
+
+
+def _imports(process: subprocess.Popen[str]) -> bool:
+    """Say whether one of them is in the midst of its imports."""
+    return any("numpy" in (folder / "maps").read_text() for folder in _senders(process))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        lambda process, calls: bool(_senders(process)),
+        lambda process, calls: _imports(process),
+        lambda process, calls: len(calls) > 40,
+    ],
+    ids=["started", "imports", "sends"],
+)
+def test_a_terminal_that_interrupts_all_processes_of_a_load_test_leaves_its_result(
+    begun: Callable[[subprocess.Popen[str], list[int]], bool],
+    number: signal.Signals,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "run.json"
+    with scripted_server() as server:
+        calls: list[int] = []
+
+        def answer(request, context):
+            calls.append(1)
+            return stream_messages(["a"])
+
+        server.answers["GenerateStream"] = answer
+        process = _start(
+            MAIN,
+            *("loadtest", "--model", "m", "--server", server.address, "--rate", "50"),
+            *("--duration", "300", "--processes", "2", "--json", str(file)),
+            own_group=True,
+        )
+        while not begun(process, calls):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.001)
+        os.killpg(process.pid, number)
+        _, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (128 + number, "")
+    report = json.loads(file.read_text())
+    assert report["interrupted"] is True
+    assert len(report["records"]) == report["summary"]["num_ok"]
 
 
 @pytest.mark.long
