@@ -37,6 +37,7 @@ _SWITCH_SECONDS = 0.0005  # the thread does little, and the event loop has more 
 _ASKED_FOR = 100  # calls that gRPC may tell of before the thread has taken the first
 _MOST_PENDING = 1000  # calls that have come and that gRPC has not told of
 _LAST_WORDS = 0.5  # seconds in which calls that are ended here tell their clients
+_QUIET, _MOST_QUIET = 0.1, 10  # seconds without a new call, and how often they are waited for
 _NO_FLAGS = 0
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
 _ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
@@ -60,6 +61,7 @@ class CallServer:
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
         self._open: set[ServerCall] = set()
+        self._num_arrived = 0  # calls, ever
         self._is_stopping = False
         self._stopped = asyncio.Event()
 
@@ -84,6 +86,18 @@ class CallServer:
         for _ in range(_ASKED_FOR):
             self._ask_for_next()
         start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._rests)
+
+    async def wait_until_quiet(self) -> None:
+        """Return when no call has come for a moment; not later than after a second of calls.
+
+        Who has just had an answer asks again at once. While calls are refused, he is told to go
+        elsewhere; a call that meets a server as it stops is cancelled by gRPC without a word.
+        """
+        for _ in range(_MOST_QUIET):
+            before = self._num_arrived
+            await asyncio.sleep(_QUIET)
+            if self._num_arrived == before:
+                return
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and end those that go on after `grace` seconds, with UNAVAILABLE.
@@ -122,6 +136,7 @@ class CallServer:
             elif event.tag is not _ARRIVAL:
                 event.tag(event)
             elif event.success:
+                self._num_arrived += 1
                 self._ask_for_next()
                 call = ServerCall(event, self._loop, self._open)
                 call.try_to(lambda: self._arrived(call))

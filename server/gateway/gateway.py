@@ -210,12 +210,14 @@ class Gateway:
     async def drain(self, grace: float | None) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.
 
-        None: wait for all of them.
+        None: wait for all of them. Who asks again behind an answer is still refused; 0: nobody is.
         """
         self._health.go_down()
         self._draining = True
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace)
+        if grace != 0:
+            await self._server.wait_until_quiet()
 
     async def close(self) -> None:
         """End everything; an open server or channel would keep the interpreter from exiting."""

@@ -534,6 +534,25 @@ async def test_draining_refuses_new_calls_and_lets_running_ones_end(cell: Cell) 
     await asyncio.wait_for(draining, 60)
 
 
+async def test_who_asks_again_behind_the_last_answer_is_told_to_go_elsewhere(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.call_server._QUIET", 60.0)
+    running = asyncio.ensure_future(cell.stubs.generation.Generate(generate("HOLD")))
+    await until(lambda: sum(cell.requests()) == 1)
+    draining = asyncio.create_task(cell.gateway.drain(grace=60))
+    for engine in cell.engines:
+        engine.release.set()
+    await running
+    await until(lambda: not cell.gateway._calls)
+
+    refused = await failure_of(cell.stubs.generation.Generate(generate("a")))
+
+    assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert not draining.done()
+    draining.cancel()
+
+
 async def test_closing_ends_running_calls_with_a_reason(cell: Cell) -> None:
     call = asyncio.ensure_future(failure_of(cell.stubs.generation.GenerateStream(stream("a HOLD"))))
     await until(lambda: sum(cell.requests()) == 1)
