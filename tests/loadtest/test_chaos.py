@@ -21,8 +21,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenweir import AsyncClient, DeadlineExceeded, GeneratedSequence, Unavailable
 
+from engine.package.manifest import PackageFormat
 from exporter.checkpoint import save_checkpoint
-from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from loadtest.chaos.__main__ import Plan, write
 from loadtest.chaos.answers import Tally, verdict
@@ -30,6 +30,7 @@ from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
+from tests.stand_in_certificate import export_with_stand_in
 
 EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
 
@@ -212,11 +213,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     save_checkpoint(directory / "checkpoint", "continue", build_model(config), tokenizer)
-    export_package(directory / "checkpoint", directory / "package")
+    export_with_stand_in(directory / "checkpoint", directory / "package", PackageFormat())
     return directory / "package"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("more", "harms"),
     [

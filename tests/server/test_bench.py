@@ -15,14 +15,15 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from engine.package.manifest import PackageFormat
 from engine.package.package import read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
-from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from loadtest.benchmark.report import DecodeStep
 from loadtest.studies import trees
 from server.cli.app import run
+from tests.stand_in_certificate import export_with_stand_in
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 CONFIG = TransformerConfig(
@@ -56,7 +57,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_checkpoint(
         path / "checkpoint", "tiny", build_model(CONFIG), tokenizer, generation=defaults
     )
-    export_package(path / "checkpoint", path / "package")
+    export_with_stand_in(path / "checkpoint", path / "package", PackageFormat())
     return path / "package"
 
 
