@@ -22,13 +22,14 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
-from server.telemetry.logs import formatter_of, set_level
+from server.telemetry.logs import REQUESTS, formatter_of, set_level
 from server.telemetry.tracing import make_tracing
 from server.worker.call_counts import CallCounts
+from server.worker.call_record import CallRecord
 from server.worker.call_spans import CallSpans
 from server.worker.engines import Engine
 from server.worker.recording import Observer
-from server.worker.request_log import log_request
+from server.worker.request_log import request_line
 from server.worker.worker import Worker
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
@@ -78,6 +79,7 @@ class WorkerReplica:
         host = _bind_serve_to_node()
         engines = await asyncio.to_thread(_load_engines, config, packages)
         self._grace = config.grace
+        self._formatter = formatter_of(config.log)
         self._counts = None if config.metrics.port is None else CallCounts(engines)
         self._tracing = make_tracing(config.tracing, config.name, "worker")
         self._worker = Worker(engines, config.worker_settings(host), self._observers(), peers)
@@ -89,12 +91,18 @@ class WorkerReplica:
         )
 
     def _observers(self) -> list[Observer]:
-        observers: list[Observer] = [log_request]
+        observers: list[Observer] = []
+        if logging.getLogger(REQUESTS).isEnabledFor(logging.INFO):
+            observers.append(self._tell_line)
         if self._counts is not None:
             observers.append(self._counts.observe)
         if self._tracing is not None:
             observers.append(CallSpans(self._tracing).observe)
         return observers
+
+    def _tell_line(self, record: CallRecord) -> None:
+        line = partial(request_line, record, self._link.name, self._formatter)
+        self._link.request_ended(line)
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
@@ -169,7 +177,7 @@ def _actor_name() -> str:
 
 def _forward_log(link: RosterLink, config: LogConfig) -> None:
     """Tell the command the log of this process: nobody reads the files of a worker."""
-    logging.getLogger().addHandler(LinkHandler(link, formatter_of(config)))
+    logging.getLogger().addHandler(LinkHandler(link))
     set_level(config)
 
 

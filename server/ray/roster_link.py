@@ -19,7 +19,7 @@ from server.ray.last_words import own_stderr
 from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress, connect
 from server.telemetry.log_budget import LogBudget
-from server.telemetry.logs import REQUESTS, fields_of, traceback_of, with_fields
+from server.telemetry.logs import fields_of, traceback_of
 from server.telemetry.metrics import Snapshot
 
 _MAX_TEXT = MAX_LINE // 16  # characters, and as many of a traceback; of one JSON makes six bytes
@@ -51,7 +51,7 @@ class RosterLink:
         self._told: Snapshot = []  # over this connection
         self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
-        self._requests: deque[str] = deque()
+        self._requests: deque[Callable[[], str]] = deque()
         self._num_left_out = 0  # requests, since there was room for one
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
         self._news = asyncio.Event()
@@ -96,8 +96,11 @@ class RosterLink:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears any more
             self._loop.call_soon_threadsafe(self._put, message)
 
-    def request_ended(self, line: str) -> None:
-        """Tell the line of a request, soon, and of others with it; on the event loop."""
+    def request_ended(self, line: Callable[[], str]) -> None:
+        """Tell the line of a request, soon, and of others with it; on the event loop.
+
+        It is made when it is told: many at once cost less.
+        """
         if len(self._requests) >= _MAX_REQUESTS:
             self._num_left_out += 1
             return
@@ -167,7 +170,7 @@ class RosterLink:
             self._waiting.append({"level": logging.WARNING, "text": text})
             self._num_left_out = 0
         count = min(len(self._requests), _REQUESTS_AT_ONCE)
-        return [self._requests.popleft() for _ in range(count)]
+        return [self._requests.popleft()() for _ in range(count)]
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
@@ -184,29 +187,15 @@ class RosterLink:
 
 
 class LinkHandler(logging.Handler):
-    """Gives a link the log of this process; beyond a budget only how many records there were.
+    """Gives a link the log of this process; beyond a budget only how many records there were."""
 
-    Lines of requests have a way of their own, and none is left out.
-    """
-
-    def __init__(
-        self,
-        link: RosterLink,
-        formatter: logging.Formatter,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`formatter` makes the lines of requests."""
+    def __init__(self, link: RosterLink, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.setFormatter(formatter)
         self._link = link
         # Errors have a budget of their own: refusals by the thousand must not hide them.
         self._budgets = {is_error: LogBudget(clock) for is_error in (False, True)}
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name == REQUESTS:
-            vars(record).update(with_fields(**fields_of(record), worker=self._link.name))
-            self._link.request_ended(self.format(record))
-            return
         budget = self._budgets[record.levelno >= logging.ERROR]
         left_out = budget.left_out
         if not budget.take():

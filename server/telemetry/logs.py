@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +21,7 @@ from server.config import LogConfig
 OWN_LOGGERS = ("server", "engine")  # of others only errors are written
 REQUESTS = "server.requests"  # the logger of the one line that every request has
 
+_REQUEST = "request"  # the message of a line of a request
 _WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and "="
 Fields = Mapping[str, str | int | float]
 
@@ -55,7 +57,7 @@ def log_to_stderr(config: LogConfig) -> None:
     set_level(config)
 
 
-def formatter_of(config: LogConfig) -> logging.Formatter:
+def formatter_of(config: LogConfig) -> TextFormatter | JsonFormatter:
     """Return what makes lines of records."""
     return JsonFormatter() if config.format == "json" else TextFormatter()
 
@@ -70,19 +72,21 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         if _is_written(record):
             return record.message
-        fields = dict(fields_of(record))
-        worker = fields.pop("worker", "")
-        pairs = "".join(f" {name}={_plain(value)}" for name, value in fields.items())
-        speaker = f"worker {worker}: " if worker else ""
-        return f"{self.formatTime(record)} {speaker}{record.message}{pairs}"
+        return self._line(record.created, record.message, fields_of(record))
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        if (second := int(record.created)) != self._second:
-            self._second, self._told_second = (
-                second,
-                super().formatTime(record, "%Y-%m-%d %H:%M:%S"),
-            )
-        return f"{self._told_second},{int(record.msecs):03d}"
+    def request_line(self, ended: float, fields: Fields) -> str:
+        """Return the line of a request that ended so many seconds since 1970."""
+        return self._line(ended, _REQUEST, fields)
+
+    def _line(self, created: float, message: str, fields: Fields) -> str:
+        if (second := int(created)) != self._second:
+            told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+            self._second, self._told_second = second, told
+        worker = fields.get("worker")
+        speaker = f"worker {worker}: " if worker else ""
+        pairs = [f" {name}={_plain(value)}" for name, value in fields.items() if name != "worker"]
+        milliseconds = int((created - second) * 1000)
+        return f"{self._told_second},{milliseconds:03d} {speaker}{message}{''.join(pairs)}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -91,9 +95,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if _is_written(record):
             return record.getMessage()
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
         line: dict[str, Any] = {
-            "time": time,
+            "time": _told(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -102,6 +105,11 @@ class JsonFormatter(logging.Formatter):
         if traceback := traceback_of(record):
             line["traceback"] = traceback
         return json.dumps(line)
+
+    def request_line(self, ended: float, fields: Fields) -> str:
+        """Return the line of a request that ended so many seconds since 1970."""
+        line = {"time": _told(ended), "level": "info", "logger": REQUESTS, "message": _REQUEST}
+        return json.dumps({**line, **fields})
 
 
 def traceback_of(record: logging.LogRecord) -> str:
@@ -115,9 +123,12 @@ def _is_written(record: logging.LogRecord) -> bool:
     return getattr(record, "is_written", False)
 
 
+def _told(created: float) -> str:
+    return datetime.fromtimestamp(created, UTC).isoformat(timespec="microseconds")
+
+
 def _plain(value: str | int | float) -> str:
     """Return a value in one word; what clients have chosen may look like anything."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    return text if _WORD.fullmatch(text) else json.dumps(text)
+    if isinstance(value, str):
+        return value if _WORD.fullmatch(value) else json.dumps(value)
+    return f"{value:.6g}" if isinstance(value, float) else f"{value}"

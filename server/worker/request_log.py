@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-
-from server.telemetry.logs import REQUESTS, with_fields
+from server.telemetry.logs import Fields, JsonFormatter, TextFormatter
 from server.telemetry.trace_context import trace_id_in
 from server.worker.call_record import OK, CallRecord
 
 _MAX_CHARS = 200  # of what a client has chosen, or an error says
-logger = logging.getLogger(REQUESTS)
 
 
-def log_request(record: CallRecord) -> None:
-    """Write the line of a request that has ended."""
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("request", extra=with_fields(**_fields(record)))
+def request_fields(record: CallRecord) -> Fields:
+    """Return what the line of a request says; times are in seconds, of several inputs the longest.
 
-
-def _fields(record: CallRecord) -> dict[str, str | int | float]:
-    """Return what the line says; times are in seconds, of several inputs the longest."""
+    To be asked once the request has ended.
+    """
     fields: dict[str, str | int | float] = {
         "request_id": record.request_id,
         "method": record.method,
@@ -42,3 +36,9 @@ def _fields(record: CallRecord) -> dict[str, str | int | float]:
     if trace_id := trace_id_in(record.traceparent):
         fields["trace_id"] = trace_id
     return fields
+
+
+def request_line(record: CallRecord, worker: str, formatter: TextFormatter | JsonFormatter) -> str:
+    """Return the line of a request that has ended at this worker."""
+    fields = {**request_fields(record), "worker": worker}
+    return formatter.request_line(record.arrived + record.seconds, fields)

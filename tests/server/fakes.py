@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -48,8 +49,10 @@ from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Chat, GenerationRequest, ScoreRequest
 from engine.step_measures import StepMeasures
 from server.config import WorkerConfig
+from server.telemetry.logs import REQUESTS, with_fields
+from server.worker.call_record import CallRecord
 from server.worker.recording import Observer
-from server.worker.request_log import log_request
+from server.worker.request_log import request_fields
 from server.worker.worker import Worker
 
 VOCAB_SIZE = 100
@@ -372,6 +375,11 @@ def _word_spans(text: str) -> tuple[tuple[int, int], ...]:
         spans.append((start, start + len(word)))
         start += len(word) + 1
     return tuple(spans)
+
+
+def log_request(record: CallRecord) -> None:
+    """Log what the line of a request says."""
+    logging.getLogger(REQUESTS).info("request", extra=with_fields(**request_fields(record)))
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from server.ray.restarts import Restarts
 from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
-from server.telemetry.logs import REQUESTS, JsonFormatter, TextFormatter, fields_of, with_fields
+from server.telemetry.logs import REQUESTS, JsonFormatter, TextFormatter, fields_of
 from server.telemetry.metrics import Snapshot
+from server.worker.call_record import CallRecord
+from server.worker.request_log import request_line
 from tests.conftest import FakeClock
 from tests.server.calls import until
 
@@ -158,7 +161,7 @@ async def test_log_of_a_worker_is_told_with_its_name_and_whole_tracebacks(
             raise ValueError("a\nb")
         except ValueError:
             record = _record(logging.ERROR, "request %s failed", "r-7", exc_info=True)
-        LinkHandler(link, TextFormatter()).emit(record)
+        LinkHandler(link).emit(record)
         await until(lambda: caplog.records)
         await link.close()
 
@@ -197,16 +200,14 @@ async def test_lines_of_requests_come_all_and_are_told_together(
         link = RosterLink(address)
         link.alive(WORKER)
         formatter = TextFormatter()
-        handler = LinkHandler(link, formatter)
         for number in range(250):
-            record = _record(logging.INFO, "request", name=REQUESTS)
-            record.fields = with_fields(request_id=f"r-{number}")["fields"]
-            handler.emit(record)
+            record = CallRecord("Generate", 0.0, request_id=f"r-{number}")
+            link.request_ended(partial(request_line, record, link.name, formatter))
         await until(lambda: "r-249" in caplog.text)
         await link.close()
 
     lines = "\n".join(map(formatter.format, caplog.records)).splitlines()
-    told = [line.split(" worker ")[1] for line in lines]
+    told = [line.split(" worker ")[1].partition(" method=")[0] for line in lines]
     assert told == [f"127.0.0.1:1: request request_id=r-{i}" for i in range(250)]
     assert len([message for message in messages if "requests" in message]) == 5
     assert len(caplog.records) == 5
@@ -219,9 +220,8 @@ async def test_lines_of_requests_are_what_the_command_is_to_write(
     async with _listening(Registry()) as (_, address):
         link = RosterLink(address)
         link.alive(WORKER)
-        record = _record(logging.INFO, "request", name=REQUESTS)
-        record.fields = with_fields(request_id="r-1", tenant="a\nb")["fields"]
-        LinkHandler(link, JsonFormatter()).emit(record)
+        record = CallRecord("Score", 0.0, request_id="r-1", tenant="a\nb", seconds=0.25)
+        link.request_ended(partial(request_line, record, link.name, JsonFormatter()))
         await until(lambda: caplog.records)
         await link.close()
 
@@ -232,6 +232,7 @@ async def test_lines_of_requests_are_what_the_command_is_to_write(
         WORKER.address,
     )
     assert (line["request_id"], line["tenant"]) == ("r-1", "a\nb")
+    assert line["time"] == "1970-01-01T00:00:00.250000+00:00"
 
 
 async def test_lines_of_requests_that_nobody_wants_are_not_written(
@@ -240,7 +241,7 @@ async def test_lines_of_requests_that_nobody_wants_are_not_written(
     caplog.set_level(logging.WARNING, "server")
     async with _listening(Registry()) as (_, address):
         link = RosterLink(address)
-        link.request_ended("a line")
+        link.request_ended(lambda: "a line")
         link.log(logging.ERROR, "an error")
         await until(lambda: caplog.records)
         await link.close()
@@ -257,7 +258,7 @@ async def test_lines_of_requests_that_nobody_hears_are_counted(
         link = RosterLink(address)
         link.alive(WORKER)
         for number in range(5):
-            link.request_ended(f"line {number}")
+            link.request_ended(f"line {number}".strip)
         await until(lambda: len(caplog.records) == 2)
         await link.close()
 
@@ -266,7 +267,7 @@ async def test_lines_of_requests_that_nobody_hears_are_counted(
 
 def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> None:
     link = _FakeLink()
-    handler = LinkHandler(link, TextFormatter(), clock)  # type: ignore[arg-type]
+    handler = LinkHandler(link, clock)  # type: ignore[arg-type]
     for _ in range(RECORDS_AT_ONCE + 5000):
         handler.emit(_record(logging.INFO, "refused"))
     handler.emit(_record(logging.ERROR, "failed"))
@@ -394,11 +395,9 @@ class _FakeLink:
         self.told.append(text)
 
 
-def _record(
-    level: int, text: str, *args: object, exc_info: bool = False, name: str = "server"
-) -> logging.LogRecord:
+def _record(level: int, text: str, *args: object, exc_info: bool = False) -> logging.LogRecord:
     info = sys.exc_info() if exc_info else None
-    return logging.LogRecord(name, level, __file__, 1, text, args, info)
+    return logging.LogRecord("server", level, __file__, 1, text, args, info)
 
 
 def _hello(token: str) -> bytes:
