@@ -5,6 +5,7 @@ They are for that target only: on CPU the fused norm takes longer than what it r
 
 | nodes                          | become                                           |
 |--------------------------------|--------------------------------------------------|
+| queries, keys, values          | one product: exporter/graphs/joined_products.py  |
 | norm, product, bias            | norm, product: exporter/graphs/carried_biases.py |
 | bias, residual, norm           | SkipLayerNormalization                           |
 | residual, norm of mean squares | SkipSimplifiedLayerNormalization                 |
@@ -21,12 +22,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 from exporter.graphs.carried_biases import CARRIED_BIAS
+from exporter.graphs.joined_products import join_products
 
 _CONTRIB = "com.microsoft"
 
 
 def fuse(model: ir.Model) -> None:
     """Rewrite a graph in place."""
+    join_products(model)
     for rules in _RULES:
         rules.apply_to_model(model)
     RemoveUnusedNodesPass()(model)
@@ -70,6 +73,19 @@ def _residual_norm(op: Any, hidden: Any, added: Any, weight: Any, shift: Any) ->
 def _skip_norm(op: Any, hidden: Any, added: Any, weight: Any, shift: Any, norm: ir.Value) -> Any:
     normed, _, _, total = op.SkipLayerNormalization(
         added, hidden, weight, shift, epsilon=_epsilon(norm), _domain=_CONTRIB, _outputs=4
+    )
+    return normed, total
+
+
+def _residual_unshifted(op: Any, hidden: Any, added: Any, weight: Any) -> Any:
+    total = op.Add(hidden, added)
+    normed = op.LayerNormalization(total, weight, _allow_other_inputs=False, _outputs=["norm"])
+    return normed, total
+
+
+def _skip_unshifted(op: Any, hidden: Any, added: Any, weight: Any, norm: ir.Value) -> Any:
+    normed, _, _, total = op.SkipLayerNormalization(
+        added, hidden, weight, epsilon=_epsilon(norm), _domain=_CONTRIB, _outputs=4
     )
     return normed, total
 
@@ -143,6 +159,7 @@ _RULES = (
         [
             RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
             RewriteRule(_residual_norm, _skip_norm, _are_rows),
+            RewriteRule(_residual_unshifted, _skip_unshifted, _are_rows),
             RewriteRule(_residual_rms, _skip_rms, _are_rows),
         ],
         commute=True,

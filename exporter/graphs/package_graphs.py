@@ -34,7 +34,10 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
 
 def _without_int8_kernel(target: Target, config: TransformerConfig) -> Iterator[str]:
     """Yield why a target has no fast kernel for an int8 cache of a model."""
-    kernel = f"kv_cache: int8 has a fast kernel for the target {target.name} where"
+    kernel = (
+        f"kv_cache: the target {target.name} reads int8 itself, and makes no float16 of all rows "
+        "in every step, where"
+    )
     group, groups = config.num_heads // config.kv_heads, target.int8_cache_groups
     if groups is not None and group not in groups:
         yield f"{kernel} {', '.join(map(str, groups))} query heads share a key head, here {group}"

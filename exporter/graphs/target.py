@@ -30,6 +30,7 @@ class Target:
     fuse: Callable[[ir.Model], None] | None = None  # joins nodes into kernels that it has
     patches_as_product: bool = False  # its convolutions need a library that nothing else asks for
     replaces_reductions: bool = False  # they need it too
+    replaces_shapes: bool = False  # sizes that nodes ask for are known on the host alone
     rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
@@ -53,6 +54,7 @@ CUDA = Target(
     fuse=fuse,
     patches_as_product=True,
     replaces_reductions=True,
+    replaces_shapes=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
     int8_cache_widths=(64, 128, 256),

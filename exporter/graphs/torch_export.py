@@ -25,6 +25,7 @@ from exporter.graphs.arguments import arguments_of
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.reductions import replace_reductions
 from exporter.graphs.rewrite import simplify
+from exporter.graphs.shapes import replace_shapes
 from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
@@ -64,6 +65,8 @@ def build_graphs(
         simplify(graph)
         if target.replaces_reductions:
             replace_reductions(graph)
+        if target.replaces_shapes:
+            replace_shapes(graph)
         if target.fuse:
             target.fuse(graph)
         attach_bodies(graph, functions or target.functions[precision])

@@ -29,7 +29,7 @@ def emit_attention(
 def _repeat_rows(mask: Tensor) -> Tensor:
     """Turn a mask [B, 1, 1, S] into [B, 1, S, S]: the kernel broadcasts over heads only.
 
-    The new shape is read off a tensor: arithmetic with sizes would leave a device for the CPU.
+    Graphs for CUDA have the lengths in place of such a mask: exporter/graphs/shapes.py.
     """
     batch, length = mask.shape[0], mask.shape[3]
     columns = mask.unsqueeze(4)  # [B, 1, 1, S, 1]

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         only = options.only.split(",") if options.only else ()
         try:
             parts = choose_parts(make_parts(settings), only)
+            if options.limit is not None:
+                parts = [part.within(part.seconds, options.limit) for part in parts]
             if settings.device == "cuda" and any(part.name != "packages" for part in parts):
                 check_cuda_distribution()
             for directory in (options.out, settings.work):
@@ -105,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="NAMES", help="parts whose name holds one of these, a,b")
     parser.add_argument("--quick", action="store_true", help="small models and few turns")
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="for all parts together")
+    parser.add_argument(
+        "--limit",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end a part after so many  [default: of each its own, for a GPU]",
+    )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="[default: %(default)s]"
     )

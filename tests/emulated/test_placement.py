@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.package.manifest import Precision
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
@@ -43,12 +44,13 @@ def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("name", TASKS)
 def test_the_models_of_the_demo_are_on_the_device_at_their_size(
-    name: str, on_device: RunScript, tmp_path: Path
+    name: str, precision: Precision, on_device: RunScript, tmp_path: Path
 ) -> None:
     model = load_checkpoint(make_checkpoint(name, tmp_path, quick=False)).model
-    graphs = build_graphs(model, target=CUDA, precision="fp16")
+    graphs = build_graphs(model, target=CUDA, precision=precision)
     write_graphs(graphs, tmp_path)
 
     assert_on_device([str(tmp_path / file) for file in graphs], on_device)

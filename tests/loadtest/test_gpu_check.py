@@ -201,6 +201,26 @@ def test_a_machine_without_the_onnxruntime_for_gpus_is_told_so_before_anything_r
     assert main(["--out", str(tmp_path), "--only", "packages"]) == 0  # which needs none
 
 
+def test_a_part_is_ended_after_minutes_on_a_gpu_and_when_it_is_said_on_a_slower_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float] = {}
+
+    def note(parts: list[Part], *arguments: Any) -> list[Result]:
+        limits.update({part.name: part.limit for part in parts})
+        return []
+
+    monkeypatch.setattr("loadtest.gpu_check.__main__.run_parts", note)
+    command = ["--out", str(tmp_path), "--device", "cpu", "--quick"]
+
+    main(command)
+    assert limits.pop("packages") == 1800
+    assert set(limits.values()) == {240}
+
+    main([*command, "--limit", "3000"])
+    assert set(limits.values()) == {3000}
+
+
 @pytest.mark.parametrize("budget", ["-1", "0", "nan", "inf", "soon"])
 def test_a_budget_is_a_time(
     budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
