@@ -11,6 +11,7 @@ They are for that target only: on CPU the fused norm takes longer than what it r
 | residual, norm of mean squares | SkipSimplifiedLayerNormalization                 |
 | bias, GELU                     | BiasGelu, or with its tanh form FastGelu         |
 | x * sigmoid(x)                 | QuickGelu with alpha 1                           |
+| rows of a table, by an index   | rows of one table: a bias for each distance      |
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
@@ -111,6 +113,25 @@ def _fused_gelu(op: Any, x: Any, bias: Any, gelu: ir.Value) -> Any:
     return kind(x, bias, _domain=_CONTRIB)
 
 
+def _row_of_row(op: Any, table: Any, index: Any, places: Any) -> Any:
+    return op.Gather(table, op.Gather(index, places, axis=0), axis=0)
+
+
+def _one_row(op: Any, table: ir.Value, index: ir.Value, places: ir.Value) -> Any:
+    rows = _array(table)[_array(index)]
+    return op.Gather(op.initializer(ir.tensor(rows), name=f"{table.name}.rows"), places, axis=0)
+
+
+def _are_tables(_: Any, table: ir.Value, index: ir.Value, **__: ir.Value) -> bool:
+    return table.const_value is not None and index.const_value is not None
+
+
+def _array(value: ir.Value) -> NDArray[Any]:
+    assert value.const_value is not None, "the rule has seen to it"
+    array: NDArray[Any] = value.const_value.numpy()
+    return array
+
+
 def _silu(op: Any, x: Any) -> Any:
     return op.Mul(x, op.Sigmoid(x))
 
@@ -151,7 +172,11 @@ def _are_rows(_: Any, hidden: ir.Value, added: ir.Value, **__: ir.Value) -> bool
 # is none by itself any more.
 _RULES = (
     RewriteRuleSet(
-        [RewriteRule(_bias_gelu, _fused_gelu, _is_bias), RewriteRule(_silu, _quick_gelu)],
+        [
+            RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
+            RewriteRule(_silu, _quick_gelu),
+            RewriteRule(_row_of_row, _one_row, _are_tables),
+        ],
         commute=True,
     ),
     RewriteRuleSet([CARRIED_BIAS], commute=True),

@@ -71,17 +71,18 @@ def _sum_of(product: ir.Node) -> ir.Node | None:
 
 def _joined(graph: ir.Graph, name: str, nodes: Sequence[ir.Node]) -> ir.Value:
     """Add a constant: the second inputs of the nodes side by side."""
-    tensor = ir.tensor(np.concatenate([_weights(node) for node in nodes], axis=-1), name=name)
+    array = np.concatenate([_weights(node) for node in nodes], axis=-1)
+    tensor = ir.tensor(array, name=name)
     value = ir.Value(name=name, const_value=tensor)
-    value.shape, value.dtype = ir.Shape(tensor.shape), tensor.dtype
+    value.shape, value.dtype = ir.Shape(array.shape), tensor.dtype
     graph.register_initializer(value)
     return value
 
 
 def _wide(shape: ir.Shape) -> ir.Shape:
-    *rows, width = shape
+    width = shape[-1]
     assert isinstance(width, int), "weights are constants"
-    return ir.Shape([*rows, _PARTS * width])
+    return ir.Shape((*shape[:-1], _PARTS * width))
 
 
 def _rank(value: ir.Value | None) -> int | None:

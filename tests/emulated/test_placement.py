@@ -23,6 +23,18 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 # it has, so that one more is seen.
 MOST_LAUNCHES = {("gpt2", 50_257): 131, ("llama", 128_256): 153}
 
+# Of what reads 8 texts or pictures, with two layers in half precision: likewise.
+MOST_LAUNCHES_OF_READERS = {
+    "dates": 42,
+    "marian": 45,
+    "t5": 56,
+    "sentiment": 36,
+    "sentences": 46,
+    "sentences-max": 37,
+    "modernbert": 88,
+    "tagging": 40,
+    "digits": 30,
+}
 
 OTHERS = tuple(name for name in MODELS if name not in FIRST)
 
@@ -83,6 +95,26 @@ def test_a_decode_step_has_few_launches(
     of_two, of_three = (found[path]["launches"] for path in paths)
     assert of_three - of_two > 0
     assert of_three + 9 * (of_three - of_two) <= MOST_LAUNCHES[name, vocab_size]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [name for name in MOST_LAUNCHES_OF_READERS if name in FIRST],
+        pytest.param([*MOST_LAUNCHES_OF_READERS], marks=pytest.mark.long),
+    ],
+    ids=["first", "all"],
+)
+def test_what_reads_has_few_launches(
+    names: list[str], export: Export, on_device: RunScript
+) -> None:
+    paths = {name: export(name, "fp16")[0] for name in names}
+
+    found = on_device("look_at_graph.py", *paths.values())
+
+    launches = {name: found[path]["launches"] for name, path in paths.items()}
+    more = {name: n for name, n in launches.items() if n > MOST_LAUNCHES_OF_READERS[name]}
+    assert not more
 
 
 @pytest.mark.long
