@@ -55,8 +55,12 @@ class OpenLoop:
             )
 
     def __str__(self) -> str:
-        kind = f"gamma {self.burstiness:g}" if self.process == "gamma" else self.process
-        return f"open loop, {self.rates} requests/s, {kind} arrivals"
+        return f"open loop, {self.rates} requests/s, {self.kind} arrivals"
+
+    @property
+    def kind(self) -> str:
+        """Of the arrivals, in words."""
+        return f"gamma {self.burstiness:g}" if self.process == "gamma" else self.process
 
     def times(self, num_requests: int | None, duration: float | None, seed: int) -> Times:
         """Return when requests are due, in seconds; the first at once, the same for a seed.

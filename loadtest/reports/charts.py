@@ -151,7 +151,8 @@ def _draw_series(axes: Axes, trials: Sequence[Trial], bounds: dict[str, float]) 
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(plain))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend(loc="upper left", frameon=False, ncols=3, fontsize=8)
+    # Beside the title, or it hides what is high at a low rate.
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=6, fontsize=8)
 
 
 def _draw_ends(

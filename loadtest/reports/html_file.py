@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from loadtest.arrival.arrival import OpenLoop
 from loadtest.errors import LoadTestError
 from loadtest.goals import Slo
 from loadtest.load_report import LoadReport
@@ -189,7 +190,9 @@ def _settings(report: LoadReport | Origin) -> Iterator[tuple[str, str]]:
     """Yield what was set and where the figures come from."""
     for one in fields(report.config):
         value = getattr(report.config, one.name)
-        if value not in (None, 0, False) or one.name == "seed":
+        if isinstance(report, Origin) and isinstance(value, OpenLoop):
+            yield "arrival", f"open loop, {value.kind} arrivals"  # each test has its rate
+        elif value not in (None, 0, False) or one.name == "seed":
             yield one.name.replace("_", " "), _shown(value)
     for name in ("work", "started_at", "command", "commit", "machine"):
         yield name.replace("_", " "), str(getattr(report, name))

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -25,6 +27,7 @@ from loadtest.errors import LoadTestError
 from loadtest.goals import goodput, outcomes, parse_slo
 from loadtest.load_report import LoadReport
 from loadtest.metrics import RequestRecord, summarize, window_of
+from loadtest.reports.charts import _draw_series
 from loadtest.reports.csv_file import write_requests, write_trials
 from loadtest.reports.html_file import write_html, write_series_html
 from loadtest.reports.live import Figures, shown, table
@@ -262,11 +265,25 @@ def test_a_series_is_written_and_printed(tmp_path: Path):
     print_series(report, console)
 
     assert TypeAdapter(SeriesReport).validate_json((tmp_path / "s.json").read_bytes()) == report
-    assert "Latency against rate" in (tmp_path / "s.html").read_text()
+    page = (tmp_path / "s.html").read_text()
+    assert "Latency against rate" in page
+    assert "open loop, poisson arrivals" in page and "2.5 requests/s" not in page
     rows = csv.DictReader((tmp_path / "s.csv").read_text().splitlines())
     assert [row["rate"] for row in rows] == ["10.0", "20.0"]
     text = console.file.getvalue()
     assert "20" in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_the_legend_of_a_series_hides_neither_the_curves_nor_the_title():
+    figure = Figure(figsize=(10.8, 3.3), layout="constrained")
+    axes = figure.add_subplot()
+
+    _draw_series(axes, series().trials, {"ttft": 0.15})
+    FigureCanvasAgg(figure).draw()
+
+    legend = axes.get_legend().get_window_extent()
+    assert legend.y0 >= axes.get_window_extent().y1 - 1
+    assert legend.x0 > axes._left_title.get_window_extent().x1
 
 
 LIVE = LoadConfig("localhost:1", "dates", ClosedLoop(16), num_requests=1000)
