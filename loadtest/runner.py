@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from loadtest.answers import KeptAnswer, WrongAnswer, checks_of, difference
 from loadtest.clients import Clients
@@ -50,6 +50,7 @@ class Course(Protocol):
 
 
 Watch = Callable[[Course], None]  # called twice a second and at the end
+RunLoop = Callable[[Coroutine[Any, Any, bool]], bool]  # as asyncio.run, or that of a Runner
 
 
 def run(
@@ -57,14 +58,16 @@ def run(
     work: Work,
     watch: Watch | None = None,
     client_arguments: ClientArguments = nothing_more,
+    run_loop: RunLoop = asyncio.run,
 ) -> LoadReport:
     """Run a load test to its end, or until Ctrl-C: then the report has what was answered so far.
 
     Raise LoadTestError if no server answers, or if it does not serve the model; a request that
-    fails is a record like any other.
+    fails is a record like any other. Tests that may be ended with calls under way, and others
+    behind them, are to share an event loop: gRPC tells of such calls later.
     """
     watch = watch or (lambda course: None)
-    return LoadTest(config, work, watch, client_arguments).run()
+    return LoadTest(config, work, watch, client_arguments).run(run_loop)
 
 
 class LoadTest:
@@ -93,11 +96,11 @@ class LoadTest:
         self._num_unverified = 0
         self._is_stopped = False  # since the bounds could not be kept any more
 
-    def run(self) -> LoadReport:
+    def run(self, run_loop: RunLoop = asyncio.run) -> LoadReport:
         """Run the test; what is interrupted, at whatever moment, gives a report too."""
         is_interrupted = True
         with suppress(KeyboardInterrupt):
-            is_interrupted = not asyncio.run(self._is_run())
+            is_interrupted = not run_loop(self._is_run())
         with signals_noted() as noted:
             report = self._report(is_interrupted)
         return replace(report, interrupted=report.interrupted or bool(noted))

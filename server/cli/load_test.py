@@ -169,6 +169,8 @@ def _report_series(
     sweep: tuple[float, ...],
 ) -> SeriesReport:
     """Run several load tests, write their files, print their table."""
+    import asyncio
+
     from engine.machine import machine_name
     from loadtest.interruption import signals_held
     from loadtest.origin import code_commit, typed_command
@@ -180,20 +182,20 @@ def _report_series(
 
     files.check()
 
-    def run_shown(one: LoadConfig) -> LoadReport:
-        with shown(one) as watch:
-            return run(one, work, watch, client_arguments)
+    with asyncio.Runner() as runner:
 
-    series = Series(config, run_shown, lambda trial: click.echo(trial_line(trial), err=True))
-    if sweep:
-        report = series.sweep(sweep)
-    else:
-        report = series.search(SearchRule(series.first_rate, tolerance, rounds))
-    with signals_held():
-        origin = replace(
-            report.origin, command=typed_command(), commit=code_commit(), machine=machine_name()
-        )
-        report = replace(report, origin=origin)
-        files.write_series(report)
+        def run_shown(one: LoadConfig) -> LoadReport:
+            with shown(one) as watch:
+                return run(one, work, watch, client_arguments, runner.run)
+
+        series = Series(config, run_shown, lambda trial: click.echo(trial_line(trial), err=True))
+        rule = SearchRule(series.first_rate, tolerance, rounds)
+        report = series.sweep(sweep) if sweep else series.search(rule)
+        with signals_held():
+            origin = replace(
+                report.origin, command=typed_command(), commit=code_commit(), machine=machine_name()
+            )
+            report = replace(report, origin=origin)
+            files.write_series(report)
     print_series(report)
     return report

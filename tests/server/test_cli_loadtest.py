@@ -205,6 +205,27 @@ def test_a_sweep_draws_latency_against_rate(server, tmp_path: Path, capsys):
     ]
 
 
+def test_a_search_that_ends_a_test_before_its_answers_says_nothing_of_its_insides(
+    server, caplog: pytest.LogCaptureFixture
+):
+    """The first test is too fast for the server, and is ended with calls under way."""
+    calls: list[int] = []
+
+    def late_at_first(request, context):
+        calls.append(1)
+        if 1 < len(calls) < 500:
+            time.sleep(1.0)
+        yield from stream_messages(["a"])
+
+    server.answers["GenerateStream"] = late_at_first
+    load = ("--arrival", "constant", "--rate", "500", "--duration", "2", "--slo", "e2e=600ms")
+
+    loadtest("--search", "--rounds", "1", "--tolerance", "1", *load)
+
+    assert len(calls) < 1200
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 @pytest.mark.long  # the search itself is tested on a simulated server
 def test_the_search_finds_the_knee_of_a_server_that_serves_one_at_a_time(
     server, tmp_path: Path, capsys
