@@ -101,6 +101,8 @@ def _measure(
     is_series = search or bool(sweep)
     if search and sweep:
         raise click.UsageError("--search and --sweep both say at which rates; give one of them")
+    if sweep and typed["rate"] is not None:
+        raise click.UsageError("--rate and --sweep both say at which rates; give one of them")
     if is_series and (png_file or answers):
         raise click.UsageError("--png and --answers are of one load test; leave them out")
     config = config_of(typed, keep_answers=answers is not None, is_series=is_series)

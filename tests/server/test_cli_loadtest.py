@@ -280,6 +280,7 @@ def test_comparing_two_files_says_which_is_worse(server, tmp_path: Path, capsys)
         ("--option beam", "is not NAME=VALUE"),
         ("--sweep 1,x", "is not a list of rates above 0"),
         ("--search --sweep 1,2", "--search and --sweep both say at which rates"),
+        ("--rate 5 --sweep 1,2", "--rate and --sweep both say at which rates"),
         ("--search --concurrency 3", "give --rate for an open loop"),
         ("--arrival trace --rate 3", "a trace has its own times"),
         ("--sweep 1 --png x.png", "--png and --answers are of one load test"),
