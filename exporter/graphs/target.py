@@ -35,6 +35,7 @@ class Target:
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
     int8_cache_widths: tuple[int, ...] | None = None  # of a head, likewise
+    int8_cache_unbounded: bool = False  # it has none where scores have a bound
     has_faster_int8_cache: bool = False  # beside weights in int8, steps take less time with one
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
@@ -58,6 +59,7 @@ CUDA = Target(
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
     int8_cache_widths=(64, 128, 256),
+    int8_cache_unbounded=True,
     runs_here=False,
 )
 TARGETS: Mapping[TargetName, Target] = MappingProxyType({one.name: one for one in (CPU, CUDA)})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.package.manifest import Precision
-from exporter.checkpoint import load_checkpoint
-from exporter.graphs.package_graphs import write_graphs
+from engine.package.manifest import CacheDtype, PackageFormat, Precision
+from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.graphs.package_graphs import build_package_graphs, write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
+from exporter.models import TransformerConfig, build_model
 from exporter.tasks import TASKS
-from loadtest.gpu_check.models import make_checkpoint
+from loadtest.gpu_check.models import _numbers, make_checkpoint
 from tests.emulated.conftest import Export, RunScript
 from tests.emulated.models import FIRST, MODELS
 
@@ -127,3 +129,32 @@ def test_a_decode_step_of_twelve_layers_has_few_launches(
     found = on_device("look_at_graph.py", path)
 
     assert found[path]["launches"] <= MOST_LAUNCHES[name, vocab_size]
+
+
+@pytest.mark.long
+def test_an_int8_cache_is_read_as_it_is_where_four_query_heads_share_a_key_head(
+    on_device: RunScript, tmp_path: Path
+) -> None:
+    """Of six it is made float16 before, and of scores with a bound: such packages are refused."""
+    kinds = {"four": {}, "six": {"num_heads": 12}, "bound": {"attention_softcap": 50.0}}
+    paths = {
+        (kind, cache): write_with_cache(tmp_path / f"{kind}-{cache}", cache, **options)
+        for kind, options in kinds.items()
+        for cache in ("fp16", "int8")
+    }
+
+    found = on_device("look_at_graph.py", *paths.values())
+
+    launches = {one: found[path]["launches"] for one, path in paths.items()}
+    more = {kind: launches[kind, "int8"] - launches[kind, "fp16"] for kind in kinds}
+    assert more["four"] == 0 < more["six"] == more["bound"]
+
+
+def write_with_cache(directory: Path, cache: CacheDtype, **options: Any) -> str:
+    """Write a decoder of the shape of Llama in float16; return the path of its graph."""
+    config = TransformerConfig.model_validate({**MODELS["llama"], "vocab_size": 256, **options})
+    save_checkpoint(directory / "checkpoint", "tiny", build_model(config).eval(), _numbers())
+    checkpoint = load_checkpoint(directory / "checkpoint")
+    form = PackageFormat.of("cuda", "fp16", None, cache)
+    write_graphs(build_package_graphs(checkpoint, form), directory)
+    return str(directory / "decoder.onnx")

@@ -375,6 +375,17 @@ def test_an_int8_cache_without_a_fast_kernel_for_the_width_of_heads_is_refused(
         check_format(form, checkpoint)
 
 
+def test_an_int8_cache_without_a_fast_kernel_for_scores_with_a_bound_is_refused(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
+    heads = {"num_heads": 4, "num_kv_heads": 1, "key_dim": 64, "value_dim": 64}
+    checkpoint = load_checkpoint(make_checkpoint("gpt", **heads, attention_softcap=50.0))
+
+    with pytest.raises(ConfigError, match="where scores have no bound"):
+        check_format(PackageFormat.of("cuda", "fp16", None, "int8"), checkpoint)
+    check_format(PackageFormat.of("cpu", "fp32", None, "int8"), checkpoint)
+
+
 def test_rows_of_a_long_vocabulary_are_summed_from_the_same_place_on(tmp_path: Path) -> None:
     config = TransformerConfig(
         family="gpt",
