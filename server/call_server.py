@@ -166,6 +166,7 @@ class ServerCall:
         self._has_begun = self._has_ended = False  # to answer
         self._is_sending = self._has_failed = False  # what was written last
         self._sent: asyncio.Future[None] | None = None  # for who waits until it is sent
+        self._before_end: list[Callable[[], object]] = []
         self._open_calls = open_calls
         open_calls.add(self)
 
@@ -229,9 +230,19 @@ class ServerCall:
     def answer(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let a coroutine answer the call; it is cancelled if the client goes away."""
         self._task = self._loop.create_task(self._run(answer))
+        # Cancelled, it may not have begun.
+        self._task.add_done_callback(lambda _: answer.close())
+        self._task.add_done_callback(lambda _: self._ends())
         watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
         self._call.start_server_batch((watch,), self._closed)
         return self._task
+
+    def before_end(self, count: Callable[[], object]) -> None:
+        """Call this once, before the client can know that the call has ended: it may ask again.
+
+        That is in any thread, with `last_message` and `code` as they will be.
+        """
+        self._before_end.append(count)
 
     def add_done_callback(self, callback: Callable[[ServerCall], None]) -> None:
         """Call this when the answer has ended, well or not."""
@@ -279,6 +290,7 @@ class ServerCall:
         last = () if message is None else (self._sending(message),)
         operations = (*self._beginning(), *last, _success(trailing_metadata))
         self._has_ended, self.code = True, grpc.StatusCode.OK
+        self._ends()
         self._is_sending = True
         return not (self._has_failed or self._call.start_server_batch(operations, self._has_gone))
 
@@ -299,6 +311,7 @@ class ServerCall:
     ) -> NoReturn:
         """End the call with an error; raises aio.AbortError, for then there is nothing to do."""
         self._has_ended, self.code = True, code
+        self._ends()
         status = CallStatus(code, details, tuple(trailing_metadata))
         await self._send(*self._ending(status))
         raise aio.AbortError("the call was aborted")
@@ -313,6 +326,7 @@ class ServerCall:
         beginning = self._beginning()
         last = () if response is None else (self._sending(response),)
         self._has_ended, self.code = True, grpc.StatusCode.OK
+        self._ends()
         await self._send(*beginning, *last, _success(self._trailing_metadata))
 
     async def _run(self, answer: Awaitable[None]) -> None:
@@ -326,11 +340,17 @@ class ServerCall:
             logger.exception("%s failed", self.method)
             if not self._has_ended:
                 self._has_ended, self.code = True, grpc.StatusCode.UNKNOWN
+                self._ends()
                 status = CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ())
                 self._call.start_server_batch(self._ending(status), _nothing_to_do)
         finally:
             if not self._has_ended:
                 self._call.cancel()
+
+    def _ends(self) -> None:
+        while self._before_end:
+            with suppress(IndexError):  # another thread has taken the last one
+                self._before_end.pop()()
 
     def _closed(self, event: Event) -> None:
         """In the thread: the client has gone away, or has all that it waited for."""

@@ -341,15 +341,12 @@ class Gateway:
     def _begin(
         self, call: ServerCall, request: bytes, share: Share | None, visit: Visit | None
     ) -> None:
+        if visit is not None:
+            call.before_end(lambda: self._door.leave(visit, call))
         task = call.answer(self._answer(call, request, share))
-        task.add_done_callback(lambda _: self._has_ended(call, visit))
+        task.add_done_callback(lambda _: self._wall.leave())
         if share is not None:  # behind the task's first step, in which it asks for its turn
             self._loop.call_soon(self._admission.has_come, share)
-
-    def _has_ended(self, call: ServerCall, visit: Visit | None) -> None:
-        self._wall.leave()
-        if visit is not None:
-            self._door.leave(visit, call)
 
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""

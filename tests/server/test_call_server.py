@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -110,6 +111,67 @@ async def test_a_call_is_refused_without_a_task_and_without_its_message() -> Non
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
     assert (refused.retry_after, refused.metadata["request_id"]) == (0.3, "r")
     assert max(tasks) <= before + 2  # the client's own
+
+
+async def finished(call: ServerCall) -> None:
+    await call.finish(b"answer")
+
+
+async def passed_on(call: ServerCall) -> None:
+    call.pass_end(b"answer", ())
+
+
+async def aborted(call: ServerCall) -> None:
+    await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+
+
+async def failed(call: ServerCall) -> None:
+    raise ValueError("unforeseen")
+
+
+@pytest.mark.parametrize("answer", [finished, passed_on, aborted, failed])
+async def test_a_call_is_counted_before_its_client_knows_of_its_end(
+    answer: Callable[[ServerCall], Coroutine[Any, Any, None]],
+) -> None:
+    """Else who asks again at once is judged by what is not true any more."""
+    seen: list[str] = []
+
+    def count() -> None:
+        time.sleep(0.3)  # in which the client would hear of an end that is on its way
+        seen.append("counted")
+
+    async def counting(call: ServerCall) -> None:
+        call.before_end(count)
+        await answer(call)
+
+    def ask(target: str) -> None:
+        with grpc.insecure_channel(target) as channel:
+            ended = channel.unary_unary(METHOD).future(b"", timeout=60)
+            ended.exception()
+            seen.append("ended")
+
+    server = CallServer(answered(counting), ())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    await asyncio.to_thread(ask, f"127.0.0.1:{port}")
+    await server.stop(0)
+
+    assert seen == ["counted", "ended"]
+
+
+async def test_a_call_that_ends_before_its_answer_begins_is_counted() -> None:
+    counted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def begin(call: ServerCall) -> None:
+        call.before_end(counted.set)
+        call.answer(finished(call)).cancel()
+
+    async with serving(lambda call: loop.call_soon_threadsafe(begin, call)) as channel:
+        with pytest.raises(aio.AioRpcError):
+            await channel.unary_unary(METHOD)(b"", timeout=2)
+
+        assert counted.is_set()
 
 
 async def test_metadata_messages_and_their_order_pass_both_ways() -> None:
