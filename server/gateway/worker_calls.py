@@ -43,6 +43,7 @@ class WorkerCalls:
         self._channel = cygrpc.Channel(address.encode(), tuple(options), inner)
         self._open: set[OwnCall | Lane] = set()
         self._is_closing = False
+        self._closing = threading.Lock()  # nothing is started while the thread closes
         self._lane: Lane | None = None
         self._lane_asked = -_LANE_PAUSE  # when, on the monotonic clock
         threading.Thread(target=self._follow, name=f"calls to {address}", daemon=True).start()
@@ -78,10 +79,11 @@ class WorkerCalls:
         """End all calls; the connection closes behind the last of them."""
         if self._is_closing:
             return
-        self._is_closing = True
+        with self._closing:
+            self._is_closing = True
+            self.start_alone("/", b"", (), 0.0, None)  # its end wakes the thread
         for call in tuple(self._open):
             call.cancel()
-        self.start_alone("/", b"", (), 0.0, None).cancel()  # its end wakes the thread
 
     def _open_lane(self) -> Lane | None:
         """Return a lane that takes calls; None while there is none, but ask for one."""
@@ -105,9 +107,10 @@ class WorkerCalls:
                 event.tag(event)
         except Exception:
             logger.exception("what a worker has sent was not passed on")
-        if self._open or not self._is_closing:
-            return True
-        self._channel.close(_CANCELLED, "the connection is closed")
+        with self._closing:
+            if self._open or not self._is_closing:
+                return True
+            self._channel.close(_CANCELLED, "the connection is closed")
         return False
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -525,6 +526,22 @@ async def test_what_comes_behind_the_end_of_a_lane_is_not_answered(
     await asyncio.sleep(0.05)
 
     assert answered == []
+
+
+async def test_a_connection_whose_calls_end_at_once_is_closed(
+    calls: WorkerCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_alone = calls.start_alone
+
+    def late(*arguments: Any) -> WorkerCall:
+        time.sleep(0.2)  # in which the thread would find nothing open any more
+        return start_alone(*arguments)
+
+    monkeypatch.setattr(calls, "start_alone", late)
+
+    calls.close()
+
+    await until(lambda: not calls._open)
 
 
 async def test_a_lane_carries_more_calls_than_32_bits_count(
