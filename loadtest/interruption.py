@@ -47,10 +47,12 @@ def unheard_by_children() -> Iterator[None]:
 
     A terminal sends Ctrl-C to all of its processes, also to one that has just been started.
     """
-    # It is started with the first process, and lets the signals in.
-    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
+        # It is started with the first process. It ignores SIGINT and SIGTERM, and ends at a
+        # SIGHUP that is not blocked. Its start lets the first two into this thread.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -235,6 +235,24 @@ def test_a_terminal_that_interrupts_all_processes_of_a_load_test_leaves_its_resu
     assert len(report["records"]) == report["summary"]["num_ok"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_tracker_of_shared_memory_outlives_a_signal_to_all(number: signal.Signals) -> None:
+    code = f"""
+import os
+from multiprocessing.resource_tracker import _resource_tracker
+from loadtest.interruption import unheard_by_children
+with unheard_by_children():
+    pass
+os.kill(_resource_tracker._pid, {int(number)})
+os.close(_resource_tracker._fd)  # it ends here by itself
+_, status = os.waitpid(_resource_tracker._pid, 0)
+print(status)
+"""
+    process = _start(code)
+
+    assert process.communicate(timeout=60) == ("0\n", "")
+
+
 @pytest.mark.long
 def test_a_search_that_is_interrupted_leaves_its_trials(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
