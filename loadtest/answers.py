@@ -46,6 +46,7 @@ class Checks:
     num_wrong_verified: int = 0
     num_unverified: int = 0  # what was to be asked again, and was not answered or not asked
     wrong: tuple[WrongAnswer, ...] = ()  # the first of them
+    num_not_compared: int = 0  # answers to requests without a known one, where others have one
 
 
 def difference(index: int, wanted: Answer, got: Answer) -> WrongAnswer | None:

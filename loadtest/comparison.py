@@ -139,7 +139,7 @@ def _values(report: LoadReport, name: str) -> _Values:
 def _ended_a_second(report: LoadReport) -> _Values:
     """Return requests answered a second, for spans of about a second of the window."""
     window = report.window
-    ended = [record.finished for record in report.records if record.ok]
+    ended = [r.finished for r in report.records if r.ok and window.has(r.finished)]
     num_spans = round(window.duration)
     if num_spans < _FEW_SPANS or not ended:  # their spread says nothing
         return np.array([], dtype=np.float64)

@@ -45,7 +45,13 @@ class LoadReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why not all is well, a line each; a run without goals may have a late client."""
+        """Why not all is well, a line each."""
+        invalid = (f"the run is not valid: {reason}" for reason in self.invalid)
+        return (*self.faults, *invalid)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the answers, or slower than its bound; a late client is no fault."""
         found = []
         if self.num_failed:
             found.append(f"{self.num_failed} of {len(self.records)} requests failed")
@@ -67,6 +73,4 @@ class LoadReport:
             )
         if wrong.num_unverified and not self.interrupted:
             found.append(f"{wrong.num_unverified} answers could not be verified")
-        if self.goals:
-            found += [f"the run is not valid: {reason}" for reason in self.invalid]
         return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class RequestRecord:
     token_times: tuple[float, ...] = ()  # of the messages that brought tokens
     first_tokens: int = 0  # tokens in the first of them
     input_tokens: int = 0
-    cached_input_tokens: int = 0  # of them, what the server had kept of earlier requests
+    cached_input_tokens: int | None = None  # of them kept of earlier requests; None: not told
     output_tokens: int = 0
     finish_reason: str = ""
     server_queue: float | None = None  # seconds, as the server measured it
@@ -83,7 +84,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Window:
-    """The seconds of a test whose requests count; what is due before or behind does not."""
+    """The seconds of a test whose requests count: from `start` on, and before `end`."""
 
     start: float
     end: float
@@ -94,7 +95,7 @@ class Window:
 
     def has(self, time: float) -> bool:
         """Say whether a time is within."""
-        return self.start <= time <= self.end
+        return self.start <= time < self.end
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class LoadSummary:
     server_queue: Distribution | None
     server_first_token: Distribution | None
     mean_batch_size: float | None
-    cached_input_tokens: int = 0
+    cached_input_tokens: int | None = None  # None: the server does not tell
     num_due: int = 0
 
 
@@ -148,9 +149,11 @@ class OwnLoad:
 def window_of(
     records: Sequence[RequestRecord], warmup: float = 0.0, end: float | None = None
 ) -> Window:
-    """Return the window from the warm-up's end to `end`, or to the end of the last request."""
-    last = max((record.finished for record in records), default=0.0)
-    return Window(warmup, last if end is None else end)
+    """Return the window from the warm-up to `end`, or until the last request has ended."""
+    if end is None:
+        last = max((record.finished for record in records), default=0.0)
+        end = math.nextafter(last, math.inf)  # so that it is within
+    return Window(warmup, end)
 
 
 def due_in(records: Sequence[RequestRecord], window: Window) -> list[RequestRecord]:
@@ -183,8 +186,13 @@ def summarize(records: Sequence[RequestRecord], window: Window | None = None) ->
         server_queue=distribution(r.server_queue for r in good),
         server_first_token=distribution(r.server_first_token for r in good),
         mean_batch_size=float(np.mean(batch_sizes)) if batch_sizes else None,
-        cached_input_tokens=sum(record.cached_input_tokens for record in good),
+        cached_input_tokens=_sum(record.cached_input_tokens for record in good),
     )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _rate(number: int, window: Window) -> float:

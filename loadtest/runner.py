@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from loadtest.answers import KeptAnswer, WrongAnswer, checks_of, difference
+from loadtest.answers import Checks, KeptAnswer, WrongAnswer, checks_of, difference
 from loadtest.clients import Clients
 from loadtest.config import LoadConfig
 from loadtest.goals import goodput, is_lost, outcomes
@@ -212,14 +212,18 @@ class LoadTest:
             window=window,
             summary=summarize(records, window),
             records=tuple(records),
-            checks=checks_of(
-                clients.expected if clients else [], self._verified, self._num_unverified
-            ),
+            checks=self._checks(records),
             server=tuple(self._samples),
             own=clients.own_load if clients and self._start else None,
             interrupted=interrupted,
         )
         return _judged(report)
+
+    def _checks(self, records: Sequence[RequestRecord]) -> Checks:
+        expected = self._clients.expected if self._clients else []
+        checks = checks_of(expected, self._verified, self._num_unverified)
+        not_compared = sum(record.ok and not record.check for record in records)
+        return replace(checks, num_not_compared=not_compared if expected else 0)
 
 
 def _judged(report: LoadReport) -> LoadReport:

@@ -62,16 +62,17 @@ class Sender:
         """Send a request of each kind that is not measured: it opens connections.
 
         Where requests never repeat, it is none of the test: a server may keep what it computes.
-        Raises LoadTestError for one that cannot be made.
+        Raises LoadTestError for one that cannot be made, or whose answer cannot be compared.
         """
-        kinds: dict[tuple[str, str | None], Ask] = {}
+        kinds: dict[tuple[object, ...], Ask] = {}
         first = _UNUSED if self._work.num_different is None else 0
         for index in range(min(_WARMED_UP, self._config.num_requests or _WARMED_UP)):
             ask = self._work.ask(first + index)
-            kinds.setdefault((ask.kind, ask.method), ask)
+            kinds.setdefault((ask.kind, ask.method, *sorted(ask.expected or ())), ask)
         for ask in kinds.values():
             try:
-                await self._target.send(ask, keep=False)
+                reply = await self._target.send(ask, keep=bool(ask.expected))
+                _check_told(ask, reply)
             except CallFailed:
                 pass  # what is measured will show it
             except (TypeError, ValueError) as error:
@@ -136,7 +137,7 @@ class Sender:
             reply = await self._measure(index, turn, ask, scheduled)
             if reply is None or not ask.turns:
                 return
-            ask = ask.next_turn(str((reply.answer or {}).get("text", "")))
+            ask = self._work.next_turn(ask, str((reply.answer or {}).get("text", "")))
             turn, scheduled = turn + 1, self._now()
 
     async def _measure(self, index: int, turn: int, ask: Ask, scheduled: float) -> Reply | None:
@@ -211,6 +212,17 @@ class Sender:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() - self._start
+
+
+def _check_told(ask: Ask, reply: Reply) -> None:
+    """Raise LoadTestError where an answer lacks fields that are expected of it."""
+    answer = reply.answer or {}
+    if missing := [name for name in ask.expected or () if name not in answer]:
+        raise LoadTestError(
+            f"the expected answers have {', '.join(missing)}, those of the server only "
+            f"{', '.join(answer)}; keep answers with --answers from the same protocol and "
+            "options, or leave only what both have"
+        )
 
 
 def arrival_times(config: LoadConfig, work: Work) -> list[float]:

@@ -52,6 +52,8 @@ def notes(report: LoadReport) -> list[str]:
         found.append(f"{left_out} requests of the warm-up and the cool-down are in no figure")
     if note := _repeats(report):
         found.append(note)
+    if number := report.checks.num_not_compared:
+        found.append(f"{number} answers were not compared: none is known to their requests")
     found += report.invalid
     found += [str(wrong) for wrong in report.checks.wrong[:_MAX_WRONG]]
     return found
@@ -62,11 +64,15 @@ def _repeats(report: LoadReport) -> str | None:
     num_requests = sum(record.turn == 0 for record in report.records)
     if different is None or num_requests <= different:
         return None
+    cached, asked = summary.cached_input_tokens, summary.input_tokens
+    kept = (
+        "the server does not tell how many input tokens it had kept"
+        if cached is None
+        else f"{cached:,} of {asked:,} input tokens came from what the server had kept"
+    )
     return (
-        f"{different} prompts for {num_requests} requests: they repeat, and "
-        f"{summary.cached_input_tokens:,} of {summary.input_tokens:,} input tokens came from "
-        "what the server had kept. New prompts may take longer: --prompts FILE or "
-        "--input-tokens give others"
+        f"{different} prompts for {num_requests} requests: they repeat, and {kept}. New prompts "
+        "may take longer: --prompts FILE or --input-tokens give others"
     )
 
 

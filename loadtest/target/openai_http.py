@@ -228,7 +228,7 @@ class _Stream:
             message_times=tuple(self.times),
             first_tokens=1,  # the protocol does not say how many an event has
             input_tokens=usage.prompt_tokens or 0,
-            cached_input_tokens=details.cached_tokens or 0,
+            cached_input_tokens=details.cached_tokens,
             output_tokens=len(self.times) if told is None else told,
             finish_reason=self.finish_reason,
             answer=answer if keep else None,

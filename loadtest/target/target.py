@@ -24,7 +24,7 @@ class Reply:
     message_times: tuple[float, ...] = ()  # of the messages that brought tokens
     first_tokens: int = 0  # tokens in the first of them
     input_tokens: int = 0
-    cached_input_tokens: int = 0
+    cached_input_tokens: int | None = None  # None: the protocol does not tell
     output_tokens: int = 0
     finish_reason: str = ""
     server_queue: float | None = None  # seconds, as the server measured it

@@ -78,6 +78,10 @@ class Work(Protocol):
         """Return one request."""
         ...
 
+    def next_turn(self, ask: Ask, answer: str) -> Ask | None:
+        """Return what is asked behind an answer; None at the end of the session."""
+        ...
+
 
 @dataclass(frozen=True)
 class InTurn:
@@ -98,6 +102,10 @@ class InTurn:
     def ask(self, index: int) -> Ask:
         """Return the request of an index, of any size."""
         return self.asks[index % len(self.asks)]
+
+    def next_turn(self, ask: Ask, answer: str) -> Ask | None:
+        """Return what is asked behind an answer."""
+        return ask.next_turn(answer)
 
 
 def texts(prompts: tuple[str, ...], **options: JsonValue) -> InTurn:

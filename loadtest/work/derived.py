@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtest.work.ask import Work
+from loadtest.work.ask import Ask, Work
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,7 @@ class Derived:
     @property
     def times(self) -> tuple[float, ...]:
         return self.work.times
+
+    def next_turn(self, ask: Ask, answer: str) -> Ask | None:
+        """Return what the other work asks behind an answer."""
+        return self.work.next_turn(ask, answer)

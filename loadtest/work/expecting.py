@@ -26,7 +26,14 @@ class Expecting(Derived):
 
     def ask(self, index: int) -> Ask:
         """Return one request with its expected answer, if there is one."""
-        ask = self.work.ask(index)
+        return self._with_answer(self.work.ask(index))
+
+    def next_turn(self, ask: Ask, answer: str) -> Ask | None:
+        """Return what is asked behind an answer, with its own expected answer."""
+        following = self.work.next_turn(ask, answer)
+        return None if following is None else self._with_answer(following)
+
+    def _with_answer(self, ask: Ask) -> Ask:
         known = self._known.get(_key(ask)) or self._known.get(_key(_plain(ask)))
         return replace(ask, expected=known or ask.expected)
 

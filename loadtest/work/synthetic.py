@@ -36,3 +36,7 @@ class Synthetic:
         low, high = self.token_ids
         length = self.input_tokens.draw(generator)
         return Ask(tuple(generator.integers(low, high + 1, length).tolist()))
+
+    def next_turn(self, ask: Ask, answer: str) -> Ask | None:
+        """Return what is asked behind an answer."""
+        return ask.next_turn(answer)

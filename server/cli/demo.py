@@ -171,7 +171,7 @@ def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]
         json=out / "loadtest.json", html=out / "loadtest.html", png=out / "loadtest.png"
     )
     report = report_load_test(config, texts(tuple(TYPED_DATES)), files)
-    return [*problems, *(f"load test: {problem}" for problem in report.problems)]
+    return [*problems, *(f"load test: {problem}" for problem in report.faults)]
 
 
 def _ask(address: str) -> list[str]:

@@ -70,8 +70,8 @@ def loadtest(context: click.Context, /, **typed: Any) -> int | None:
     Latencies count from the time a request was due, so a server that falls behind cannot hide it:
     TTFT (first token), ITL (between tokens), TPOT (per token of a request), end to end. Options of
     `tokenweir generate` that say how it answers, as --beam 4, hold for all requests. Exits with 1
-    if a request failed, a bound was missed or an answer is wrong. Ctrl-C ends the test and reports
-    what was answered.
+    if a request failed, a bound was missed, an answer is wrong or the load test itself was late.
+    Ctrl-C ends the test and reports what was answered.
     """
     if context.invoked_subcommand is not None:
         return None

@@ -121,10 +121,22 @@ def test_warm_up_and_cool_down_are_in_no_figure():
 
     summary = summarize(records, Window(1.0, 3.0))
 
-    assert summary.num_due == 21  # from 1.0 to 3.0, a tenth of a second each
+    assert summary.num_due == 20  # from 1.0 to 2.9, a tenth of a second each
     assert summary.end_to_end.max == pytest.approx(0.1)
-    # Those of the warm-up have ended behind the window, those from 1.0 to 2.9 in it.
-    assert summary.requests_per_second == pytest.approx(20 / 2.0)
+    # Those of the warm-up have ended behind the window, those from 1.0 to 2.8 in it.
+    assert summary.requests_per_second == pytest.approx(19 / 2.0)
+
+
+def test_a_window_has_its_start_and_not_its_end():
+    edges = [answered(10, e2e=1.0), answered(20, e2e=1.0)]
+
+    summary = summarize(edges, Window(1.0, 2.0))
+
+    assert (summary.num_due, summary.requests_per_second) == (
+        1,
+        0.0,
+    )  # and the other ends in the next
+    assert summarize(edges).requests_per_second == pytest.approx(2 / 3.0)  # of all, the last too
 
 
 def test_a_test_without_a_request_has_a_summary():

@@ -17,7 +17,7 @@ from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.load_report import LoadReport
-from loadtest.reports.report import print_table
+from loadtest.reports.report import notes, print_table
 from loadtest.runner import run
 from loadtest.target.kserve_grpc import KserveGrpc
 from loadtest.work.ask import Ask, InTurn, Work, texts
@@ -110,6 +110,13 @@ def test_tokens_of_whole_answers_are_counted(
 
     assert report.summary.output_tokens == 21
     assert "output tokens/s" in capsys.readouterr().out
+
+
+def test_tokens_that_the_server_had_kept_are_not_told(server: ScriptedKserve):
+    report = load(server, texts(("p",)))
+
+    assert report.summary.cached_input_tokens is None
+    assert "the server does not tell how many input tokens it had kept" in " ".join(notes(report))
 
 
 def test_a_wrong_answer_is_found(server: ScriptedKserve):

@@ -73,11 +73,11 @@ def test_distribution_of_nothing_is_none():
 def test_summary_of_good_and_bad_requests():
     summary = summarize([STREAMED, LATER, REFUSED])
 
-    assert summary.duration == 5.0
+    assert summary.duration == pytest.approx(5.0)
     assert summary.num_ok == 2
     assert summary.errors == {"RESOURCE_EXHAUSTED QUEUE_FULL": 1}
-    assert summary.requests_per_second == 0.4
-    assert summary.output_tokens_per_second == 1.4
+    assert summary.requests_per_second == pytest.approx(0.4)
+    assert summary.output_tokens_per_second == pytest.approx(1.4)
     assert (summary.input_tokens, summary.output_tokens) == (12, 7)
     assert summary.max_in_flight == 3
     assert summary.time_to_first_token.mean == 1.5

@@ -105,6 +105,15 @@ def test_texts_are_completed_and_streams_are_measured(server: HttpServer):
     assert report.summary.time_to_first_token.count == 4
 
 
+def test_answers_of_another_protocol_are_refused(server: HttpServer):
+    kept = Ask("p", expected={"text": "ab", "token_ids": [1, 2]})
+
+    with pytest.raises(
+        LoadTestError, match="have token_ids, those of the server only text, finish"
+    ):
+        load(server, InTurn("kept", (kept,)))
+
+
 def test_a_server_may_close_connections_without_a_word(server: HttpServer):
     server.closes_unsaid = True
 

@@ -242,7 +242,7 @@ def test_a_page_says_above_all_that_a_run_is_not_valid(tmp_path: Path):
     write_html(late, tmp_path / "run.html")
 
     page = (tmp_path / "run.html").read_text()
-    assert '<div class="problems"><ul><li>the load test itself was the limit' in page
+    assert '<div class="problems"><ul><li>the run is not valid: the load test itself' in page
 
 
 def test_rows_of_requests_say_which_count(tmp_path: Path):

@@ -540,7 +540,7 @@ def test_an_answer_that_is_not_the_expected_one_is_wrong(server):
 
     assert [record.check for record in report.records] == ["right", "wrong"] * 2
     assert report.checks.num_wrong_expected == 2
-    assert report.problems == ("2 of 4 answers are not those expected",)
+    assert report.faults == ("2 of 4 answers are not those expected",)
     assert str(report.checks.wrong[0]) == "request 1: text is 'ab', not 'x'"
 
 

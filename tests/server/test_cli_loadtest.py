@@ -99,6 +99,68 @@ def test_a_wrong_answer_is_1_with_its_line(server, capsys, tmp_path: Path):
     assert "text is 'ac', not 'ab'" in " ".join(out.split())
 
 
+def test_answers_of_a_session_are_compared_at_every_turn(server, capsys, tmp_path: Path):
+    answers, report = tmp_path / "answers.jsonl", tmp_path / "run.json"
+    sessions = ("--requests", "2", "--turns", "3")
+
+    def say(request, context):
+        return stream_messages([request.request.inputs[0].text, "!"])
+
+    def say_otherwise_at_last(request, context):
+        text = request.request.inputs[0].text
+        return stream_messages([text, "?" if text.endswith("!!") else "!"])
+
+    server.answers["GenerateStream"] = say
+    assert loadtest(*sessions, "--answers", str(answers)) == 0
+    assert loadtest(*sessions, "--expect", str(answers)) == 0
+    server.answers["GenerateStream"] = say_otherwise_at_last
+    capsys.readouterr()
+
+    assert loadtest(*sessions, "--expect", str(answers), "--json", str(report)) == 1
+
+    assert errors(capsys) == ["error: 2 of 6 answers are not those expected"]
+    checks = [record["check"] for record in json.loads(report.read_text())["records"]]
+    assert checks == ["right", "right", "wrong"] * 2
+
+
+def test_a_turn_without_a_kept_answer_is_not_compared_and_that_is_said(server, capsys, tmp_path):
+    answers = tmp_path / "answers.jsonl"
+    assert loadtest("--requests", "2", "--answers", str(answers)) == 0
+    capsys.readouterr()
+
+    assert loadtest("--requests", "2", "--turns", "3", "--expect", str(answers)) == 0
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert "answers as expected │ 2 of 2" in out
+    assert "4 answers were not compared: none is known to their requests" in out
+
+
+def test_expected_fields_that_the_answers_do_not_have_are_refused(server, capsys, tmp_path):
+    prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("p\n")
+    answers.write_text('{"prompt": "p", "answer": {"text": "ab", "logprobs": [1.5]}}\n')
+
+    assert loadtest("--prompts", str(prompts), "--expect", str(answers)) == 3
+
+    assert "the expected answers have logprobs, those of the server only text" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--slo", "ttft=9s"), ("--sweep", "50"), ("--sweep", "50", "--slo", "ttft=9s")]
+)
+def test_a_late_client_is_1_with_its_line_whatever_was_asked(
+    more: tuple[str, ...], server, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("loadtest.metrics.MAX_SHARE", 0.0)
+
+    assert loadtest("--requests", "4", *more) == 1
+
+    (line,) = errors(capsys)
+    assert "the run is not valid: the load test itself was the limit" in line
+
+
 def test_an_answer_that_is_another_one_alone_is_1_with_its_line(server, capsys):
     calls: list[int] = []
 
