@@ -29,7 +29,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(package: Path, settings: str, replicas: int = 1) -> Iterator[Served]:
+def served(package: Path, settings: str, replicas: int = 1, threads: int = 1) -> Iterator[Served]:
     """Serve a package with settings in TOML until the end of the block."""
     command = [sys.executable, "-c", "from server.cli import main; main()", "serve", str(package)]
     with (
@@ -38,7 +38,7 @@ def served(package: Path, settings: str, replicas: int = 1) -> Iterator[Served]:
     ):
         file.write(settings)
         file.flush()
-        options = ["--config", file.name, "--port", "0", "--threads", "1"]
+        options = ["--config", file.name, "--port", "0", "--threads", str(threads)]
         number = ["--replicas", str(replicas)]
         process = subprocess.Popen([*command, *options, *number], stdout=log, stderr=log)
         try:

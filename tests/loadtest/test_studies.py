@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from click import ClickException
+from tokenweir import AsyncClient
 from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from engine.config import EngineConfig
@@ -46,11 +47,13 @@ from loadtest.studies.machine import Machine
 from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.studies.serving import Pair, Share
 from loadtest.studies.sight import Turn as SightTurn
 from loadtest.studies.sight import ratios as sight_ratios
 from loadtest.studies.stand_in import FullSteps
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
 from loadtest.work.ask import texts
+from tests.server.scripted_server import scripted_server, stream_messages
 
 WORK = TraceWork(
     num_requests=2000,
@@ -60,6 +63,7 @@ WORK = TraceWork(
     vocab_size=11,
     seed=1,
 )
+
 MakeEngine = Callable[..., Awaitable[Any]]
 
 
@@ -230,6 +234,31 @@ async def test_the_first_work_is_two_bursts_of_prompts_and_the_whole(
     # A layer with one head of one number: keys and values of 4 bytes.
     assert found.cache == 4 * (6 + 3 - 1) * 2 * 4 < found.resident
     assert found.rest > 0
+
+
+async def test_a_server_and_an_engine_get_work_in_turns_and_no_prompt_twice(
+    make_engine: MakeEngine,
+) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+    work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=3)
+    vocab_size = generation_contract(engine.package).vocab_size
+    with scripted_server() as server:
+        server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
+        async with AsyncClient(server.address) as client:
+            found = await Pair(EngineBench(engine), client, "m", vocab_size).share(work, 2, turns=2)
+
+    asked = [tuple(request.request.inputs[0].tokens.ids) for request in server.requests]
+    alone = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
+    assert len({*asked, *alone}) == len(asked) + len(alone) == 2 * 3 * 2
+    assert len(asked) == len(alone)
+    assert {len(prompt) for prompt in asked} == {6}
+    assert (len(found.served), len(found.engine)) == (2, 2)
+
+
+def test_what_serving_leaves_is_the_median_of_the_ratios_of_turns() -> None:
+    found = Share(8, served=(90, 99, 40), engine=(100, 100, 50)).ratio()
+
+    assert found == {"median": 0.9, "least": 0.8, "most": 0.99}
 
 
 def test_memory_under_load_is_the_most_of_all_rounds_and_bursts_are_compared_within_one() -> None:
