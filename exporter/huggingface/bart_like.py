@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -25,6 +26,12 @@ COMPUTED_POSITIONS = rf"{UNUSED}|.*\.embed_positions\.weights?"  # or that nobod
 
 class BartLikeConfig(WriterConfig):
     """`config.json`, with the defaults that these families share."""
+
+    second_names: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
 
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt = 1024

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
@@ -40,7 +40,22 @@ class OriginalConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
+    second_names: ClassVar[Mapping[str, str]] = {}  # of fields of config.json, which have either
+
     quantization_config: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_one_name(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for second, name in cls.second_names.items():
+            if second not in given:
+                continue
+            if given.get(name, given[second]) != given[second]:
+                said = f"{name} is {shortened(str(given[name]))} and {second} "
+                said += shortened(str(given[second]))
+                raise ValueError(f"{said}; they are two names of one option: give one of them")
+            given = {**given, name: given[second]}
+        return given
 
     def notes(self) -> list[str]:
         """Say what a person should know of what is not taken over."""

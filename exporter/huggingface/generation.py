@@ -38,6 +38,12 @@ _NEUTRAL: Mapping[str, object] = {
     "sequence_bias": None,
     "stop_strings": None,
     "guidance_scale": 1.0,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "watermarking_config": None,
+    "max_time": None,
+    "dola_layers": None,
 }
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from exporter.huggingface.family import OriginalConfig
-from exporter.huggingface.rope import RopeParameters
+from exporter.huggingface.rope import LayerType, RopeParameters
 from exporter.models.config import PositiveInt
-
-LayerType = Literal["full_attention", "sliding_attention"]
 
 
 def sliding(layer_types: Sequence[LayerType]) -> tuple[int, ...]:
     """Return which layers have a window."""
     return tuple(i for i, kind in enumerate(layer_types) if kind == "sliding_attention")
+
+
+def check_layer_types(layer_types: Sequence[LayerType] | None, num_layers: int) -> None:
+    """Refuse kinds that are not those of all layers."""
+    if layer_types is not None and len(layer_types) != num_layers:
+        raise ValueError(
+            f"layer_types names {len(layer_types)} layers, and num_hidden_layers is {num_layers}"
+        )
 
 
 class LayeredConfig(OriginalConfig):
@@ -25,6 +33,11 @@ class LayeredConfig(OriginalConfig):
     num_hidden_layers: PositiveInt
     layer_types: tuple[LayerType, ...] | None = None
     sliding_window_pattern: PositiveInt  # one of so many layers sees all
+
+    @model_validator(mode="after")
+    def _check_layer_types(self) -> Self:
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+        return self
 
     @property
     def types(self) -> tuple[LayerType, ...]:
@@ -44,6 +57,8 @@ class LocalRope(RopeParameters):
 
 class LayeredRope(RopeParameters):
     """How positions turn in each kind of layer; in older files only for those that see all."""
+
+    by_layer: ClassVar[bool] = True
 
     full_attention: RopeParameters | None = None
     sliding_attention: LocalRope | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -15,6 +15,9 @@ from exporter.models.config import (
     RotaryScaling,
     YarnScaling,
 )
+
+LayerType = Literal["full_attention", "sliding_attention"]
+LAYER_TYPES = frozenset(get_args(LayerType))
 
 _NEEDED = {  # the fields that a type needs
     "linear": ("factor",),
@@ -28,6 +31,14 @@ _NEEDED = {  # the fields that a type needs
 }
 
 
+def check_one_of(scaling: RopeParameters | None, parameters: RopeParameters | None) -> None:
+    """Refuse the older name beside the newer one: transformers drops what only the newer says."""
+    if scaling is not None and parameters is not None and scaling != parameters:
+        raise ValueError(
+            "rope_scaling and rope_parameters are both given; write all into the latter"
+        )
+
+
 class RopeParameters(BaseModel):
     """How positions turn; fields that other types have are those that are not named here.
 
@@ -35,6 +46,8 @@ class RopeParameters(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    by_layer: ClassVar[bool] = False  # each kind of layer may have parameters of its own
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     rope_theta: float | None = None
@@ -55,6 +68,8 @@ class RopeParameters(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _old_name(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not cls.by_layer and not LAYER_TYPES.isdisjoint(given):
+            raise ValueError("this model turns the positions of all layers in one way")
         if isinstance(given, dict) and "type" in given:
             return {"rope_type": given["type"], **given}
         return given
@@ -81,7 +96,7 @@ class RopeParameters(BaseModel):
             case "linear":
                 return LinearScaling(kind="linear", factor=factor)
             case "llama3":
-                return self._llama3()
+                return self._llama3(original)
             case "yarn":
                 return self._yarn(factor, original)
             case "longrope":
@@ -91,13 +106,13 @@ class RopeParameters(BaseModel):
             case _:
                 return None
 
-    def _llama3(self) -> RotaryScaling:
+    def _llama3(self, original: int) -> RotaryScaling:
         return RotaryScaling.model_validate(
             {
                 "factor": self.factor,
                 "low_freq_factor": self.low_freq_factor,
                 "high_freq_factor": self.high_freq_factor,
-                "original_max_len": self.original_max_position_embeddings,
+                "original_max_len": original,
             }
         )
 

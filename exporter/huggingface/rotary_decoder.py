@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from exporter.huggingface.conversion import HeadOrder, NameTable, layers, modules
 from exporter.huggingface.decoder import DecoderConfig, decoder_config
 from exporter.huggingface.family import Activation, SpecialTokens
-from exporter.huggingface.layered import LayerType, sliding
-from exporter.huggingface.rope import RopeParameters
+from exporter.huggingface.layered import sliding
+from exporter.huggingface.rope import LayerType, RopeParameters, check_one_of
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
 LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs
@@ -42,6 +42,7 @@ class RotaryDecoderConfig(DecoderConfig):
 
     @model_validator(mode="after")
     def _check_rotary(self) -> Self:
+        check_one_of(self.rope_scaling, self.rope_parameters)
         if self.turned_share != 1 and not (self.turns_parts and 0 < self.turned_share < 1):
             supported = "above 0, up to 1" if self.turns_parts else "1"
             raise ValueError(

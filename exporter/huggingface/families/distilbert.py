@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from exporter.huggingface.conversion import NameTable, layers, modules
@@ -17,6 +20,12 @@ class DistilBertConfig(EncoderConfig):
     sinusoidal_pos_embds is not here: such positions are stored like trained ones.
     """
 
+    second_names: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    }
+
     num_hidden_layers: PositiveInt = Field(6, alias="n_layers")
     num_attention_heads: PositiveInt = Field(12, alias="n_heads")
     hidden_size: PositiveInt = Field(768, alias="dim")
@@ -28,7 +37,7 @@ class DistilBertConfig(EncoderConfig):
 
 def _config(given: DistilBertConfig, tokens: SpecialTokens) -> TransformerConfig:
     pooled = given.head_options(pooler="relu" if given.head == "classify" else "none")
-    return encoder_config(given, **pooled)
+    return encoder_config(given, norm_eps=1e-12, **pooled)  # whatever is said
 
 
 def _weights(config: TransformerConfig) -> NameTable:

@@ -48,7 +48,7 @@ class Gemma3Config(LayeredRopeConfig, Gemma2Config):
     sliding_window: PositiveInt = 4096
     sliding_window_pattern: PositiveInt = 6
     final_logit_softcapping: float | None = None
-    attn_logit_softcapping: float | None = None
+    attn_logit_softcapping: None = None  # which transformers does not apply
     rope_theta: float = 1_000_000.0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +18,13 @@ class GPT2Config(DecoderConfig):
 
     reorder_and_upcast_attn is not here: it changes nothing in float32.
     """
+
+    second_names: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+    }
 
     vocab_size: PositiveInt = 50257
     max_position_embeddings: PositiveInt = Field(1024, alias="n_positions")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import NonNegativeInt
+
 from exporter.huggingface.bart_like import (
     COMPUTED_POSITIONS,
     BartLikeConfig,
@@ -19,16 +21,16 @@ class M2M100Config(BartLikeConfig):
     activation_function: Activation = "relu"
     scale_embedding: bool = True
     attention_dropout: Probability = 0.1
+    pad_token_id: NonNegativeInt = 1
 
 
 def _config(given: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
-    padding = 1 if tokens.pad is None else tokens.pad
     return bart_like(
         given,
         tokens,
         norm_position="first",
         positions="sinusoidal_tensor2tensor",
-        position_offset=padding + 1,  # fairseq counts from there
+        position_offset=given.pad_token_id + 1,  # fairseq counts from there
     )
 
 

@@ -31,6 +31,8 @@ class ModernBertConfig(LayeredRopeConfig, EncoderConfig):
     mlp_bias: bool = False
     sliding_window_pattern: PositiveInt = Field(3, alias="global_attn_every_n_layers")
     local_attention: PositiveInt = 128
+    sliding_window: PositiveInt | None = None  # half of local_attention, and counts before it
+    rope_scaling: None = None
     rope_theta: float = Field(160_000.0, alias="global_rope_theta")
     rope_local_base_freq: float = Field(10_000.0, alias="local_rope_theta")
     classifier_pooling: Literal["cls", "mean"] = "cls"
@@ -46,7 +48,7 @@ def _config(given: ModernBertConfig, tokens: SpecialTokens) -> TransformerConfig
             pooler_bias=given.classifier_bias,
             pooler_norm=True,
         ),
-        **given.local_options(given.local_attention // 2 + 1),
+        **given.local_options((given.sliding_window or given.local_attention // 2) + 1),
         "attention_bias": given.attention_bias,
         "gated_feed_forward": True,
         "feed_forward_bias": given.mlp_bias,

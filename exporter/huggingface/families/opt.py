@@ -37,6 +37,7 @@ def _config(given: OPTConfig, tokens: SpecialTokens) -> TransformerConfig:
     return decoder_config(
         given,
         tokens,
+        norm_eps=1e-5,  # whatever is said
         attention_bias=given.enable_bias,
         feed_forward_bias=given.enable_bias,
         norm_position="first" if given.do_layer_norm_before else "last",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from exporter.huggingface.family import WRITES, Family, SpecialTokens
-from exporter.huggingface.layered import LayerType
+from exporter.huggingface.layered import check_layer_types
+from exporter.huggingface.rope import LayerType
 from exporter.huggingface.rotary_decoder import (
     RotaryDecoderConfig,
     rotary_decoder_config,
@@ -26,6 +29,11 @@ class Qwen2Config(RotaryDecoderConfig):
     sliding_window: PositiveInt | None = 4096
     max_window_layers: int = 28
     layer_types: tuple[LayerType, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_layer_types(self) -> Self:
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+        return self
 
     def windows(self) -> dict[str, Any]:
         """Return the options of the layers that have a window: without types, the last ones."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from exporter.huggingface.conversion import (
     ModuleNames,
@@ -25,10 +26,18 @@ from exporter.models.config import PositiveFloat, PositiveInt, Probability, Tran
 _LENGTH = 512  # of sources and answers where config.json has no n_positions
 _LENGTH_OF_BYTES = 1024
 FeedForward = Literal["relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-silu"]
+_SECOND_NAMES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
 
 
 class T5Config(WriterConfig):
     """`config.json` of a T5, v1.1, FLAN-T5, MADLAD or ByT5."""
+
+    second_names: ClassVar[Mapping[str, str]] = _SECOND_NAMES
 
     vocab_size: PositiveInt = 32128
     d_model: PositiveInt = 512
@@ -42,6 +51,8 @@ class T5Config(WriterConfig):
     dropout_rate: Probability = 0.1
     layer_norm_epsilon: PositiveFloat = 1e-6
     feed_forward_proj: FeedForward = "relu"
+    dense_act_fn: Activation | None = None  # what feed_forward_proj says; these two count before it
+    is_gated_act: bool | None = None
     n_positions: PositiveInt | None = None
     tokenizer_class: str | None = None
     # Where it is not said to be untied, the output reads what is scaled by 1 / sqrt(d_model).
@@ -62,8 +73,16 @@ class T5Config(WriterConfig):
         return self.d_model**-0.5 if scaled else 1.0
 
     @property
+    def is_gated(self) -> bool:
+        """Whether feed-forward layers have a gate."""
+        by_name = self.feed_forward_proj.startswith("gated-")
+        return by_name if self.is_gated_act is None else self.is_gated_act
+
+    @property
     def activation(self) -> Activation:
         """The function of the feed-forward layers: a gated "gelu" is its tanh form."""
+        if self.dense_act_fn is not None:
+            return self.dense_act_fn
         name = self.feed_forward_proj.removeprefix("gated-")
         return cast(Activation, "gelu_new" if self.feed_forward_proj == "gated-gelu" else name)
 
@@ -96,7 +115,7 @@ def _config(given: T5Config, tokens: SpecialTokens) -> TransformerConfig:
         attention_bias=False,
         attention_scale=1.0,
         activation=ACTIVATIONS[given.activation],
-        gated_feed_forward=given.feed_forward_proj.startswith("gated-"),
+        gated_feed_forward=given.is_gated,
         feed_forward_bias=False,
         norm="rms",
         norm_position="first",

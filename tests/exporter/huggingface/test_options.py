@@ -1,0 +1,222 @@
+"""Whatever `config.json` says, a model computes what transformers makes of it, or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from engine.errors import CheckpointError
+from exporter.checkpoint import load_checkpoint
+from exporter.huggingface import FAMILIES, import_checkpoint
+from exporter.huggingface.family import Family
+from tests.exporter.huggingface.decoders import DECODERS, LLAMA3, save_decoder
+from tests.exporter.huggingface.encoders import NAMES, save_encoder
+from tests.exporter.huggingface.translation_sources import MODELS, save
+
+LENGTH = 9
+MASK = torch.arange(LENGTH) < torch.tensor([LENGTH, 4, 1])[:, None]
+
+# Read from the generation options, or of training alone, or of heads and tables that are not ours.
+CHANGES_NOTHING = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+    *("forced_eos_token_id", "cls_token_id", "sep_token_id", "use_cache", "is_decoder"),
+    *("init_std", "initializer_factor", "initializer_range", "initializer_cutoff_factor"),
+    *("classifier_dropout", "embd_pdrop", "resid_pdrop", "mlp_dropout", "qa_dropout"),
+    *("seq_classif_dropout", "layerdrop", "encoder_layerdrop", "decoder_layerdrop"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
+    *("summary_use_proj", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index"),
+    *("encoder_stride", "pooler_act", "pooler_output_size", "deterministic_flash_attn"),
+    *("sinusoidal_pos_embds", "reorder_and_upcast_attn", "pretraining_tp"),
+}
+
+
+def options_of(model_type: str) -> set[str]:
+    """Return the options that transformers has for a family and not for every model."""
+    theirs = CONFIG_MAPPING[model_type]
+    settable = {
+        name for name, kind in vars(theirs).items() if isinstance(kind, property) and kind.fset
+    }
+    fields = {field.name for field in dataclasses.fields(theirs)}
+    common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    return (fields - common) | settable | set(theirs.attribute_map)
+
+
+@pytest.mark.parametrize(
+    ("family", "model_type"), [(one, name) for one in FAMILIES for name in one.model_types]
+)
+def test_every_option_of_transformers_is_read_or_changes_nothing(
+    family: Family[Any], model_type: str
+) -> None:
+    read = {field.alias or name for name, field in family.fields.model_fields.items()}
+    unread = options_of(model_type) - read - set(family.fields.second_names)
+    encoder_has_no_output = {"tie_word_embeddings"} if "embed" in family.abilities else set()
+
+    assert unread <= CHANGES_NOTHING | encoder_has_no_output
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "edits"),
+    [
+        ("gpt2", {}, {"n_head": None, "num_attention_heads": 4}),
+        ("marian", {}, {"encoder_attention_heads": None, "num_attention_heads": 2}),
+        ("t5", {}, {"d_kv": None, "head_dim": 12, "num_layers": None, "num_hidden_layers": 2}),
+        ("m2m_100", {}, {"pad_token_id": 3}),
+        ("t5", {}, {"dense_act_fn": "silu"}),
+        ("t5", {"feed_forward_proj": "gated-silu"}, {"feed_forward_proj": "relu"}),
+        ("distilbert", {}, {"n_heads": None, "num_attention_heads": 4}),
+        ("distilbert", {}, {"layer_norm_eps": 0.1}),
+        ("opt", {}, {"norm_eps": 0.1}),
+        ("llama", {"rope_parameters": LLAMA3}, {"original_max_position_embeddings": 6}),
+        ("modernbert", {}, {"sliding_window": 1}),
+    ],
+)
+def test_an_option_that_counts_in_transformers_counts_here(
+    family: str, options: dict[str, Any], edits: dict[str, Any], tmp_path: Path
+) -> None:
+    twin = _save(family, tmp_path / "source", **options)
+    edit(tmp_path / "source" / "config.json", edits)
+
+    ours = _ours(tmp_path / "source")
+
+    expected = _theirs(type(twin).from_pretrained(tmp_path / "source", dtype="float32").eval())
+    torch.testing.assert_close(ours, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "edits", "message"),
+    [
+        ("gpt2", {"num_attention_heads": 2}, "n_head is 4 and num_attention_heads 2; they are"),
+        ("marian", {"num_hidden_layers": 1}, "encoder_layers is 2 and num_hidden_layers 1"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling and rope_parameters are both given; write all into the latter",
+        ),
+        (
+            "gemma3_text",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling and rope_parameters are both given",
+        ),
+        (
+            "qwen2",
+            {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}},
+            "this model turns the positions of all layers in one way",
+        ),
+        (
+            "gemma3_text",
+            {"layer_types": ["full_attention"]},
+            "layer_types names 1 layers, and num",
+        ),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types names 1 layers, and num"),
+        ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is not supported"),
+        (
+            "modernbert",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling is not supported",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_named(
+    family: str, edits: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    _save(family, tmp_path / "source")
+    edit(tmp_path / "source" / "config.json", edits)
+
+    with pytest.raises(CheckpointError, match=message):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+
+OTHER_NAMES = ("silu", "quick_gelu", "gated-silu", "relative_key", "cls")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [*DECODERS, *MODELS, *NAMES])
+def test_no_changed_option_changes_the_answers_of_transformers_alone(
+    family: str, tmp_path: Path
+) -> None:
+    twin = _save(family, tmp_path / "source")
+    file = tmp_path / "source" / "config.json"
+    saved = file.read_text()
+    wrong, num_changed = [], 0
+
+    for name, value in _changes(json.loads(saved), options_of(json.loads(saved)["model_type"])):
+        edit(file, {name: value})
+        try:
+            ours = _ours(tmp_path / "source")
+            theirs = _theirs(type(twin).from_pretrained(file.parent, dtype="float32").eval())
+        except Exception:  # either refuses it
+            continue
+        finally:
+            file.write_text(saved)
+        num_changed += 1
+        if not torch.allclose(ours, theirs, rtol=0, atol=5e-5):
+            wrong.append((name, value))
+
+    assert wrong == []
+    assert num_changed > 10
+
+
+def edit(path: Path, changes: dict[str, Any]) -> None:
+    """Change fields of a JSON file, and leave out those that are None."""
+    changed = {**json.loads(path.read_text()), **changes}.items()
+    path.write_text(json.dumps({name: value for name, value in changed if value is not None}))
+
+
+def _changes(saved: dict[str, Any], names: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield options with values that they do not have."""
+    for name in sorted({*saved, *names} - {"architectures", "model_type", "return_dict"}):
+        match saved.get(name):
+            case bool(value):
+                others: tuple[Any, ...] = (not value,)
+            case int(value):
+                others = (1, value + 1)
+            case float(value):
+                others = (2 * value + 0.1,)
+            case str():
+                others = OTHER_NAMES
+            case None:
+                others = (True, 2, 0.5)
+            case _:
+                others = ()
+        yield from ((name, other) for other in others)
+
+
+def _save(family: str, path: Path, **options: Any) -> Any:
+    if family in DECODERS:
+        return save_decoder(path, family, **options)
+    if family in MODELS:
+        return save(family, path, **options)
+    return save_encoder(path, family, "classify", **options)
+
+
+def _ids() -> Tensor:
+    torch.manual_seed(2)
+    return torch.randint(4, 20, (3, LENGTH))
+
+
+@torch.no_grad()
+def _ours(source: Path) -> Tensor:
+    import_checkpoint(source, source.with_name("checkpoint"))
+    model = load_checkpoint(source.with_name("checkpoint")).model
+    ids, has_encoder = _ids(), model.config.num_encoder_layers > 0
+    if not has_encoder:
+        return model(ids)
+    return model(ids, ids, MASK) if model.config.num_decoder_layers else model(ids, MASK)[0]
+
+
+@torch.no_grad()
+def _theirs(model: Any) -> Tensor:
+    ids = _ids()
+    if type(model).__name__.endswith("ForCausalLM") or "LMHead" in type(model).__name__:
+        return model(ids).logits
+    targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    return model(ids, MASK.long(), **targets).logits
