@@ -61,16 +61,24 @@ class LoadReport:
                 "or a shorter warm-up"
             )
         found += [f"threshold missed: {goal}" for goal in self.goals if not goal.is_kept]
-        wrong = self.checks
-        if wrong.num_wrong_expected:
+        found += self.wrong_answers
+        if self.checks.num_unverified and not self.interrupted:
+            found.append(f"{self.checks.num_unverified} answers could not be verified")
+        return tuple(found)
+
+    @property
+    def wrong_answers(self) -> tuple[str, ...]:
+        """How many answers were wrong, a line for each way to compare them."""
+        checks = self.checks
+        found: list[str] = []
+        if checks.num_wrong_expected:
             found.append(
-                f"{wrong.num_wrong_expected} of {wrong.num_expected} answers are not those expected"
+                f"{checks.num_wrong_expected} of {checks.num_expected} answers are not those "
+                "expected"
             )
-        if wrong.num_wrong_verified:
+        if checks.num_wrong_verified:
             found.append(
-                f"{wrong.num_wrong_verified} of {wrong.num_verified} answers are others than to "
+                f"{checks.num_wrong_verified} of {checks.num_verified} answers are others than to "
                 "the same requests alone"
             )
-        if wrong.num_unverified and not self.interrupted:
-            found.append(f"{wrong.num_unverified} answers could not be verified")
         return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -59,15 +60,17 @@ def run(
     watch: Watch | None = None,
     client_arguments: ClientArguments = nothing_more,
     run_loop: RunLoop = asyncio.run,
+    early: Sequence[int] = (),
 ) -> LoadReport:
     """Run a load test to its end, or until Ctrl-C: then the report has what was answered so far.
 
     Raise LoadTestError if no server answers, or if it does not serve the model; a request that
     fails is a record like any other. Tests that may be ended with calls under way, and others
-    behind them, are to share an event loop: gRPC tells of such calls later.
+    behind them, are to share an event loop: gRPC tells of such calls later. The first of the
+    signals in `early`, which came before, ends the test at its beginning.
     """
     watch = watch or (lambda course: None)
-    return LoadTest(config, work, watch, client_arguments).run(run_loop)
+    return LoadTest(config, work, watch, client_arguments).run(run_loop, early)
 
 
 class LoadTest:
@@ -96,10 +99,12 @@ class LoadTest:
         self._num_unverified = 0
         self._is_stopped = False  # since the bounds could not be kept any more
 
-    def run(self, run_loop: RunLoop = asyncio.run) -> LoadReport:
+    def run(self, run_loop: RunLoop = asyncio.run, early: Sequence[int] = ()) -> LoadReport:
         """Run the test; what is interrupted, at whatever moment, gives a report too."""
         is_interrupted = True
         with suppress(KeyboardInterrupt):
+            for number in early[:1]:
+                signal.raise_signal(number)
             is_interrupted = not run_loop(self._is_run())
         with signals_noted() as noted:
             report = self._report(is_interrupted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -31,22 +31,17 @@ class SeriesReport:
     @property
     def problems(self) -> tuple[str, ...]:
         """Why not all is well, a line each. A search looks for rates that miss the bounds."""
-        if self.search is not None:
-            nothing = "" if self.search.rate else "no rate was found that keeps the bounds"
-            return tuple(filter(None, (nothing, self.search.stopped)))
-        found = [
-            f"at {trial.rate:g} requests/s the run is not valid: {reason}"
-            for trial in self.trials
-            for reason in trial.invalid
-        ]
-        found += [
-            f"at {trial.rate:g} requests/s threshold missed: {goal}"
-            for trial in self.trials
-            for goal in trial.goals
-            if not goal.is_kept
-        ]
-        failed = sum(trial.num_failed for trial in self.trials)
-        return (*found, f"{failed} requests failed") if failed else tuple(found)
+        if self.search is None:
+            return tuple(_at_rates(self.trials, lambda trial: trial.problems))
+        nothing = "" if self.search.rate else "no rate was found that keeps the bounds"
+        wrong = _at_rates(self.trials, lambda trial: trial.wrong_answers)
+        return tuple(filter(None, (nothing, self.search.stopped, *wrong)))
+
+
+def _at_rates(trials: Iterable[Trial], lines: Callable[[Trial], tuple[str, ...]]) -> Iterator[str]:
+    for trial in trials:
+        for line in lines(trial):
+            yield f"at {trial.rate:g} requests/s {line}"
 
 
 class Series:

@@ -24,6 +24,8 @@ class Trial:
     goodput: Goodput | None = None
     goals: tuple[GoalOutcome, ...] = ()
     invalid: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # all that was not well, `invalid` too
+    wrong_answers: tuple[str, ...] = ()  # of the problems those that no rate excuses
 
 
 @dataclass(frozen=True)
@@ -51,4 +53,6 @@ def trial_of(report: LoadReport, rate: float) -> Trial:
         goodput=report.goodput,
         goals=report.goals,
         invalid=report.invalid,
+        problems=report.problems,
+        wrong_answers=report.wrong_answers,
     )

@@ -81,7 +81,7 @@ class OpenLoop:
         while num_requests is None and counts[-1] < expected:  # long gaps were few: draw on
             counts = np.append(counts, counts[-1] + np.cumsum(self._gaps(generator, count)))
         found = self.rates.times(counts, span)
-        return found if duration is None else found[found <= duration]
+        return found if duration is None else found[found < duration]
 
     def _gaps(self, generator: np.random.Generator, count: int) -> Times:
         """Return gaps with a mean of 1."""
@@ -116,7 +116,7 @@ class Replay:
                 "another --arrival"
             )
         found = (np.array(recorded) - recorded[0]) / self.speed
-        return found if duration is None else found[found <= duration]
+        return found if duration is None else found[found < duration]
 
 
 Arrival = ClosedLoop | OpenLoop | Replay

@@ -170,6 +170,7 @@ def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]
     files = ReportFiles(
         json=out / "loadtest.json", html=out / "loadtest.html", png=out / "loadtest.png"
     )
+    files.check()
     report = report_load_test(config, texts(tuple(TYPED_DATES)), files)
     return [*problems, *(f"load test: {problem}" for problem in report.faults)]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from loadtest.series import SeriesReport
     from loadtest.target.open_target import ClientArguments
     from loadtest.work.ask import Work
+
+_NEEDED = ("loadtest.reports.live", "loadtest.reports.report", "loadtest.runner")
 
 
 @click.group(
@@ -105,15 +108,28 @@ def _measure(
         raise click.UsageError("--rate and --sweep both say at which rates; give one of them")
     if is_series and (png_file or answers):
         raise click.UsageError("--png and --answers are of one load test; leave them out")
-    config = config_of(typed, keep_answers=answers is not None, is_series=is_series)
     files = ReportFiles(json_file, csv_file, html_file, png_file, answers)
-    work = work_of(typed)
-    arguments = partial(_client_arguments, typed["server"], typed["admin_token"])
     with cleaned_up() as interruption:
+        with _prepared() as early:
+            config = config_of(typed, keep_answers=answers is not None, is_series=is_series)
+            files.check()
+            work = work_of(typed)
+        arguments = partial(_client_arguments, typed["server"], typed["admin_token"])
         if is_series:
             rule = partial(_report_series, rounds=rounds, tolerance=tolerance, sweep=sweep)
-            return _end(rule(config, work, files, arguments), interruption)
-        return _end(report_load_test(config, work, files, arguments), interruption)
+            return _end(rule(config, work, files, arguments, early), interruption)
+        return _end(report_load_test(config, work, files, arguments, early), interruption)
+
+
+@contextmanager
+def _prepared() -> Iterator[list[int]]:
+    """Import what a load test needs; note the signals meanwhile, so that it leaves a result."""
+    from loadtest.interruption import signals_noted
+
+    with signals_noted() as early:
+        for module in _NEEDED:
+            import_module(module)
+        yield early
 
 
 def _client_arguments(server: Server, admin_token: str | None) -> Mapping[str, Any]:
@@ -137,8 +153,9 @@ def report_load_test(
     work: Work,
     files: ReportFiles,
     client_arguments: ClientArguments = dict,
+    early: Sequence[int] = (),
 ) -> LoadReport:
-    """Run a load test, write its files, print its table."""
+    """Run a load test, write its files, print its table; a signal in `early` has ended it."""
     from engine.machine import machine_name
     from loadtest.interruption import signals_held
     from loadtest.origin import code_commit, typed_command
@@ -146,11 +163,10 @@ def report_load_test(
     from loadtest.reports.report import print_table
     from loadtest.runner import LoadTest
 
-    files.check()
     with ExitStack() as stack:
         with shown(config) as watch:
             test = LoadTest(config, work, watch, client_arguments)
-            report = test.run()
+            report = test.run(early=early)
             stack.enter_context(signals_held())
         report = replace(
             report, command=typed_command(), commit=code_commit(), machine=machine_name()
@@ -165,6 +181,7 @@ def _report_series(
     work: Work,
     files: ReportFiles,
     client_arguments: ClientArguments,
+    early: Sequence[int],
     *,
     rounds: int,
     tolerance: float,
@@ -182,13 +199,11 @@ def _report_series(
     from loadtest.search import SearchRule
     from loadtest.series import Series
 
-    files.check()
-
     with asyncio.Runner() as runner:
 
         def run_shown(one: LoadConfig) -> LoadReport:
             with shown(one) as watch:
-                return run(one, work, watch, client_arguments, runner.run)
+                return run(one, work, watch, client_arguments, runner.run, early)
 
         series = Series(config, run_shown, lambda trial: click.echo(trial_line(trial), err=True))
         rule = SearchRule(series.first_rate, tolerance, rounds)

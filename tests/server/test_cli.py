@@ -555,6 +555,7 @@ async def test_health_of_an_unknown_name_is_an_error(capsys: pytest.CaptureFixtu
     assert "has no service or model 'nonsense'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("never_late")
 async def test_loadtest_prints_a_table_and_writes_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -568,6 +569,7 @@ async def test_loadtest_prints_a_table_and_writes_its_files(
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("never_late")
 async def test_loadtest_with_failed_requests_exits_with_1(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -584,6 +586,7 @@ async def test_loadtest_with_failed_requests_exits_with_1(
     assert err == "error: 2 of 5 requests failed\n"
 
 
+@pytest.mark.usefixtures("never_late")
 async def test_loadtest_makes_the_folders_of_its_files_and_needs_matplotlib_for_pictures_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,14 +23,10 @@ from tests.server.scripted_server import (
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+def server(monkeypatch: pytest.MonkeyPatch, never_late: None) -> Iterator[ScriptedServer]:
     with scripted_server() as running:
         running.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
         monkeypatch.setenv("TOKENWEIR_SERVER", running.address)
-        # Server and load test share a process here, and the machine with other tests.
-        monkeypatch.setattr("loadtest.metrics.MAX_DELAY", 10.0)
-        monkeypatch.setattr("loadtest.metrics.MAX_SHARE", 10.0)
-        monkeypatch.setattr("loadtest.runner.MAX_DELAY", 10.0)
         yield running
 
 
@@ -145,6 +141,22 @@ def test_expected_fields_that_the_answers_do_not_have_are_refused(server, capsys
     assert "the expected answers have logprobs, those of the server only text" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+@pytest.mark.parametrize(
+    "series",
+    [("--sweep", "50,60"), ("--search", "--rate", "50", "--rounds", "1", "--slo", "e2e=9s")],
+)
+def test_wrong_answers_fail_a_sweep_and_a_search(series: tuple[str, ...], server, capsys, tmp_path):
+    prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("p\n")
+    answers.write_text('{"prompt": "p", "answer": {"text": "other"}}\n')
+    work = ("--prompts", str(prompts), "--expect", str(answers), "--requests", "3")
+
+    assert loadtest(*work, *series) == 1
+
+    lines = [line for line in errors(capsys) if "are not those expected" in line]
+    assert lines[0] == "error: at 50 requests/s 3 of 3 answers are not those expected"
 
 
 @pytest.mark.parametrize(

@@ -29,20 +29,24 @@ def _start(code: str, *arguments: str, own_group: bool = False) -> subprocess.Po
     )
 
 
-@pytest.mark.parametrize("module", ["click", "engine.errors", "torch", "exporter.export"])
-def test_interrupted_in_an_import_a_command_ends_at_once_without_a_word(
-    module: str, tmp_path: Path
-) -> None:
-    tripwire = f"""
+def _interrupted_in_an_import(module: str, number: signal.Signals = signal.SIGINT) -> str:
+    return f"""
 import signal, sys
 class Tripwire:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal({int(number)})
 sys.meta_path.insert(0, Tripwire())
 {MAIN}
 """
-    process = _start(tripwire, "export", str(tmp_path), "--out", str(tmp_path / "package"))
+
+
+@pytest.mark.parametrize("module", ["click", "engine.errors", "torch", "exporter.export"])
+def test_interrupted_in_an_import_a_command_ends_at_once_without_a_word(
+    module: str, tmp_path: Path
+) -> None:
+    code = _interrupted_in_an_import(module)
+    process = _start(code, "export", str(tmp_path), "--out", str(tmp_path / "package"))
 
     out, err = process.communicate(timeout=240)
 
@@ -179,6 +183,29 @@ def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
     assert len(report["records"]) == report["summary"]["num_ok"]
     assert bool(report["records"]) == (call > 1)
     assert "interrupted: " in html_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "number", "code"),
+    [((), signal.SIGINT, 130), (("--sweep", "10,20"), signal.SIGTERM, 143)],
+)
+def test_a_load_test_that_is_interrupted_before_its_first_call_leaves_a_result(
+    more: tuple[str, ...], number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    files = tmp_path / "run.json", tmp_path / "run.html"
+    process = _start(
+        _interrupted_in_an_import("loadtest.runner", number),
+        *("loadtest", "--model", "m", "--server", "127.0.0.1:1", *more),
+        *("--json", str(files[0]), "--html", str(files[1])),
+    )
+
+    _, err = process.communicate(timeout=240)
+
+    assert (process.returncode, err) == (code, "")
+    report = json.loads(files[0].read_text())
+    assert report["interrupted"] is True
+    assert report.get("records", report.get("trials")) == []
+    assert "interrupted: " in files[1].read_text()
 
 
 def _senders(process: subprocess.Popen[str]) -> list[Path]:

@@ -89,6 +89,7 @@ async def test_a_command_shows_its_token_and_certificate(
     assert capsys.readouterr().out == "a b \n" * 2
 
 
+@pytest.mark.usefixtures("never_late")
 @pytest.mark.parametrize("typed", ["{} {}", "{}={}"])
 async def test_a_load_test_does_too_and_writes_no_token(
     typed: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
