@@ -218,5 +218,5 @@ def _theirs(model: Any) -> Tensor:
     ids = _ids()
     if type(model).__name__.endswith("ForCausalLM") or "LMHead" in type(model).__name__:
         return model(ids).logits
-    targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    targets = {"decoder_input_ids": ids} if hasattr(model, "get_decoder") else {}
     return model(ids, MASK.long(), **targets).logits
