@@ -53,10 +53,15 @@ class Pair:
     """A server and an engine, which get the same work."""
 
     def __init__(
-        self, bench: EngineBench, client: AsyncClient, model: str, vocab_size: int
+        self,
+        bench: EngineBench,
+        client: AsyncClient,
+        model: str,
+        vocab_size: int,
+        tokens_per_message: int = 1,
     ) -> None:
         self._bench, self._client, self._model = bench, client, model
-        self._vocab_size = vocab_size
+        self._vocab_size, self._tokens_per_message = vocab_size, tokens_per_message
         self._number = 0  # of the next burst: no prompt comes twice
 
     async def share(self, work: BenchmarkWork, num_streams: int, turns: int) -> Share:
@@ -84,7 +89,11 @@ class Pair:
 
     async def _ask(self, prompt: Prompt, work: BenchmarkWork) -> int:
         stream = self._client.stream(
-            self._model, prompt, max_new_tokens=work.num_new_tokens, ignore_eos=True
+            self._model,
+            prompt,
+            max_new_tokens=work.num_new_tokens,
+            ignore_eos=True,
+            tokens_per_message=self._tokens_per_message,
         )
         async for _ in stream:
             pass
@@ -92,7 +101,13 @@ class Pair:
 
 
 async def _measure(
-    path: Path, address: str, work: BenchmarkWork, streams: Sequence[int], threads: int, turns: int
+    path: Path,
+    address: str,
+    work: BenchmarkWork,
+    streams: Sequence[int],
+    tokens_per_message: int,
+    threads: int,
+    turns: int,
 ) -> list[Share]:
     package = load_package(path)
     contract = generation_contract(package)
@@ -103,7 +118,7 @@ async def _measure(
     try:
         async with AsyncClient(address, timeout=600) as client:
             name, vocab_size = package.manifest.name, contract.vocab_size
-            pair = Pair(bench, client, name, vocab_size)
+            pair = Pair(bench, client, name, vocab_size, tokens_per_message)
             return [await pair.share(work, num_streams, turns) for num_streams in streams]
     finally:
         await bench.stop()
@@ -114,6 +129,7 @@ async def _measure(
 @click.option("--streams", default="1,8,32", show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--tokens-per-message", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--turns", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
@@ -122,6 +138,7 @@ def main(
     streams: str,
     prompt_tokens: int,
     new_tokens: int,
+    tokens_per_message: int,
     threads: int,
     turns: int,
     out: Path,
@@ -131,10 +148,13 @@ def main(
     work = BenchmarkWork(prompt_tokens, new_tokens)
     settings = f"[engine]\nmax_num_seqs = {max(counts)}\n"
     with served(package, settings, threads=threads) as server:
-        shares = asyncio.run(_measure(package, server.address, work, counts, threads, turns))
+        shares = asyncio.run(
+            _measure(package, server.address, work, counts, tokens_per_message, threads, turns)
+        )
     content = {
         **heading("loadtest.studies.serving"),
         "work": asdict(work),
+        "tokens_per_message": tokens_per_message,
         "threads": threads,
         "shares": [{**asdict(share), "ratio": share.ratio()} for share in shares],
     }
