@@ -68,10 +68,11 @@ class Sender:
         first = _UNUSED if self._work.num_different is None else 0
         for index in range(min(_WARMED_UP, self._config.num_requests or _WARMED_UP)):
             ask = self._work.ask(first + index)
-            kinds.setdefault((ask.kind, ask.method, *sorted(ask.expected or ())), ask)
+            kind = (ask.kind, ask.method, bool(ask.turns), *sorted(ask.expected or ()))
+            kinds.setdefault(kind, ask)
         for ask in kinds.values():
             try:
-                reply = await self._target.send(ask, keep=bool(ask.expected))
+                reply = await self._target.send(ask, keep=bool(ask.expected or ask.turns))
                 _check_told(ask, reply)
             except CallFailed:
                 pass  # what is measured will show it
@@ -215,13 +216,18 @@ class Sender:
 
 
 def _check_told(ask: Ask, reply: Reply) -> None:
-    """Raise LoadTestError where an answer lacks fields that are expected of it."""
+    """Raise LoadTestError where an answer lacks what it is compared by, or the next turn asks."""
     answer = reply.answer or {}
     if missing := [name for name in ask.expected or () if name not in answer]:
         raise LoadTestError(
             f"the expected answers have {', '.join(missing)}, those of the server only "
             f"{', '.join(answer)}; keep answers with --answers from the same protocol and "
             "options, or leave only what both have"
+        )
+    if any("{answer}" in turn for turn in ask.turns) and "text" not in answer:
+        raise LoadTestError(
+            f"a session goes on with the text of its answers, and these have only "
+            f"{', '.join(answer)}; ask by a method that generates, or leave the turns out"
         )
 
 

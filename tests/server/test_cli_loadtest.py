@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tokenweir.v1 import prediction_service_pb2
 
 from server.cli.app import run
 from server.cli.demo import _use as use_of_the_demo
@@ -57,6 +58,18 @@ def test_a_missed_threshold_is_1_with_its_line(server, capsys, tmp_path: Path):
     assert line.startswith("error: threshold missed: p90 of ttft is ")
     good = json.loads(file.read_text())["goodput"]
     assert (good["share"], good["per_second"]) == (0.0, 0.0)
+
+
+def test_a_session_of_answers_without_a_text_is_refused(server, capsys):
+    server.answers["ListModels"] = list_models("m", capabilities=["classify"])
+    server.answers["Classify"] = lambda request, context: prediction_service_pb2.ClassifyResponse(
+        results=[prediction_service_pb2.ClassifyResponse.Classes()]
+    )
+
+    assert loadtest("--requests", "2", "--turns", "2") == 3
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a session goes on with the text of its answers, and these have only" in said
 
 
 def test_a_failed_request_is_1_with_its_line(server, capsys):
