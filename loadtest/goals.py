@@ -14,6 +14,7 @@ from loadtest.errors import LoadTestError
 from loadtest.metrics import RequestRecord, Window, due_in
 
 _FORM = "give bounds such as ttft=200ms,tpot=50ms,e2e=2s"
+_LENGTHS_OF_A_BOUND = 10
 _UNITS = MappingProxyType({"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0})
 
 
@@ -57,6 +58,14 @@ class Slo:
         if not 0 < self.percentile <= 100:
             raise LoadTestError(f"percentile ({self.percentile}) must be above 0, at most 100")
 
+    @property
+    def seconds_to_see(self) -> float:
+        """How long a test has to be at least for a queue that grows to show within a tenth.
+
+        At a rate that is too high by a share, waits grow by that share of the time.
+        """
+        return _LENGTHS_OF_A_BOUND * max(self.bounds.values())
+
     def is_kept_by(self, record: RequestRecord) -> bool:
         """Say whether one request has kept all bounds."""
         return record.ok and all(
@@ -84,7 +93,7 @@ class GoalOutcome:
     bound: float  # seconds
     value: float | None  # seconds; None: the percentile has none
     is_kept: bool
-    why_none: str = "requests failed"
+    why_none: str = ""
 
     def __str__(self) -> str:
         value = (
@@ -143,8 +152,9 @@ def _outcome(name: str, bound: float, due: list[RequestRecord], slo: Slo) -> Goa
         return GoalOutcome(name, slo.percentile, bound, None, False, why)
     # A value that was measured, and not one between it and the infinite one of a failure.
     at = float(np.percentile(values, slo.percentile, method="higher"))
-    value = at if math.isfinite(at) else None
-    return GoalOutcome(name, slo.percentile, bound, value, at <= bound)
+    if not math.isfinite(at):
+        return GoalOutcome(name, slo.percentile, bound, None, False, "requests failed")
+    return GoalOutcome(name, slo.percentile, bound, at, at <= bound)
 
 
 def _has_tokens(due: list[RequestRecord]) -> bool:

@@ -140,10 +140,15 @@ class OwnLoad:
         return f"{self.processor_share:.0%} of a core{late}"
 
     @property
+    def is_busy(self) -> bool:
+        """Say whether it has had hardly any time left."""
+        return self.processor_share > MAX_SHARE
+
+    @property
     def is_limit(self) -> bool:
         """Say whether the server may be faster than what was measured."""
         delay = self.loop_delay.p99 if self.loop_delay else 0.0
-        return self.processor_share > MAX_SHARE or delay > MAX_DELAY
+        return self.is_busy or delay > MAX_DELAY
 
 
 def window_of(

@@ -259,9 +259,13 @@ def _why_invalid(own: OwnLoad | None, delay: Distribution | None) -> tuple[str, 
     if own is None or not (own.is_limit or is_late):
         return ()
     sent = f", requests sent {delay.p99 * 1000:.1f} ms late" if is_late and delay else ""
+    if own.is_busy:
+        said, way_out = "was the limit", "--processes, or a smaller load"
+    else:
+        said, way_out = "was kept waiting", "or a longer test, in which a moment counts less"
     return (
-        f"the load test itself was the limit ({own}{sent}): the server may be faster. Give it a "
-        "machine of its own, --processes, or a smaller load",
+        f"the load test itself {said} ({own}{sent}): the server may be faster. Give it a "
+        f"machine of its own, {way_out}",
     )
 
 

@@ -68,8 +68,8 @@ class Sender:
         first = _UNUSED if self._work.num_different is None else 0
         for index in range(min(_WARMED_UP, self._config.num_requests or _WARMED_UP)):
             ask = self._work.ask(first + index)
-            kind = (ask.kind, ask.method, bool(ask.turns), *sorted(ask.expected or ()))
-            kinds.setdefault(kind, ask)
+            fields = tuple(ask.options), tuple(ask.expected or ()), bool(ask.turns)
+            kinds.setdefault((ask.kind, ask.method, type(ask.prompt), *fields), ask)
         for ask in kinds.values():
             try:
                 reply = await self._target.send(ask, keep=bool(ask.expected or ask.turns))

@@ -185,4 +185,4 @@ def _finish(axes: Axes, report: LoadReport) -> None:
         if stop > start:
             axes.axvspan(start, stop, color="#000000", alpha=0.06, linewidth=0)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8, loc="upper left")
+        axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, LoadSummary
@@ -137,12 +139,32 @@ def series_notes(report: SeriesReport) -> list[str]:
         return found
     found.append(f"searched by {search.rule}")
     if search.rate is not None:
+        rounds = len(search.rounds)
+        sure = (
+            f"{search.confidence:.1%} interval of the median, of {rounds} rounds"
+            if rounds > 1
+            else "of one round, which says nothing of others"
+        )
         found.append(
             f"highest rate that keeps the bounds: {search.rate:.4g} requests/s, "
-            f"{search.low:.4g} to {search.high:.4g} ({search.confidence:.1%} interval of the "
-            f"median, of {len(search.rounds)} rounds)"
+            f"{search.low:.4g} to {search.high:.4g} ({sure})"
         )
+        found += _too_short(report.origin.config, search.rate)
     return found
+
+
+def _too_short(config: LoadConfig, rate: float) -> list[str]:
+    """Say so where a test at a rate ends before a queue that grows is seen."""
+    seconds = config.duration or math.inf
+    if config.num_requests is not None:
+        seconds = min(seconds, config.num_requests / rate)
+    if config.slo is None or seconds >= config.slo.seconds_to_see:
+        return []
+    return [
+        f"the tests at this rate last {seconds:.3g} s, too short for these bounds: a queue may "
+        "grow all the time and not reach them, so the rate may be too high; give --duration "
+        f"{config.slo.seconds_to_see:g} and no --requests"
+    ]
 
 
 def _totals_table(report: LoadReport) -> Table:

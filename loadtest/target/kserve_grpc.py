@@ -123,12 +123,20 @@ class KserveGrpc:
     def _wanted(
         self, method: Method
     ) -> Iterable[protocol.ModelInferRequest.InferRequestedOutputTensor]:
-        """Return the outputs to ask for: only where a model has another task first."""
+        """Return the outputs to ask for: only where a model has another task first.
+
+        Raises ValueError for a task that none of its outputs is of.
+        """
         if method == self._method:
-            return
-        names = [sign for sign, one in _SIGNS if one == method]
-        for name in (output.name for output in self._told.outputs if output.name in names):
-            yield protocol.ModelInferRequest.InferRequestedOutputTensor(name=name)
+            return []
+        signs = [sign for sign, one in _SIGNS if one == method]
+        told = [output.name for output in self._told.outputs]
+        if not (names := [name for name in told if name in signs]):
+            raise ValueError(
+                f"{self._model!r} does not {method}: it gives {', '.join(told)}, and none of "
+                f"{', '.join(signs)}"
+            )
+        return [protocol.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in names]
 
     def _input(self, ask: Ask) -> protocol.ModelInferRequest.InferInputTensor:
         """Return the prompt in the first input that can have it."""

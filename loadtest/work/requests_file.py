@@ -60,7 +60,9 @@ class Line(BaseModel):
         if sum(one is not None for one in given) != 1:
             raise ValueError("give one of prompt, chat, image and input_tokens")
         if self.image is not None:
-            return folder / self.image
+            if not (path := folder / self.image).is_file():
+                raise ValueError(f"image {self.image} is no file in {folder}")
+            return path
         if self.chat is not None:
             return tuple(self.chat)
         if self.prompt is not None:

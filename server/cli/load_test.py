@@ -17,7 +17,13 @@ from server.cli.extras import needs
 from server.cli.interruption import Interruption, cleaned_up
 from server.cli.load_comparison import compare
 from server.cli.load_test_files import ReportFiles
-from server.cli.load_test_options import REQUEST_OPTIONS, config_of, load_test_options, work_of
+from server.cli.load_test_options import (
+    REQUEST_OPTIONS,
+    config_of,
+    load_test_options,
+    refuse_unused,
+    work_of,
+)
 from server.cli.options import Number, any_path, examples, read_rates
 from server.cli.server_options import Server
 
@@ -80,6 +86,7 @@ def loadtest(context: click.Context, /, **typed: Any) -> int | None:
         return None
     if typed["model"] is None:
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
+    refuse_unused(context, typed)
     return int(_measure(**typed))
 
 

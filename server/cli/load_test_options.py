@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from server.cli.generation_options import client_options, request_options
 from server.cli.options import Decorator, Number, existing_file, timeout_option
@@ -267,6 +268,9 @@ def work_of(typed: dict[str, Any]) -> Work:
     lengths, seed = typed["output_tokens"], typed["seed"]
     work: Work = Common(_prompts(typed), options, typed["method"], typed["turns"], lengths, seed)
     if typed["mix"]:
+        names = [kind.name for kind in typed["mix"]]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise click.UsageError(f"two kinds of --mix are called {twice[0]!r}; rename one")
         work = Mix(work, typed["mix"], seed)
     if (path := typed["expect"]) is not None:
         work = expecting(work, read_requests(path, typed["token_ids"]).asks, path.name)
@@ -291,6 +295,26 @@ def _prompts(typed: dict[str, Any]) -> Work:
     return texts(read_lines(path))
 
 
+def refuse_unused(context: click.Context, typed: dict[str, Any]) -> None:
+    """Raise UsageError for an option that was typed and would change nothing."""
+    is_open = bool(typed["rate"] or typed["search"] or typed["sweep"])
+    prompts: Path | None = typed["prompts"]
+    draws = typed["input_tokens"] is not None or (prompts and prompts.suffix == ".jsonl")
+    needs = {
+        "arrival": (is_open or typed["arrival"] == "trace", "--rate, --sweep or --search"),
+        "burstiness": (typed["arrival"] == "gamma", "--arrival gamma"),
+        "trace_speed": (typed["arrival"] == "trace", "--arrival trace"),
+        "percentile": (typed["slo"], "--slo"),
+        "token_ids": (draws, "--input-tokens"),
+        "rounds": (typed["search"], "--search"),
+        "tolerance": (typed["search"], "--search"),
+    }
+    for name, (is_used, needed) in needs.items():
+        if not is_used and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} needs {needed}; give that too, or leave it out")
+
+
 def config_of(typed: dict[str, Any], *, keep_answers: bool, is_series: bool) -> LoadConfig:
     """Return the settings; UsageError or LoadTestError for what does not fit together."""
     from loadtest.config import LoadConfig
@@ -298,9 +322,10 @@ def config_of(typed: dict[str, Any], *, keep_answers: bool, is_series: bool) -> 
 
     arrival = _arrival(typed, is_series)
     requests, duration = typed["requests"], typed["duration"]
+    slo = None if typed["slo"] is None else parse_slo(typed["slo"], typed["percentile"])
     if requests is None and duration is None and arrival.name != "trace":
-        requests, duration = (None, _DEFAULT_TRIAL) if is_series else (_DEFAULT_REQUESTS, None)
-    slo = typed["slo"]
+        trial = max(_DEFAULT_TRIAL, slo.seconds_to_see if slo else 0.0)
+        requests, duration = (None, trial) if is_series else (_DEFAULT_REQUESTS, None)
     return LoadConfig(
         address=typed["server"].address,
         model=typed["model"],
@@ -311,7 +336,7 @@ def config_of(typed: dict[str, Any], *, keep_answers: bool, is_series: bool) -> 
         cooldown=typed["cooldown"],
         seed=typed["seed"],
         timeout=typed["timeout"],
-        slo=None if slo is None else parse_slo(slo, typed["percentile"]),
+        slo=slo,
         verify=typed["verify"],
         keep_answers=keep_answers,
         num_processes=typed["processes"],
@@ -330,6 +355,8 @@ def _arrival(typed: dict[str, Any], is_series: bool) -> Arrival:
         if rates is not None or concurrency is not None or is_series:
             raise click.UsageError("a trace has its own times; leave out --rate and --concurrency")
         return Replay(typed["trace_speed"])
+    if is_series and rates is not None and not rates.is_constant:
+        raise click.UsageError(f"--rate {rates} is not one rate; give where a search begins")
     if rates is None and not is_series:
         return ClosedLoop(concurrency or _DEFAULT_CONCURRENCY)
     return OpenLoop(rates or Rates((1.0,)), typed["arrival"], typed["burstiness"])

@@ -20,7 +20,7 @@ from loadtest.load_report import LoadReport
 from loadtest.reports.report import notes, print_table
 from loadtest.runner import run
 from loadtest.target.kserve_grpc import KserveGrpc
-from loadtest.work.ask import Ask, InTurn, Work, texts
+from loadtest.work.ask import Ask, InTurn, Method, Work, texts
 from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
 from tests.server.kserve_calls import kserve_server
 
@@ -127,6 +127,14 @@ def test_a_wrong_answer_is_found(server: ScriptedKserve):
     assert [record.check for record in sorted(report.records, key=lambda one: one.index)] == [
         *("right", "wrong", "right")
     ]
+
+
+@pytest.mark.parametrize("method", ["classify", "label", "embed"])
+def test_what_a_model_does_not_do_is_refused(method: Method, server: ScriptedKserve):
+    with pytest.raises(LoadTestError, match=f"'m' does not {method}: it gives text_output, and"):
+        load(server, InTurn("one", (Ask("p", method=method),)))
+
+    assert server.asked == []
 
 
 def test_token_ids_need_an_input_for_them(server: ScriptedKserve):

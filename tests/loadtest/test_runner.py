@@ -274,7 +274,16 @@ def test_the_load_test_says_how_busy_it_was_itself(server):
     assert stalled.own.loop_delay.max > 0.1
     assert stalled.own.is_limit and stalled.invalid
     assert any("the run is not valid: the load test itself" in one for one in stalled.problems)
-    assert "the load test itself was the limit" in " ".join(notes(stalled))
+    assert "the load test itself was kept waiting" in " ".join(notes(stalled))
+
+
+def test_requests_that_are_sent_late_make_a_run_invalid(server, never_late, monkeypatch):
+    """Each of its own processes may be quick, and what was due has waited all the same."""
+    monkeypatch.setattr("loadtest.runner.MAX_DELAY", 0.0)
+
+    (reason,) = run(open_loop(server, num_requests=20, rate=200)).invalid
+
+    assert "requests sent" in reason and "ms late" in reason
 
 
 def test_unknown_option_is_refused(server):

@@ -152,6 +152,7 @@ def test_a_value_that_is_no_json_is_a_text():
 
 
 def test_requests_of_a_file_have_prompts_options_times_and_sessions(tmp_path: Path):
+    (tmp_path / "a.png").touch()
     path = jsonl(
         tmp_path / "work.jsonl",
         {"prompt": "later", "at": 2.5, "options": {"beam": 2}, "kind": "slow"},
@@ -185,6 +186,7 @@ def test_a_trace_of_lengths_is_made_of_drawn_tokens(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ('{"image": "no.png"}', "request 2: image no.png is no file in"),
         ('{"prompt": "a", "image": "b"}', "request 2: give one of prompt, chat, image and input"),
         ("{}", "request 2: give one of prompt"),
         ('{"prompt": "a", "at": -1}', "request 2: at: Input should be greater"),

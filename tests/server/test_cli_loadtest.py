@@ -372,12 +372,50 @@ def test_comparing_two_files_says_which_is_worse(server, tmp_path: Path, capsys)
         ("--arrival trace --rate 3", "a trace has its own times"),
         ("--sweep 1 --png x.png", "--png and --answers are of one load test"),
         ("--token-ids 9-3", "is not a range of token ids"),
+        ("--arrival gamma", "--arrival needs --rate, --sweep or --search; give that too"),
+        ("--rate 5 --burstiness 0.5", "--burstiness needs --arrival gamma"),
+        ("--trace-speed 2", "--trace-speed needs --arrival trace"),
+        ("--percentile 90", "--percentile needs --slo"),
+        ("--token-ids 3-9", "--token-ids needs --input-tokens"),
+        ("--sweep 5 --rounds 2", "--rounds needs --search"),
+        ("--sweep 5 --tolerance 0.5", "--tolerance needs --search"),
+        ("--search --slo e2e=1s --rate 10-100", "--rate 10-100 is not one rate"),
+        ("--mix=1\xa0a --mix=2\xa0a", "two kinds of --mix are called 'a'; rename one"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(options: str, message: str, capsys):
-    assert loadtest(*options.split()) == 2
+    assert loadtest(*(option.replace("\xa0", " ") for option in options.split(" "))) == 2
 
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_line_with_an_option_that_nobody_knows_is_refused_before_the_test(
+    server, capsys, tmp_path: Path
+):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"prompt": "b", "options": {"beem": 4}}\n')
+
+    assert loadtest("--prompts", str(prompts), "--requests", "10") == 3
+
+    assert "a request cannot be made: unknown option beem" in capsys.readouterr().err
+
+
+def test_a_search_in_tests_that_are_too_short_for_its_bounds_says_so(server, capsys):
+    one_at_a_time = threading.Lock()
+
+    def slow(request, context):
+        with one_at_a_time:
+            time.sleep(0.02)
+        yield from stream_messages(["a"])
+
+    server.answers["GenerateStream"] = slow
+    load = ("--requests", "20", "--rate", "40", "--arrival", "constant", "--slo", "e2e=200ms")
+
+    loadtest("--search", "--rounds", "1", "--tolerance", "1", *load)
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert "of one round, which says nothing of others" in out
+    assert "too short for these bounds" in out and "give --duration 2 and no --requests" in out
 
 
 def test_the_demo_writes_the_page(server, tmp_path: Path, capsys):
