@@ -26,17 +26,18 @@ from exporter.models.config import PositiveFloat, PositiveInt, Probability, Tran
 _LENGTH = 512  # of sources and answers where config.json has no n_positions
 _LENGTH_OF_BYTES = 1024
 FeedForward = Literal["relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-silu"]
+_SECOND_NAMES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
 
 
 class T5Config(WriterConfig):
     """`config.json` of a T5, v1.1, FLAN-T5, MADLAD or ByT5."""
 
-    second_names: ClassVar[Mapping[str, str]] = {
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    }
+    second_names: ClassVar[Mapping[str, str]] = _SECOND_NAMES
 
     vocab_size: PositiveInt = 32128
     d_model: PositiveInt = 512
