@@ -26,18 +26,17 @@ from exporter.models.config import PositiveFloat, PositiveInt, Probability, Tran
 _LENGTH = 512  # of sources and answers where config.json has no n_positions
 _LENGTH_OF_BYTES = 1024
 FeedForward = Literal["relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-silu"]
-_SECOND_NAMES = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "head_dim": "d_kv",
-}
 
 
 class T5Config(WriterConfig):
     """`config.json` of a T5, v1.1, FLAN-T5, MADLAD or ByT5."""
 
-    second_names: ClassVar[Mapping[str, str]] = _SECOND_NAMES
+    second_names: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
 
     vocab_size: PositiveInt = 32128
     d_model: PositiveInt = 512
@@ -73,18 +72,12 @@ class T5Config(WriterConfig):
         return self.d_model**-0.5 if scaled else 1.0
 
     @property
-    def is_gated(self) -> bool:
-        """Whether feed-forward layers have a gate."""
-        by_name = self.feed_forward_proj.startswith("gated-")
-        return by_name if self.is_gated_act is None else self.is_gated_act
-
-    @property
-    def activation(self) -> Activation:
-        """The function of the feed-forward layers: a gated "gelu" is its tanh form."""
-        if self.dense_act_fn is not None:
-            return self.dense_act_fn
-        name = self.feed_forward_proj.removeprefix("gated-")
-        return cast(Activation, "gelu_new" if self.feed_forward_proj == "gated-gelu" else name)
+    def feed_forward(self) -> tuple[Activation, bool]:
+        """The function, and whether there is a gate; a gated "gelu" is its tanh form."""
+        gate, _, name = self.feed_forward_proj.rpartition("-")
+        named = cast(Activation, "gelu_new" if gate and name == "gelu" else name)
+        is_gated = bool(gate) if self.is_gated_act is None else self.is_gated_act
+        return self.dense_act_fn or named, is_gated
 
 
 class MT5Config(T5Config):
@@ -103,6 +96,7 @@ class MT5Config(T5Config):
 
 
 def _config(given: T5Config, tokens: SpecialTokens) -> TransformerConfig:
+    activation, is_gated = given.feed_forward
     return TransformerConfig(
         family="encoder-decoder",
         d_model=given.d_model,
@@ -114,8 +108,8 @@ def _config(given: T5Config, tokens: SpecialTokens) -> TransformerConfig:
         num_decoder_layers=given.num_decoder_layers or given.num_layers,
         attention_bias=False,
         attention_scale=1.0,
-        activation=ACTIVATIONS[given.activation],
-        gated_feed_forward=given.is_gated,
+        activation=ACTIVATIONS[activation],
+        gated_feed_forward=is_gated,
         feed_forward_bias=False,
         norm="rms",
         norm_position="first",
