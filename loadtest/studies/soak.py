@@ -2,10 +2,11 @@
 
 `python -m loadtest.studies.soak packages/dates --minutes 30 --load 0.7 --out loadtest/results/soak`
 
-A closed loop finds how many answers a second the server gives. Then an open loop with Poisson
-arrivals asks for a share of them. Drift is the p99 of the last third of that time by the p99 of its
-first third; its interval is that of a bootstrap over blocks of time, for neighbours share a queue.
-Another closed loop at the end tells what the machine has become meanwhile.
+A closed loop finds how many answers a second the server gives. It lasts a minute, for a shorter one
+may reach more than the processor can keep up. Then an open loop with Poisson arrivals asks for a
+share of them. Drift is the p99 of the last third of that time by the p99 of its first third; its
+interval is that of a bootstrap over blocks of time, for neighbours share a queue. Another closed
+loop at the end tells what the machine has become meanwhile.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) ->
 @click.option("--warmup", type=float, default=60, show_default=True, help="Seconds before.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--concurrency", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--seconds", type=float, default=30, show_default=True, help="Of a closed loop.")
+@click.option("--seconds", type=float, default=60, show_default=True, help="Of a closed loop.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
     package: Path,
