@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -16,7 +16,7 @@ from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
 from exporter.certificate.cases import Progress
 from exporter.certificate.certificate import certify
-from exporter.certificate.loss import limits_of
+from exporter.certificate.loss import DEFAULT_LIMITS, limits_of
 from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import Checkpoint
 from exporter.export import copied_files, opened
@@ -73,10 +73,11 @@ def verify_package(
     """Compare a package with a checkpoint again, and its certificate with what is found.
 
     Name, version and the limits of a format that rounds are what a person chose: nothing tells
-    whether they were edited. A toolchain other than that of this machine is noted as a claim; a
-    newer release, opset or onnxruntime is refused before anything is compared. Raises PackageError
-    if the package is damaged, and CertificateError if it is not this checkpoint's or its
-    certificate says what is not found.
+    whether they were edited, so they are noted where `export` does not give them by itself. A
+    toolchain other than that of this machine is noted as a claim; a newer release, opset or
+    onnxruntime is refused before anything is compared. Raises PackageError if the package is
+    damaged, and CertificateError if it is not this checkpoint's, or has a file that is not, or if
+    its certificate says what is not found.
     """
     package, checkpoint = load_both(package_dir, checkpoint_dir)
     manifest, stored = package.manifest, package.manifest.certificate
@@ -113,6 +114,7 @@ def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
                 f"{package.path / name} is not that of {checkpoint.path}; "
                 "give the checkpoint that the package was exported from, or export it again"
             )
+    _check_no_others(package, checkpoint)
     contract = contract_of(checkpoint.config.model, package.manifest.format)
     expected = {**vars(contract), "defaults": checkpoint.config.generation}
     for field, wanted in expected.items():
@@ -122,6 +124,17 @@ def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
                 f"{package.path / MANIFEST_NAME}: {field} is {shortened(found)}, "
                 f"the checkpoint's is {shortened(wanted)}; export it again"
             )
+
+
+def _check_no_others(package: Package, checkpoint: Checkpoint) -> None:
+    """Refuse files that no export of the checkpoint has: the engine might read one of them."""
+    graphs = package.manifest.graphs
+    exported = {*copied_files(checkpoint), *graphs, *(f"{name}.data" for name in graphs)}
+    if others := sorted(package.manifest.files.keys() - exported):
+        raise CertificateError(
+            f"{package.path / others[0]} is not of {checkpoint.path}, which exports to no such "
+            "file; give the checkpoint that the package was exported from, or export it again"
+        )
 
 
 def _check_toolchain(package: Package, here: Mapping[str, str]) -> None:
@@ -181,10 +194,14 @@ def _way_out(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
 
 
 def _chosen(package: Package) -> Iterator[str]:
-    """Yield a note of a name or version that `export` does not give unless it is asked to."""
+    """Yield a note of what `export` does not give unless it is asked to."""
     manifest = package.manifest
     chosen = [f"the name {manifest.name}"] if manifest.name != package.path.name else []
     chosen += [f"the version {manifest.version}"] if manifest.version != _FIRST_VERSION else []
+    if loss := manifest.certificate.loss:
+        usual = asdict(DEFAULT_LIMITS[manifest.weights])
+        limits = asdict(limits_of(loss))
+        chosen += [f"{name} {limit:g}" for name, limit in limits.items() if limit != usual[name]]
     if chosen:
         yield f"nothing shows {listed(chosen)}, which a person chose"
 

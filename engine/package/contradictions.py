@@ -98,14 +98,8 @@ def _wrong_attention(manifest: Manifest) -> Iterator[str]:
 
 
 def _missing_files(manifest: Manifest) -> Iterator[str]:
-    graphs = {
-        "encoder-decoder": ("encoder.onnx", "decoder.onnx"),
-        "decoder": ("decoder.onnx",),
-        "encoder": ("model.onnx",),
-        "vision-encoder": ("model.onnx",),
-    }[manifest.architecture]
     tokenizer = () if manifest.architecture == "vision-encoder" else ("tokenizer.json",)
-    for name in (*graphs, *tokenizer):
+    for name in (*manifest.graphs, *tokenizer):
         if name not in manifest.files:
             yield f"files: {name} is not listed"
 

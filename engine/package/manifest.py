@@ -16,6 +16,14 @@ FORMAT_VERSION = 3
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
+_GRAPHS: Mapping[Architecture, tuple[str, ...]] = MappingProxyType(
+    {
+        "encoder-decoder": ("encoder.onnx", "decoder.onnx"),
+        "decoder": ("decoder.onnx",),
+        "encoder": ("model.onnx",),
+        "vision-encoder": ("model.onnx",),
+    }
+)
 Task = Literal["generate", "classify", "label", "embed"]
 Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 LabelScores = Literal["softmax", "sigmoid", "none"]
@@ -313,6 +321,11 @@ class Manifest(_Model):
     files: dict[str, FileEntry]
     toolchain: dict[str, str]
     certificate: Certificate
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The names of its graphs; beside each lie its weights, in a file that ends with .data."""
+        return _GRAPHS[self.architecture]
 
     @property
     def format(self) -> PackageFormat:

@@ -15,6 +15,7 @@ from engine.errors import CertificateError, PackageError
 from engine.package.manifest import Certificate
 from engine.package.package import load_package, seal
 from exporter import verification
+from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs
@@ -176,6 +177,33 @@ def test_name_and_version_are_told_for_nothing_else_shows_them(
 
     assert line.startswith("package: other 7 is what ")
     assert "; nothing shows the name other, the version 7, which a person chose; " in line
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_limits_of_a_loss_are_told_where_a_person_chose_them(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    limits = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=0.05)
+    export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=limits)
+
+    line = verify_package(tmp_path / "package", checkpoint).summary()
+
+    assert "; nothing shows max_token_loss 1, max_logit_loss 100, which a person chose; " in line
+
+
+@pytest.mark.parametrize("name", ["target_tokenizer.json", "chat.json", "encoder.onnx"])
+def test_a_file_that_the_checkpoint_does_not_export_to_is_refused(
+    name: str, package: Path, checkpoint: Path
+) -> None:
+    """With a tokenizer of what is written, for one, the engine writes other texts."""
+    data = (package / "tokenizer.json").read_bytes()
+    (package / name).write_bytes(data)
+    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    _edit(package, lambda m: m["files"].update({name: entry}))
+    load_package(package)  # nothing of it is wrong by itself
+
+    with pytest.raises(CertificateError, match=f"{name} is not of .*, which exports to no such"):
+        verify_package(package, checkpoint)
 
 
 @pytest.mark.parametrize(
