@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +27,11 @@ class MappedWeights:
 
     def __init__(self, path: Path) -> None:
         """Map a file; ValueError if it is empty. Nobody can write to it here."""
-        self.name = path.name
-        with path.open("rb") as file:
-            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.path = path
+        self._file = path.open("rb")  # open as long as it is mapped, to see what becomes of it
+        weakref.finalize(self, self._file.close)
+        self._written = self._last_written()
+        self.memory = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._is_large = len(self.memory) >= _LARGE
         self._num_tokens = 0
 
@@ -64,6 +68,18 @@ class MappedWeights:
         if self._num_tokens >= _NUM_TOKENS:
             self._num_tokens = 0
             self._give_back()
+
+    @property
+    def were_written_to(self) -> bool:
+        """Whether somebody has written to the file since, which the graph reads as it is now.
+
+        A file that is renamed, deleted or replaced by another is still the one that is mapped.
+        """
+        return self._last_written() != self._written
+
+    def _last_written(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_mtime_ns, found.st_size
 
     def _give_back(self) -> None:
         if self._is_large and hasattr(mmap, "MADV_DONTNEED"):

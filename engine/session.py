@@ -94,13 +94,15 @@ class Session:
         """Run once and return every output by name, in new arrays.
 
         On a device the call waits for its stream: copies to it and back are part of the call.
-        Raises OutOfDeviceMemory if a kernel wants more than it has.
+        Raises OutOfDeviceMemory if a kernel wants more than it has, PackageError if somebody has
+        written to the weights that are read where their file lies.
         """
         options = None if self._device is None else _run_options(NOT_CAPTURED)
         with _telling_of_memory(self._device):
             outputs = self._session.run(None, dict(inputs), options)
         if self._weights is not None:
             self._weights.have_been_read()
+            _check_unwritten(self._weights)
         return dict(zip(self.outputs, outputs, strict=True))
 
     def bind(self) -> Binding:
@@ -163,7 +165,7 @@ class Binding:
     def run(self, graph_id: int = NOT_CAPTURED) -> None:
         """Run the graph on what is bound; on a device, queue it on the stream and return.
 
-        Raises OutOfDeviceMemory if a kernel wants more than the device has.
+        Raises as `Session.run`.
 
         The first run with an id of 0 and above records what it queues, the next ones queue that
         as it was: at the same addresses, with the same inputs on the host, and from the same
@@ -173,6 +175,7 @@ class Binding:
             self._session.run_with_iobinding(self._binding)
             if self._weights is not None:
                 self._weights.have_been_read(*self._num_tokens)
+                _check_unwritten(self._weights)
             return
         if graph_id not in self._options:
             self._options[graph_id] = _run_options(graph_id, waits=False)
@@ -216,7 +219,7 @@ def _create_on_cpu(
         options.add_session_config_entry("session.x64quantprecision", "1")
     if weights is not None:
         options.add_external_initializers_from_files_in_memory(
-            [weights.name], [weights.memory], [len(weights.memory)]
+            [weights.path.name], [weights.memory], [len(weights.memory)]
         )
         # Else it would copy what it does not pack.
         options.add_session_config_entry(
@@ -270,6 +273,15 @@ def cuda_options(device: CudaDevice, *, captures: bool = True) -> dict[str, str]
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": str(int(captures)),
     }
+
+
+def _check_unwritten(weights: MappedWeights) -> None:
+    if weights.were_written_to:
+        raise PackageError(
+            f"{weights.path} was written to while it was in use, and what is "
+            "computed with it is wrong; replace a package by renaming its whole directory, and "
+            "load it again"
+        )
 
 
 def _options() -> ort.SessionOptions:

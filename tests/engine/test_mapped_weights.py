@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from engine.errors import PackageError
 from engine.mapped_weights import MappedWeights
 from engine.session import Session, create_session
 
@@ -94,6 +96,37 @@ def test_a_binding_keeps_the_weights_that_it_reads(graph: Path, table: np.ndarra
     binding.run()
 
     np.testing.assert_array_equal(rows, table[-1:])
+
+
+def test_nothing_is_computed_with_weights_that_were_written_to(graph: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(graph.parent, tmp_path / "package") / graph.name
+    session = create_session(copy, num_threads=1)
+    binding, rows = session.bind(), np.empty((1, WIDTH), np.float32)
+    binding.input("ids", np.array([7]))
+    binding.output("rows", rows)
+    binding.output("logits", np.empty((1, NUM_TOKENS), np.float32))
+    binding.run()
+
+    with copy.with_suffix(".onnx.data").open("r+b") as file:  # as cp does it
+        file.write(bytes(WIDTH * 4 * 8))
+
+    for run in (binding.run, lambda: session.run({"ids": np.array([7])})):
+        with pytest.raises(PackageError, match=r"decoder\.onnx\.data was written to while"):
+            run()
+
+
+def test_a_package_may_be_replaced_by_another_while_it_is_used(
+    graph: Path, table: np.ndarray, tmp_path: Path
+) -> None:
+    place = shutil.copytree(graph.parent, tmp_path / "package")
+    session = create_session(place / graph.name, num_threads=1)
+
+    place.rename(tmp_path / "old")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "decoder.onnx.data").write_bytes(b"another")
+    shutil.rmtree(tmp_path / "old")
+
+    np.testing.assert_array_equal(session.run({"ids": np.array([7])})["rows"], table[[7]])
 
 
 def test_pages_are_given_back_by_the_tokens_that_were_read(
