@@ -81,19 +81,21 @@ def check_fits(work: BenchmarkWork, contract: GenerationContract) -> None:
         if prompt + new > limit:
             raise ConfigError(
                 f"{prompt} prompt tokens and {new} new ones are {prompt + new}, more than the "
-                f"{limit} that this model's context holds; ask for fewer"
+                f"{limit} that this model's context holds; give less with --prompt-tokens or "
+                "--new-tokens"
             )
         return
-    if prompt > contract.cross_cache.max_len:
-        raise ConfigError(
-            f"{prompt} prompt tokens are more than {contract.cross_cache.max_len}, the longest "
-            "source of this model; ask for fewer"
-        )
-    if new > limit - 1:
-        raise ConfigError(
-            f"{new} new tokens are more than {limit - 1}, the longest output of this model; "
-            "ask for fewer"
-        )
+    limits = (
+        ("prompt", prompt, contract.cross_cache.max_len, "source"),
+        ("new", new, limit - 1, "output"),
+    )
+    if found := [
+        f"{given} {kind} tokens are more than {most}, the longest {what} of this model; give "
+        f"--{kind}-tokens {most} or less"
+        for kind, given, most, what in limits
+        if given > most
+    ]:
+        raise ConfigError("; ".join(found))
 
 
 def cache_bytes(work: BenchmarkWork, contract: GenerationContract) -> int:

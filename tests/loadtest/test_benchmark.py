@@ -122,6 +122,12 @@ def test_impossible_work_is_refused(options: dict[str, Any], message: str) -> No
         ({"max_len": 16}, 12, 5, "17, more than the 16 that this model's context holds"),
         ({"max_len": 16, "max_source_len": 8}, 9, 2, "more than 8, the longest source"),
         ({"max_len": 16, "max_source_len": 8}, 8, 16, "more than 15, the longest output"),
+        (
+            {"max_len": 16, "max_source_len": 8},
+            128,
+            64,
+            "128 .* give --prompt-tokens 8 or less; 64 .* give --new-tokens 15 or less",
+        ),
     ],
 )
 def test_work_beyond_the_model_is_refused_with_its_limit(
