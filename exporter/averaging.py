@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import (
     CONFIG_NAME,
     WEIGHTS_NAME,
+    CheckpointConfig,
     check_checkpoint,
     check_replaceable,
     model_weights,
@@ -46,8 +47,13 @@ def average_checkpoints(
     config = check_checkpoint(paths[-1])
     beside = _beside(paths[-1])
     for path in paths[:-1]:
-        check_checkpoint(path)
-        _check_alike(path, _beside(path), paths[-1], beside)
+        wrong = [] if _is_alike(check_checkpoint(path), config) else [CONFIG_NAME]
+        wrong += _other_tokenizers(_beside(path), beside)
+        if wrong:
+            raise CheckpointError(
+                f"{path / wrong[0]} is not that of {paths[-1]}: an average is of one model in "
+                "several states; give checkpoints of the same run"
+            )
     with ExitStack() as stack, writing_to(Path(out)):
         files = [stack.enter_context(_open(path)) for path in paths]
         described = model_weights(config.model)
@@ -80,11 +86,12 @@ def _beside(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in kept}
 
 
-def _check_alike(path: Path, files: dict[str, bytes], last: Path, wanted: dict[str, bytes]) -> None:
-    """Refuse another model; samples and remarks may differ."""
-    for name in sorted({CONFIG_NAME, *(name for name in wanted if "tokenizer" in name)}):
-        if files.get(name) != wanted.get(name):
-            raise CheckpointError(
-                f"{path / name} is not that of {last}: an average is of one model in several "
-                "states; give checkpoints of the same run"
-            )
+def _is_alike(one: CheckpointConfig, other: CheckpointConfig) -> bool:
+    """Say whether two are of one model, whatever they are called: imports have other names."""
+    return one.model_copy(update={"task": other.task}) == other
+
+
+def _other_tokenizers(files: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> list[str]:
+    """Return the names of the tokenizers that differ; samples and remarks may."""
+    names = sorted(name for name in wanted if "tokenizer" in name)
+    return [name for name in names if files.get(name) != wanted[name]]

@@ -14,7 +14,7 @@ _FIELDS = {"beam": "beam_width"}  # the engine's names, where they are not those
 _CONTROLS = frozenset(field.name for field in fields(LogitControls))
 _OF_STRATEGY = {
     "sampling": ("temperature", "top_k", "top_p", "min_p", "typical_p"),
-    "beam": ("beam_width", "length_penalty", "length_power", "beam_end"),
+    "beam": ("beam_width", "length_penalty", "length_power", "beam_end", "renormalize"),
 }
 _PENALTIES = ("length_penalty", "length_power")
 

@@ -48,6 +48,7 @@ class GenerationDefaults(BaseModel):
     length_penalty: Penalty | None = None
     length_power: Exponent | None = None
     beam_end: BeamEnd | None = None
+    renormalize: bool | None = None
     repetition_penalty: Repetition | None = None
     no_repeat_ngram: Size | None = None
     encoder_no_repeat_ngram: Size | None = None

@@ -58,6 +58,7 @@ class SamplingParams:
     length_penalty: float = 0.6  # alpha of ((5 + n) / 6) ** alpha, beam search
     length_power: float | None = None  # p of n ** p in place of that, of either sign
     beam_end: BeamEnd = "bound"  # when a beam search ends
+    renormalize: bool = False  # the tokens that controls leave to a beam search add up to 1 again
     num_outputs: int = 1  # sequences returned for one prompt
     # The first generated tokens. A target prefix takes their place; if it is text, behind them.
     forced_begin: tuple[int, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,9 @@ from engine.sampling.logits import Floats
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.top_k import MAX_COLUMNS, likeliest
 
+# Where bans leave less of all probability, it is added up anew: 1 less the rest would be inexact.
+_LEAST_LEFT = 0.5
+
 _Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
 
 
@@ -22,7 +26,8 @@ def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tup
 
     Best first; of equals the earlier hypothesis's, then the lower token id. There are fewer than
     asked for if the controls allow no more. As in the beam search of transformers, controls change
-    log-probabilities where other strategies have them change logits.
+    log-probabilities where other strategies have them change logits; then `renormalize` adds what
+    makes those of a row probabilities again.
     """
     found: list[tuple[Candidate, ...]] = [()] * len(draws)
     alike: dict[tuple[int, int], list[int]] = {}
@@ -53,6 +58,7 @@ def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
     return draw.beams[0].params.logprobs is None and all(
         _is_free(model, beam, draw.num_candidates)
         and _has_free_columns(model, beam, draw.num_candidates)
+        and not (beam.params.renormalize and beam.banned)
         for beam in draw.beams
     )
 
@@ -115,11 +121,25 @@ def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tok
     if beam.forced is not None:  # at no cost, as in transformers
         return np.array([beam.forced]), np.zeros(1, np.float32)
     if _is_free(model, beam, num_candidates) and _has_free_columns(model, beam, num_candidates):
-        return logits.top_ids[row, :width], logits.top_logprobs[row, :width]
+        left = _left_by_bans(model, beam) if beam.params.renormalize else 1.0
+        if left >= _LEAST_LEFT:
+            return logits.top_ids[row, :width], logits.top_logprobs[row, :width] - math.log(left)
     shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
     logprobs = adjusted(logits.logits[row] + shift, beam)
     ids = likeliest(logprobs, width, logits.top_ids[row])
-    return ids, logprobs[ids]
+    return ids, logprobs[ids] - (_log_of_sum(logprobs) if beam.params.renormalize else 0.0)
+
+
+def _left_by_bans(model: ModelLogprobs, beam: Draw) -> float:
+    """Return the probability of all tokens that are not banned."""
+    return 1 - sum(math.exp(model.logprob(beam.logits_row, i)) for i in {*beam.banned})
+
+
+def _log_of_sum(logprobs: Floats) -> float:
+    largest = float(logprobs.max())
+    if largest == -math.inf:  # nothing is left
+        return 0.0
+    return largest + math.log(np.exp(logprobs - largest).sum(dtype=np.float64))
 
 
 def _candidate(

@@ -32,6 +32,8 @@ class BartLikeConfig(WriterConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
+    # A model that was distilled keeps its teacher's; if that is right, the weights say so.
+    weak_names: ClassVar[frozenset[str]] = frozenset({"num_hidden_layers"})
 
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt = 1024

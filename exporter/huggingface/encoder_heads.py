@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.package.manifest import LabelScores
 from engine.wording import shortened
@@ -22,15 +22,29 @@ _HEADS: Mapping[str, Head] = {  # by the end of the class's name
     "ForMaskedLM": "embed",
     "ForPreTraining": "embed",
 }
-LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # where an original names none
+_USUAL_LABELS = 2  # where an original says nothing of them
+_MOST_LABELS = 2**20  # that have no names
 DENSE = "linear"  # the name of sentence-transformers for the layer in a Dense module
 
 
-class HeadedConfig(OriginalConfig):
+class LabelledConfig(OriginalConfig):
+    """`config.json` of a model that may have classes."""
+
+    id2label: dict[int, str] | None = None
+    num_labels: Annotated[int, Field(gt=0, le=_MOST_LABELS)] | None = None  # names count before it
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its classes, by their number."""
+        if self.id2label is None:
+            return tuple(f"LABEL_{i}" for i in range(self.num_labels or _USUAL_LABELS))
+        return tuple(self.id2label[i] for i in sorted(self.id2label))
+
+
+class HeadedConfig(LabelledConfig):
     """`config.json` of an encoder with any head."""
 
     architectures: tuple[str, ...] | None = None
-    id2label: dict[int, str] = LABELS
     problem_type: str | None = None
     modules: SentenceModules | None = None  # of sentence-transformers
     texts: SentenceTexts | None = None  # likewise
@@ -56,11 +70,6 @@ class HeadedConfig(OriginalConfig):
         """What the model does; a body alone embeds."""
         named = _head_named(self.architectures[0]) if self.architectures else None
         return named or "embed"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of its classes, by their number."""
-        return tuple(self.id2label[i] for i in sorted(self.id2label))
 
     @property
     def label_scores(self) -> LabelScores:

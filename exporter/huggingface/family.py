@@ -41,6 +41,7 @@ class OriginalConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     second_names: ClassVar[Mapping[str, str]] = {}  # of fields of config.json, which have either
+    weak_names: ClassVar[frozenset[str]] = frozenset()  # of these, what counts if it stands alone
 
     quantization_config: None = None
 
@@ -48,7 +49,7 @@ class OriginalConfig(BaseModel):
     @classmethod
     def _under_one_name(cls, given: dict[str, Any]) -> dict[str, Any]:
         for second, name in cls.second_names.items():
-            if second not in given:
+            if second not in given or (second in cls.weak_names and name in given):
                 continue
             if given.get(name, given[second]) != given[second]:
                 said = f"{name} is {shortened(str(given[name]))} and {second} "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.wording import listed
 from exporter.checkpoint import ModelWeight, model_weights
-from exporter.huggingface.conversion import NameTable, Shape, StoredWeight
+from exporter.huggingface.conversion import NameTable, Rows, Shape, StoredWeight
 from exporter.huggingface.family import Family
 from exporter.huggingface.stored import FLOATS, StoredWeights
 from exporter.models import TransformerConfig
@@ -37,12 +38,31 @@ class FoundWeight(NamedTuple):
         return self.how.extract(stored.read(self.stored))
 
 
+def num_positions(config: TransformerConfig) -> dict[str, int]:
+    """Return how many positions a model has learned, by our names of the tables."""
+    return {
+        weight.name: weight.shape[0]
+        for weight in model_weights(config)
+        if weight.name.endswith("positions.weight")
+    }
+
+
 def find_weights(
-    stored: StoredWeights, family: Family[Any], config: TransformerConfig, directory: Path
+    stored: StoredWeights,
+    family: Family[Any],
+    config: TransformerConfig,
+    directory: Path,
+    num_stored: Mapping[str, int],
 ) -> list[FoundWeight]:
-    """Find every weight of our model; CheckpointError names all that does not fit at once."""
+    """Find every weight of our model; CheckpointError names all that does not fit at once.
+
+    `num_stored` says how many positions the original has, which may be more than ours.
+    """
     search, table = _Search(stored, family.body), family.weights(config)
-    found = [search.find(weight, _entry(table, weight)) for weight in model_weights(config)]
+    found = [
+        search.find(weight, _first_rows(_entry(table, weight), weight, num_stored))
+        for weight in model_weights(config)
+    ]
     search.note_unexpected(family.ignored)
     if search.problems:
         wrong = "; ".join(
@@ -94,6 +114,15 @@ def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:
     if layer:
         names = tuple(name.replace("{i}", layer[0]) for name in names)
     return StoredWeight(names, known[0].steps, known[0].optional)
+
+
+def _first_rows(
+    entry: StoredWeight, weight: ModelWeight, num_stored: Mapping[str, int]
+) -> StoredWeight:
+    """Return where a weight is of which ours has the first rows only."""
+    kept = weight.shape[0] if weight.shape else 0
+    total = num_stored.get(weight.name, kept)
+    return entry if total == kept else replace(entry, steps=(*entry.steps, Rows(0, kept, total)))
 
 
 class _Search:

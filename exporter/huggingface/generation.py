@@ -33,7 +33,6 @@ _NEUTRAL: Mapping[str, object] = {
     "top_h": None,
     "penalty_alpha": None,
     "exponential_decay_length_penalty": None,
-    "renormalize_logits": False,
     "forced_decoder_ids": None,
     "sequence_bias": None,
     "stop_strings": None,
@@ -64,6 +63,7 @@ class GenerationOptions(BaseModel):
     num_beams: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    renormalize_logits: bool | None = None  # which changes the scores of beams alone
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     encoder_no_repeat_ngram_size: int | None = None
@@ -143,6 +143,7 @@ class GenerationOptions(BaseModel):
             "beam": width if width > 1 else None,
             "length_power": 1.0 if self.length_penalty is None else self.length_penalty,
             "beam_end": _BEAM_ENDS[self.early_stopping or False],
+            "renormalize": self.renormalize_logits or None,
         }
 
     def _bans(self) -> dict[str, tuple[Any, ...]]:

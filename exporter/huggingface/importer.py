@@ -59,8 +59,8 @@ def import_checkpoint(
         options = merge_options(raw, _read_optional_json(directory / GENERATION_NAME))
     with naming(directory / CONFIG_NAME):
         config, said = family.read_config({**raw, "asked_len": max_len}, options.special_tokens())
-        config = _with_ends(config, options.eos_token_ids)
-        config = _with_limit(config, texts, max_len)
+        whole = _with_ends(config, options.eos_token_ids)
+        config = _with_limit(whole, texts, max_len)
     text = ImportedTokenizer()  # of a model that sees pictures
     if config.vocab_size:
         text = read_tokenizer(directory, config, str(raw["model_type"]), languages)
@@ -70,7 +70,7 @@ def import_checkpoint(
     with naming(directory / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
     _check_ids(config, generation, directory)
-    model = ReadModel(directory, family, config, text, generation)
+    model = ReadModel(directory, family, config, whole, text, generation)
     with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
         num_parameters = write_model(model, stored, out, progress)
     said = [*options.notes(config), *said, *length_notes(config, max_len), *text.notes]

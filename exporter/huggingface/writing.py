@@ -24,7 +24,7 @@ from exporter.checkpoint import (
     stream_checkpoint,
 )
 from exporter.huggingface.family import Family
-from exporter.huggingface.fitting import FoundWeight, find_weights, untied_as_stored
+from exporter.huggingface.fitting import FoundWeight, find_weights, num_positions, untied_as_stored
 from exporter.huggingface.stored import StoredWeights
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
@@ -50,6 +50,7 @@ class ReadModel:
     original: Path
     family: Family[Any]
     config: TransformerConfig
+    whole: TransformerConfig  # with all the positions that the original has
     text: ImportedTokenizer
     generation: GenerationDefaults
 
@@ -62,7 +63,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     check_layers(len(stored), model.config, model.original)
     config = untied_as_stored(stored, model.family, model.config)
     wanted = model_weights(config)
-    found = find_weights(stored, model.family, config, model.original)
+    found = find_weights(stored, model.family, config, model.original, num_positions(model.whole))
     weights = _written(wanted, found, stored, progress, model.original)
     described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
     stream_checkpoint(out, described, model.text.tokenizer, weights, model.text.files)
@@ -70,17 +71,13 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
 
 
 def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
-    """Return a model of other texts, whose positions are computed, so that none is left over.
+    """Return a model of other texts: no longer than in the original, unless only distances count.
 
-    They are not longer than in the original, unless only distances count.
+    Of positions that were learned, the first are left.
     """
-    if config.positions == "learned":
-        most = max(config.max_source_len, config.max_target_len)
-        if max_len >= most:
-            return config
+    if not config.vocab_size:
         raise CheckpointError(
-            f"max_len is {max_len}, and this model has learned its {most} positions; "
-            "import it with all of them"
+            f"max_len is {max_len}, and this model sees pictures, not texts; leave it out"
         )
     is_free = config.positions == "relative"
     lengths = {

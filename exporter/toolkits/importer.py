@@ -61,14 +61,14 @@ def import_toolkit_checkpoint(
     check_replaceable(out)
     found = _read(path)
     with naming(path):
-        config, notes = found.family.read_config(found.options, found.tokens)
+        whole, notes = found.family.read_config(found.options, found.tokens)
         length = max_len or found.usual_len
-        config = config if length is None else with_length(config, length)
+        config = whole if length is None else with_length(whole, length)
     cutters = find_cutters(path.parent, codes)
     cut = make_tokenizers(found.source_words, found.target_words, cutters)
     with naming(path):
         config, family = _with_more_words(config, found, cut)
-    model = ReadModel(path, family, config, cut.text, found.generation)
+    model = ReadModel(path, family, config, whole, cut.text, found.generation)
     stored = StoredWeights([TensorFile(found.weights)])
     num_parameters = write_model(model, stored, out, progress)
     notes = [*notes, *length_notes(config, max_len), *cut.text.notes]

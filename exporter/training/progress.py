@@ -14,9 +14,9 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
 
@@ -75,11 +75,10 @@ class BarProgress:
         self._meter = _Meter(time.monotonic)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(),  # the only one that a narrow terminal makes narrower
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=console,
         )
         self._task: TaskID = self._bar.add_task(

@@ -13,7 +13,7 @@ class FamilyShape:
 
     model_type: str
     options: Mapping[str, Any] = field(default_factory=dict)  # beside the defaults of transformers
-    max_len: int | None = 128  # tokens of a row; None: as published, where positions are learned
+    max_len: int | None = 128  # tokens of a text; None: it reads none
 
 
 def _sizes(width: int, inner: int, layers: int, heads: int, **options: Any) -> dict[str, Any]:
@@ -49,11 +49,10 @@ SHAPES: Mapping[str, FamilyShape] = {
             "max_position_embeddings": 512,
         },
     ),
-    "bart-base": FamilyShape("bart", _sides(768, 3072, 6, 12), max_len=None),
+    "bart-base": FamilyShape("bart", _sides(768, 3072, 6, 12)),
     "mbart-large": FamilyShape(
         "mbart",
         {"vocab_size": 250027, "scale_embedding": True, "decoder_start_token_id": 250004},
-        max_len=None,
     ),
     "m2m100-418m": FamilyShape("m2m_100"),
     "nllb-600m": FamilyShape("m2m_100", {"vocab_size": 256206}),
@@ -79,10 +78,10 @@ SHAPES: Mapping[str, FamilyShape] = {
         },
     ),
     "mt5-small": FamilyShape("mt5", {**_T5, "tie_word_embeddings": False}),
-    "gpt2": FamilyShape("gpt2", max_len=None),
+    "gpt2": FamilyShape("gpt2"),
     "pythia-14m": FamilyShape("gpt_neox", {**_sizes(128, 512, 6, 4), "vocab_size": 50304}),
     "pythia-70m": FamilyShape("gpt_neox", {**_sizes(512, 2048, 6, 8), "vocab_size": 50304}),
-    "opt-125m": FamilyShape("opt", max_len=None),
+    "opt-125m": FamilyShape("opt"),
     "smollm2-135m": FamilyShape(
         "llama",
         {
@@ -113,13 +112,11 @@ SHAPES: Mapping[str, FamilyShape] = {
         "gemma3_text", {**_GEMMA3_270M, "vocab_size": 262144, "max_position_embeddings": 32768}
     ),
     "phi3-mini": FamilyShape("phi3", {"sliding_window": 2047}),
-    "bert-tiny": FamilyShape("bert", _sizes(128, 512, 2, 2), max_len=None),
-    "roberta-base": FamilyShape("roberta", {**_ROBERTA, "vocab_size": 50265}, max_len=None),
-    "xlm-roberta-base": FamilyShape(
-        "xlm-roberta", {**_ROBERTA, "vocab_size": 250002}, max_len=None
-    ),
-    "camembert-base": FamilyShape("camembert", {**_ROBERTA, "vocab_size": 32005}, max_len=None),
-    "distilbert-base": FamilyShape("distilbert", max_len=None),
+    "bert-tiny": FamilyShape("bert", _sizes(128, 512, 2, 2)),
+    "roberta-base": FamilyShape("roberta", {**_ROBERTA, "vocab_size": 50265}),
+    "xlm-roberta-base": FamilyShape("xlm-roberta", {**_ROBERTA, "vocab_size": 250002}),
+    "camembert-base": FamilyShape("camembert", {**_ROBERTA, "vocab_size": 32005}),
+    "distilbert-base": FamilyShape("distilbert"),
     "modernbert-base": FamilyShape("modernbert"),
     "vit-tiny": FamilyShape("vit", _TINY_IMAGES, max_len=None),
     "deit-tiny": FamilyShape("deit", {**_TINY_IMAGES, **PLAIN_DEIT}, max_len=None),

@@ -94,6 +94,11 @@ _OPTIONS = (
         default=None,
         help="Short for --beam-end bound, limit.  [default: early-stop]",
     ),
+    click.option(
+        "--renormalize/--no-renormalize",
+        default=None,
+        help="Let tokens that bans leave to beam search add up to 1.  [default: no-renormalize]",
+    ),
     click.option("--num-outputs", type=int, help="Answers to print; not streamed if many."),
     click.option("--repetition-penalty", type=float, help="On tokens seen so far; 1: off."),
     click.option("--frequency-penalty", type=float, help="On each use in the answer; 0: off."),
@@ -287,7 +292,7 @@ def token_ids(text: str) -> list[int]:
 
 def _is_unset_flag(name: str, value: object) -> bool:
     """Say whether it is False because nobody typed it; some options can be typed as False."""
-    return value is False and name not in ("early_stop", "batch_invariant")
+    return value is False and name not in ("early_stop", "renormalize", "batch_invariant")
 
 
 def _by_token_id(biases: Iterable[tuple[int, float]]) -> dict[int, float]:

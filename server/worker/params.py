@@ -45,7 +45,7 @@ def _of_decoding(decoding: pb.Decoding) -> dict[str, Any]:
     asked = {
         **_present(sampling, "temperature", "top_k", "top_p", "min_p", "typical_p"),
         **_present(sampling, "seed", "best_of"),
-        **_present(beam, "length_penalty", "length_power"),
+        **_present(beam, "length_penalty", "length_power", "renormalize"),
         **_present(decoding, "num_outputs", "forced_end"),
         **_lists(decoding, "forced_begin"),
         "constraint": _constraint(decoding),

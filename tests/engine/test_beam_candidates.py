@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    LogitNormalization,
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
 )
 
 from engine.requests.request import LogitControls, SamplingParams
@@ -91,6 +93,40 @@ def test_controls_change_log_probabilities_as_in_transformers(seed: int) -> None
         logits,
         beam_draw(4, [-1.0, -1.5, -2.0, -4.0], tokens=tokens, controls=controls),
         [RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2)],
+    )
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 1000),
+    banned=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=30),
+    likely=st.sampled_from([-20.0, 0.0, 20.0]),
+    penalty=st.sampled_from([1.0, 1.3]),
+)
+def test_what_controls_leave_adds_up_to_one_where_it_is_asked(
+    seed: int, banned: set[int], likely: float, penalty: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, (3, VOCAB)).astype(np.float32)
+    logits[1:, list(banned)] += likely
+    tokens = rng.integers(0, VOCAB, (3, 5)).tolist()
+    controls = LogitControls(repetition_penalty=penalty)
+
+    check(
+        logits,
+        beam_draw(
+            3,
+            [-1.0, -1.5, -2.0],
+            tokens=tokens,
+            banned=tuple(banned),
+            controls=controls,
+            renormalize=True,
+        ),
+        [
+            RepetitionPenaltyLogitsProcessor(penalty),
+            SuppressTokensLogitsProcessor([*banned]),
+            LogitNormalization(),
+        ],
     )
 
 

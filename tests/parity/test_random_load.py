@@ -157,6 +157,7 @@ class RandomRequests:
             "length_penalty": self._choose(0.0, 0.6, 2.0),
             "length_power": self._choose(None, None, 1.0, -0.5),
             "beam_end": self._choose("bound", "bound", "limit", "enough", "estimate"),
+            "renormalize": self._choose(False, False, True),
         }
 
     def _controls(self) -> LogitControls:

@@ -59,6 +59,7 @@ OPTIONS = (
     Option("length_power", -1.5, "--length-power -1.5", "length_power", beside="beam"),
     Option("beam_end", "enough", "--beam-end enough", "beam_end", beside="beam"),
     Option("early_stop", False, "--no-early-stop", "beam_end", "limit", beside="beam"),
+    Option("renormalize", True, "--renormalize", "renormalize", beside="beam"),
     Option("num_outputs", 2, "--num-outputs 2", "num_outputs"),
     Option("repetition_penalty", 1.5, "--repetition-penalty 1.5", "controls.repetition_penalty"),
     Option("frequency_penalty", 0.5, "--frequency-penalty 0.5", "controls.frequency_penalty"),
@@ -108,7 +109,7 @@ OPTIONS = (
     Option("tokens_per_message", 4, "--tokens-per-message 4", "call.tokens_per_message"),
 )
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-BEAM = ("beam", "length_penalty", "length_power", "beam_end")
+BEAM = ("beam", "length_penalty", "length_power", "beam_end", "renormalize")
 SECOND_NAMES = {"stop_strings"}  # of `stop`, in Python
 by_name = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 

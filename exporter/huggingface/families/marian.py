@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from exporter.huggingface.bart_like import (
     COMPUTED_POSITIONS,
     BartLikeConfig,
@@ -15,14 +13,14 @@ from exporter.models.config import PositiveInt, TransformerConfig
 
 
 class MarianConfig(BartLikeConfig):
-    """`config.json` of a Marian model; the options of older files are here as well."""
+    """`config.json` of a Marian model.
+
+    normalize_before, static_position_embeddings and their like are not here: whatever they say,
+    norms are last and positions computed.
+    """
 
     decoder_vocab_size: PositiveInt | None = None
     share_encoder_decoder_embeddings: bool = True
-    normalize_before: Literal[False] = False
-    normalize_embedding: Literal[False] = False
-    add_final_layer_norm: Literal[False] = False
-    static_position_embeddings: Literal[True] = True
 
 
 def _config(given: MarianConfig, tokens: SpecialTokens) -> TransformerConfig:

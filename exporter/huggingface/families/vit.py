@@ -14,7 +14,7 @@ from exporter.huggingface.conversion import (
     layers,
     modules,
 )
-from exporter.huggingface.encoder_heads import LABELS
+from exporter.huggingface.encoder_heads import LabelledConfig
 from exporter.huggingface.family import Activation, Family, SpecialTokens
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, Preprocessor
 from exporter.huggingface.stack import StackConfig
@@ -29,7 +29,7 @@ _HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-class ViTConfig(StackConfig):
+class ViTConfig(StackConfig, LabelledConfig):
     """`config.json` of a ViT or DeiT."""
 
     model_type: Literal["vit", "deit"]
@@ -52,7 +52,6 @@ class ViTConfig(StackConfig):
     patch_size: PositiveInt = 16
     num_channels: Literal[1, 3] = 3
     qkv_bias: Literal[True] = True
-    id2label: dict[int, str] = LABELS
     preprocessor_config: Preprocessor | None = None
 
     @model_validator(mode="after")
@@ -87,7 +86,7 @@ def _config(given: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
         num_encoder_layers=given.num_hidden_layers,
         norm_position="first",
         positions="learned",
-        labels=head.get("labels", tuple(given.id2label[i] for i in sorted(given.id2label))),
+        labels=head.get("labels", given.labels),
         image=_image(given),
     )
 

@@ -10,7 +10,7 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
-_BEAM = ("beam", "length_penalty", "length_power", "beam_end", "early_stop")
+_BEAM = ("beam", "length_penalty", "length_power", "beam_end", "early_stop", "renormalize")
 _BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
 _STRATEGIES = ("greedy", "sampling", "beam")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
@@ -117,7 +117,7 @@ def _fill_beam(message: pb.BeamSearch, options: Mapping[str, object]) -> None:
         if options.get(one) is not None and options.get(other) is not None:
             raise ValueError(f"{one}, {other}: give one of them only")
     set_field(message, "width", options.get("beam"), "beam")
-    set_fields(message, options, "length_penalty", "length_power", "early_stop")
+    set_fields(message, options, "length_penalty", "length_power", "early_stop", "renormalize")
     end = options.get("beam_end")
     if end is not None:
         if end not in _BEAM_ENDS:

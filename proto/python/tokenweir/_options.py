@@ -78,6 +78,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     # "limit", at max_new_tokens. Left out: "bound".
     beam_end: str | None
     early_stop: bool | None  # True: "bound", False: "limit"
+    renormalize: bool | None  # tokens that controls leave to beam search add up to 1 again
     num_outputs: int | None
     repetition_penalty: float | None
     frequency_penalty: float | None

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.decoders import (
@@ -24,6 +23,7 @@ from tests.exporter.huggingface.decoders import (
 from tests.exporter.huggingface.encoders import save_encoder
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import VOCAB_SIZE
+from tests.exporter.huggingface.translation_sources import save as save_translation
 
 NO_LONGER = "texts may have 24 tokens, not the 99 of --max-len: the model knows no more"
 
@@ -86,17 +86,34 @@ async def test_a_longrope_for_long_texts_writes_as_hugging_face_behind_long_prom
     await check_greedy_tokens(tmp_path, twin, num_tokens=15, lengths=(17, 18, 24), max_len=40)
 
 
-@pytest.mark.parametrize(("name", "learned"), [("opt", MAX_LEN), ("bert", 14)])
-def test_learned_positions_are_not_cut(name: str, learned: int, tmp_path: Path) -> None:
-    if name == "bert":
-        save_encoder(tmp_path / "source", "bert", "classify")
+@pytest.mark.parametrize(
+    ("name", "learned"), [("opt", MAX_LEN), ("bert", 14), ("roberta", 12), ("bart", 16)]
+)
+@torch.no_grad()
+def test_of_learned_positions_the_first_are_left(name: str, learned: int, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if name == "bart":
+        twin = save_translation(name, source)
+    elif name == "opt":
+        twin = save_decoder(source, name)
     else:
-        save_decoder(tmp_path / "source", name)
+        twin = save_encoder(source, name, "classify")
+    ids = torch.randint(4, 20, (2, 9))
 
-    with pytest.raises(CheckpointError, match=f"max_len is 9, and .* learned its {learned} pos"):
-        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=9)
-    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint", max_len=99).notes
-    assert f"texts may have {learned} tokens, not the 99 of --max-len: the model" in str(notes)
+    whole = import_checkpoint(source, tmp_path / "whole", max_len=99).notes
+    notes = import_checkpoint(source, tmp_path / "checkpoint", max_len=9).notes
+    model = load_checkpoint(tmp_path / "checkpoint").model
+
+    has_encoder = model.config.num_encoder_layers > 0
+    has_both = has_encoder and model.config.num_decoder_layers > 0
+    targets = {"decoder_input_ids": ids} if has_both else {}
+    expected = twin(ids, **targets).logits
+    ours = model(ids, ids) if has_both else model(ids)
+    found = ours[0] if has_encoder and not has_both else ours
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    assert max(model.config.max_source_len, model.config.max_target_len) == 9
+    assert f"texts may have {learned} tokens, not the 99 of --max-len: the model" in str(whole)
+    assert "--max-len" not in str(notes)
 
 
 # They have most of what decoders differ in.

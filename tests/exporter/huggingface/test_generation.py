@@ -63,6 +63,8 @@ def imported(save: Any, path: Path, **options: Any) -> tuple[GenerationDefaults,
             },
             {"forced_begin": (5,), "forced_end": 9, "begin_banned_tokens": (1, 2)},
         ),
+        ({"renormalize_logits": True}, {"renormalize": True}),
+        ({"renormalize_logits": False}, {}),
         # These count the start token.
         ({"max_length": 9, "min_length": 4}, {"max_new_tokens": 8, "min_new_tokens": 3}),
         ({"max_length": 9, "max_new_tokens": 5, "min_length": 1}, {"max_new_tokens": 5}),
@@ -168,6 +170,13 @@ OWN: dict[str, dict[str, Any]] = {
         "max_length": 12,
         "min_length": 5,
     },
+    "opus-mt": {  # as generation_config.json of these models has it
+        "num_beams": 4,
+        "bad_words_ids": [[PAD]],
+        "forced_eos_token_id": EOS,
+        "renormalize_logits": True,
+        "max_length": 12,
+    },
 }
 
 
@@ -181,11 +190,12 @@ SEARCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "marian"])
+@pytest.mark.parametrize("family", [*OWN])
 async def test_a_package_does_what_generate_does_unless_a_request_says_otherwise(
     family: str, tmp_path: Path
 ) -> None:
-    twin: Any = {"gpt2": save_gpt2, "marian": save_marian}[family](tmp_path / "source")
+    save: Any = save_gpt2 if family == "gpt2" else save_marian
+    twin: Any = save(tmp_path / "source")
     twin.generation_config.update(**OWN[family])
     twin.generation_config.save_pretrained(tmp_path / "source")
 

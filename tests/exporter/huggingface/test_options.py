@@ -95,7 +95,7 @@ def test_an_option_that_counts_in_transformers_counts_here(
     ("family", "edits", "message"),
     [
         ("gpt2", {"num_attention_heads": 2}, "n_head is 4 and num_attention_heads 2; they are"),
-        ("marian", {"num_hidden_layers": 1}, "encoder_layers is 2 and num_hidden_layers 1"),
+        ("marian", {"hidden_size": 8}, "d_model is 16 and hidden_size 8; they are two names"),
         (
             "llama",
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -118,6 +118,7 @@ def test_an_option_that_counts_in_transformers_counts_here(
         ),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types names 1 layers, and num"),
         ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is not supported"),
+        ("bert", {"num_labels": 2**40}, "num_labels is 1099511627776: Input should be less than"),
         (
             "modernbert",
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -135,6 +136,29 @@ def test_options_that_do_not_fit_are_named(
         import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
 
 
+def test_a_distilled_bart_may_still_have_the_number_of_layers_of_its_teacher(
+    tmp_path: Path,
+) -> None:
+    twin = _save("bart", tmp_path / "source", encoder_layers=1, decoder_layers=2)
+    edit(tmp_path / "source" / "config.json", {"num_hidden_layers": 12})
+
+    torch.testing.assert_close(_ours(tmp_path / "source"), _theirs(twin), rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert"])
+@pytest.mark.parametrize("edits", [{"num_labels": 9}, {"num_labels": 7, "id2label": None}])
+def test_labels_that_have_no_names_are_counted(
+    family: str, edits: dict[str, Any], tmp_path: Path
+) -> None:
+    options = {} if "id2label" not in edits else {"id2label": None, "num_labels": 7}
+    twin = _save(family, tmp_path / "source", **options)
+    edit(tmp_path / "source" / "config.json", {"label2id": None, **edits})
+
+    torch.testing.assert_close(_ours(tmp_path / "source"), _theirs(twin), rtol=0, atol=5e-5)
+    labels = load_checkpoint(tmp_path / "checkpoint").config.model.labels
+    assert list(labels) == list(twin.config.id2label.values())
+
+
 OTHER_NAMES = ("silu", "quick_gelu", "gated-silu", "relative_key", "cls")
 
 
@@ -148,7 +172,7 @@ def test_no_changed_option_changes_the_answers_of_transformers_alone(
     saved = file.read_text()
     wrong, num_changed = [], 0
 
-    for name, value in _changes(json.loads(saved), options_of(json.loads(saved)["model_type"])):
+    for name, value in changes(json.loads(saved), options_of(json.loads(saved)["model_type"])):
         edit(file, {name: value})
         try:
             ours = _ours(tmp_path / "source")
@@ -171,7 +195,7 @@ def edit(path: Path, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps({name: value for name, value in changed if value is not None}))
 
 
-def _changes(saved: dict[str, Any], names: set[str]) -> Iterator[tuple[str, Any]]:
+def changes(saved: dict[str, Any], names: set[str]) -> Iterator[tuple[str, Any]]:
     """Yield options with values that they do not have."""
     for name in sorted({*saved, *names} - {"architectures", "model_type", "return_dict"}):
         match saved.get(name):

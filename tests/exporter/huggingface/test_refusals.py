@@ -146,7 +146,6 @@ def test_unsupported_options_of_decoders_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"normalize_before": True}, "normalize_before is True; supported: False"),
         (
             {"decoder_attention_heads": 4},
             "encoder_attention_heads is 2 and decoder_attention_heads 4; supported: equal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from transformers import DeiTImageProcessorPil, ViTImageProcessorPil
 
 from engine.errors import CheckpointError
 from engine.one_pass.image import load_image
+from engine.package.manifest import ImageContract
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.contracts import image_contract
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.encoders import save_vision
 from tests.exporter.huggingface.sources import edit_json
+from tests.exporter.huggingface.test_options import changes, edit, options_of
 
 VIT = ViTImageProcessorPil(size={"height": 8, "width": 8})
 DEIT = DeiTImageProcessorPil(
@@ -93,6 +96,11 @@ def test_pictures_are_within_a_level_of_those_of_transformers(
     contract = image_contract(config)
     assert contract is not None
 
+    check_pictures(processor, contract)
+
+
+def check_pictures(processor: Any, contract: ImageContract) -> None:
+    """Hold pictures of many sizes against those of a processor of transformers."""
     for width, height in ((8, 8), (31, 19), (7, 40), (5, 3), (64, 64)):
         pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
         picture = Image.fromarray(pixels)
@@ -107,6 +115,69 @@ def test_pictures_are_within_a_level_of_those_of_transformers(
         assert np.abs(found - expected).mean() < 1e-3 * level.max()
 
 
+# As ViTImageProcessorFast saves them: what says nothing is null.
+_NULLS = ("crop_size", "do_center_crop", "do_convert_rgb", "device", "input_data_format", "do_pad")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("ViTImageProcessor", {"size": 8}),
+        ("ViTImageProcessor", {"size": [8, 8], **dict.fromkeys(_NULLS)}),
+        ("ViTImageProcessor", {"size": 8, "image_mean": 0.25, "image_std": 0.75}),
+        (
+            "ViTImageProcessor",
+            {"size": 9, "default_to_square": False, "do_center_crop": True, "crop_size": 8},
+        ),
+        ("DeiTImageProcessor", {"size": 10, "crop_size": 8}),
+        ("DeiTImageProcessor", {"size": 8, "do_center_crop": False, "resample": 0}),
+        ("DeiTImageProcessor", {"size": 8, "do_center_crop": None, "crop_size": None}),
+    ],
+)
+def test_pictures_are_read_as_transformers_reads_the_settings(
+    kind: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_vision(source, "ViTForImageClassification", VIT)
+    (source / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": kind, **said})
+    )
+
+    contract = image_contract(imported(source).config)
+
+    assert contract is not None
+    processor = {"V": ViTImageProcessorPil, "D": DeiTImageProcessorPil}[kind[0]]
+    check_pictures(processor.from_pretrained(source), contract)
+
+
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "DeiTForImageClassification"])
+@torch.no_grad()
+def test_no_changed_option_of_a_picture_model_changes_the_answers_of_transformers_alone(
+    name: str, tmp_path: Path
+) -> None:
+    twin = save_vision(tmp_path / "source", name, VIT)
+    file = tmp_path / "source" / "config.json"
+    saved = file.read_text()
+    pixels = torch.randn(3, 3, 8, 8)
+    wrong, num_changed = [], 0
+
+    for option, value in changes(json.loads(saved), options_of(json.loads(saved)["model_type"])):
+        edit(file, {option: value})
+        try:
+            ours, _ = imported(file.parent)(pixels)
+            theirs = type(twin).from_pretrained(file.parent, dtype="float32").eval()(pixels).logits
+        except Exception:  # either refuses it
+            continue
+        finally:
+            file.write_text(saved)
+        num_changed += 1
+        if not torch.allclose(ours, theirs, rtol=0, atol=5e-5):
+            wrong.append((option, value))
+
+    assert wrong == []
+    assert num_changed > 10
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -114,6 +185,8 @@ def test_pictures_are_within_a_level_of_those_of_transformers(
         ({"size": {"shortest_edge": 8}}, "of 8 pixels and their own ratio, the model has"),
         ({"size": {"height": 8, "width": 6}}, "size is .*supported: a square, or shortest_edge"),
         ({"resample": 9}, "resample is 9; supported: 0, 1, 2, 3, 4, 5"),
+        ({"do_pad": True}, "do_pad is True; supported: False"),
+        ({"crop_pct": 0.9}, "crop_pct is not supported"),
     ],
 )
 def test_settings_that_do_not_fit_the_model_are_refused(

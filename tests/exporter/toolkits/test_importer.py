@@ -17,6 +17,7 @@ from engine.package.package import load_package
 from engine.requests.defaults import sampling_params
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest
+from exporter.averaging import average_checkpoints
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.toolkits import import_toolkit_checkpoint, is_toolkit_checkpoint
@@ -107,6 +108,25 @@ def test_weights_of_opennmt_may_lie_in_a_file_of_their_own(tmp_path: Path) -> No
 
     state = load_checkpoint(tmp_path / "checkpoint").model.state_dict()
     assert state["decoder.output.bias"].equal(source.weights["generator.bias"])
+
+
+@torch.no_grad()
+def test_the_last_checkpoints_of_a_run_are_averaged(tmp_path: Path) -> None:
+    source = save_opennmt(tmp_path / "model_step_8.pt", version=3)
+    content = torch.load(source.path, weights_only=False)
+    content["model"] = {name: 3 * weight for name, weight in content["model"].items()}
+    torch.save(content, tmp_path / "model_step_9.pt")
+    checkpoints = [tmp_path / "step-8", tmp_path / "step-9"]
+
+    for step, checkpoint in zip((8, 9), checkpoints, strict=True):
+        import_toolkit_checkpoint(tmp_path / f"model_step_{step}.pt", checkpoint)
+    average_checkpoints(checkpoints, tmp_path / "mean")
+
+    encoders = [
+        load_checkpoint(path).model.get_submodule("encoder").state_dict()
+        for path in (checkpoints[0], tmp_path / "mean")
+    ]
+    torch.testing.assert_close(encoders[1], {name: 2 * w for name, w in encoders[0].items()})
 
 
 def test_vocabularies_of_opennmt_1_are_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
@@ -27,6 +28,18 @@ def test_a_terminal_gets_a_bar_with_loss_and_speed() -> None:
     assert "Training dates" in shown and "10/10" in shown
     assert "loss 1.2500" in shown and "tokens/s" in shown
     assert "Validation [100%]" in shown
+
+
+def test_a_bar_has_room_for_all_that_it_tells_in_eighty_columns() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, color_system=None, width=80)
+
+    with make_progress(True, "Training classification", 40_000, 0, console) as display:
+        display.step(39_999, 12.3456, 0)
+
+    last = re.split("[\r\n]", output.getvalue())[-2]
+    assert "Training classification" in last and "39999/40000 loss 12.3456" in last
+    assert "0 tokens/s" in last and "…" not in last and "━━" in last
 
 
 def test_anything_else_gets_a_line_every_ten_seconds_and_at_the_end() -> None:

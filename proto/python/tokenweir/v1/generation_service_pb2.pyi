@@ -338,6 +338,7 @@ class BeamSearch(_message.Message):
     EARLY_STOP_FIELD_NUMBER: _builtins.int
     LENGTH_POWER_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    RENORMALIZE_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """Hypotheses kept; 1 to the server's limit.  0 is the package's default, refused if it has none."""
     length_penalty: _builtins.float
@@ -350,6 +351,10 @@ class BeamSearch(_message.Message):
     """
     end: Global___BeamEnd.ValueType
     """When the search ends; unspecified: as early_stop says."""
+    renormalize: _builtins.bool
+    """Whether the probabilities of the tokens that bans and penalties leave are made to add up to 1
+    again before they are summed, as `renormalize_logits` of Hugging Face does; absent: no.
+    """
     def __init__(
         self,
         *,
@@ -358,10 +363,11 @@ class BeamSearch(_message.Message):
         early_stop: _builtins.bool | None = ...,
         length_power: _builtins.float | None = ...,
         end: Global___BeamEnd.ValueType = ...,
+        renormalize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "early_stop", b"early_stop", "length_penalty", b"length_penalty", "length_power", b"length_power"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "early_stop", b"early_stop", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "early_stop", b"early_stop", "end", b"end", "length_penalty", b"length_penalty", "length_power", b"length_power", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "early_stop", b"early_stop", "end", b"end", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__early_stop: _TypeAlias = _typing.Literal["early_stop"]  # noqa: Y015
     _WhichOneofArgType__early_stop: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop"]  # noqa: Y015
@@ -369,12 +375,16 @@ class BeamSearch(_message.Message):
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__length_power: _TypeAlias = _typing.Literal["length_power"]  # noqa: Y015
     _WhichOneofArgType__length_power: _TypeAlias = _typing.Literal["_length_power", b"_length_power"]  # noqa: Y015
+    _WhichOneofReturnType__renormalize: _TypeAlias = _typing.Literal["renormalize"]  # noqa: Y015
+    _WhichOneofArgType__renormalize: _TypeAlias = _typing.Literal["_renormalize", b"_renormalize"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stop) -> _WhichOneofReturnType__early_stop | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_power) -> _WhichOneofReturnType__length_power | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__renormalize) -> _WhichOneofReturnType__renormalize | None: ...
 
 Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
