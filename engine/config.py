@@ -94,6 +94,10 @@ class EngineConfig:
         most = min(MOST_CHOSEN_SEQS, self.max_num_batched_tokens - self.prefill_chunk_size)
         return self.max_num_seqs or most
 
+    def most_items(self, num_tokens: int) -> int:
+        """Return how many items of a one-pass model run at once that cost so many tokens each."""
+        return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // num_tokens))
+
     def with_num_seqs(self, num_seqs: int) -> EngineConfig:
         """Return the settings with so many sequences, unless a number was asked for."""
         return self if self.max_num_seqs else replace(self, max_num_seqs=num_seqs)

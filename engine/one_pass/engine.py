@@ -192,15 +192,14 @@ class EncoderEngine(Engine):
         with self._changed:
             while self._life.state is not EngineState.STOPPED:
                 self._expire()
-                if batch := self._queue.take(self._max_items):
+                if batch := self._queue.take(self._most_items):
                     self._num_running = len(batch)
                     return batch
                 self._changed.wait()
             return []
 
-    def _max_items(self, item: EncodedItem) -> int:
-        by_tokens = self._config.max_num_batched_tokens // item.cost
-        return max(1, min(self._config.max_num_seqs, by_tokens))
+    def _most_items(self, item: EncodedItem) -> int:
+        return self._config.most_items(item.cost)
 
     def _expire(self) -> None:
         now = self._clock()

@@ -40,10 +40,8 @@ def warm_up_one_pass(
     DeviceError if the device fails, OutOfDeviceMemory if kernels have no room there.
     """
     is_invariant, slowest = True, 0.0
-    for what, items in _groups(
-        manifest, ItemEncoder(manifest, tokenizer, config.limits), tokenizer
-    ):
-        size = max(1, min(config.max_num_seqs, config.max_num_batched_tokens // items[0].cost))
+    for what, items in _groups(manifest, config, tokenizer):
+        size = config.most_items(items[0].cost)
         try:
             alone = _run(graph, items[:1], manifest)
             started = clock()  # the weights are in memory by now
@@ -64,10 +62,11 @@ def warm_up_one_pass(
 
 
 def _groups(
-    manifest: Manifest, encoder: ItemEncoder, tokenizer: ItemTokenizer | None
+    manifest: Manifest, config: EngineConfig, tokenizer: ItemTokenizer | None
 ) -> Iterator[Group]:
+    encoder = ItemEncoder(manifest, tokenizer, config.limits)
     if manifest.image is not None:
-        yield "an image", _images(manifest.image, encoder)
+        yield "an image", _images(manifest.image, encoder, config)
         return
     assert manifest.encoding is not None and tokenizer is not None, "the factory sees to it"
     yield from _texts(manifest.encoding)
@@ -91,16 +90,21 @@ def _texts(contract: EncodingContract) -> Iterator[Group]:
         )
 
 
-def _images(contract: ImageContract, encoder: ItemEncoder) -> list[EncodedItem]:
-    """Return images of noise, from the file to the pixels."""
+def _images(
+    contract: ImageContract, encoder: ItemEncoder, config: EngineConfig
+) -> list[EncodedItem]:
+    """Return images of noise, from the file to the pixels, as many as are run together."""
     size = (contract.size, contract.size) + ((3,) if contract.channels == 3 else ())
-    noise = np.random.default_rng(0)
-    items = []
-    for _ in range(2):
+    rng = np.random.default_rng(0)
+
+    def noise() -> EncodedItem:
         file = io.BytesIO()
-        Image.fromarray(noise.integers(0, 256, size, dtype=np.uint8)).save(file, "PNG")
-        items.append(PredictionItem(file.getvalue()))
-    return encoder.encode(items, "items")
+        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).save(file, "PNG")
+        return encoder.encode([PredictionItem(file.getvalue())], "items")[0]
+
+    first = noise()
+    others = min(_MAX_ITEMS, config.most_items(first.cost)) - 1
+    return [first, *(noise() for _ in range(others))]
 
 
 def _run(graph: Graph, items: Sequence[EncodedItem], manifest: Manifest) -> list[ItemPrediction]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -300,15 +300,39 @@ async def test_text_package_becomes_an_engine_that_predicts(tmp_path: Path) -> N
     assert answer.items[0].logits.tolist() == [ord("a") + ord("b")]
 
 
-async def test_image_package_becomes_an_engine_that_predicts(tmp_path: Path) -> None:
+def _image_package(directory: Path) -> Path:
     image = {"size": 2, "channels": 1, "mean": [0], "std": [1], "embedding_dim": 1}
-    directory = _write(
-        tmp_path / "p",
+    return _write(
+        directory,
         {"model.onnx": _one_pass("pixel_values", ["B", 1, 2, 2])},
         architecture="vision-encoder",
         task="classify",
         image=image,
     )
+
+
+@pytest.mark.parametrize(("max_num_seqs", "together"), [(1, 1), (2, 2), (9, 9), (64, 32)])
+def test_images_are_tried_out_as_many_together_as_they_are_run(
+    tmp_path: Path, max_num_seqs: int, together: int
+) -> None:
+    """Memory of a device is taken then, and rows are seen to depend on none of as many others."""
+    package = load_package(_image_package(tmp_path / "p"))
+    session = create_session(package.file("model.onnx"), num_threads=1)
+    seen: list[int] = []
+
+    class Counting:
+        def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.append(len(inputs["pixel_values"]))
+            return session.run(inputs)
+
+    config = replace(CONFIG, max_num_seqs=max_num_seqs)
+    warm_up_one_pass(Counting(), package.manifest, None, config, package.path)
+
+    assert seen == [1, together]
+
+
+async def test_image_package_becomes_an_engine_that_predicts(tmp_path: Path) -> None:
+    directory = _image_package(tmp_path / "p")
     buffer = io.BytesIO()
     Image.fromarray(np.array([[0, 255], [255, 255]], dtype=np.uint8)).save(buffer, "PNG")
     item = PredictionItem(buffer.getvalue())
