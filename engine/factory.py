@@ -16,7 +16,7 @@ from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
 from engine.life.engine import NICENESS
 from engine.life.trial import Trial
-from engine.package.device_certificate import settings_as_shown
+from engine.package.device_certificate import is_invariant_as_shown, settings_as_shown
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package
 
@@ -113,7 +113,9 @@ def _load_generating(
         name = package.manifest.name
         warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
         seconds = largest_step_seconds(runner, contract, config, package.path)
-        is_equal = _shown(package, device, lambda: rows_are_bit_equal(runner, contract, widest))
+        is_equal = _shown(
+            package, config, device, lambda: rows_are_bit_equal(runner, contract, widest)
+        )
         runner.num_padding = 0  # all of it was nobody's: there was no request yet
         return Trial(is_equal, seconds)
 
@@ -220,21 +222,25 @@ def _load_one_pass(
 
     def warm() -> Trial:
         found = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
-        is_equal = _shown(package, device, lambda: found.is_batch_invariant)
+        is_equal = _shown(package, config, device, lambda: found.is_batch_invariant)
         return replace(found, is_batch_invariant=is_equal)
 
     return EncoderEngine(package, session, tokenizer, config, warm_up=warm)
 
 
-def _shown(package: Package, device: CudaDevice | None, are_bit_equal: Callable[[], bool]) -> bool:
+def _shown(
+    package: Package,
+    config: EngineConfig,
+    device: CudaDevice | None,
+    are_bit_equal: Callable[[], bool],
+) -> bool:
     """Return if the bits of a row depend on no other here; say so if the certificate is better.
 
     A device shows it when its certificate is made, in the calls that are made here.
     """
-    certificate = package.manifest.certificate
     if device is not None:
-        return certificate.device is not None and certificate.device.batch_invariant
-    if not certificate.batch_invariant:
+        return is_invariant_as_shown(package, config)
+    if not package.manifest.certificate.batch_invariant:
         return False
     if are_bit_equal():
         return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RequestLimits
 from engine.device.distributions import cuda_version
 from engine.errors import PackageError
 from engine.package.manifest import DeviceCertificate
@@ -59,6 +59,29 @@ def settings_as_shown(package: Package, device: CudaDevice, config: EngineConfig
     return config
 
 
+def is_invariant_as_shown(package: Package, config: EngineConfig) -> bool:
+    """Return if a device has shown that rows depend on no other, in calls as an engine makes them.
+
+    Decode calls of an encoder-decoder have room for as many sequences of a source as a request may
+    have; the certificate is of the number that nobody has changed.
+    """
+    found = package.manifest.certificate.device
+    if found is None or not found.batch_invariant:
+        return False
+    contract = package.manifest.generation
+    shown, wanted = (limits.most_sequences for limits in (RequestLimits(), config.limits))
+    if contract is None or contract.cross_cache is None or shown == wanted:
+        return True
+    _log.warning(
+        "%s: its device certificate is of calls with room for %d sequences of a source, engine."
+        "limits want %d; batch_invariant is not offered",
+        package.path,
+        shown,
+        wanted,
+    )
+    return False
+
+
 def use_of(device: CudaDevice, buckets: tuple[int, ...]) -> DeviceUse:
     """Return what a certificate made here is of."""
     return DeviceUse(device.gpu_name, device.driver, cuda_version(), buckets)
@@ -81,13 +104,21 @@ def buckets_of(package: Package, config: EngineConfig) -> tuple[int, ...]:
 
 def command(package: Package, config: EngineConfig) -> str:
     """Return what to type for a certificate with these settings."""
-    words = ["tokenweir verify", str(package.path), "CHECKPOINT --device cuda"]
-    if package.manifest.generation is not None:
-        if config.max_num_seqs:
-            words.append(f"--max-num-seqs {config.max_num_seqs}")
-        if config.decode_buckets:
-            words.append(f"--decode-buckets {','.join(map(str, config.decode_buckets))}")
-    return " ".join(words)
+    generates = package.manifest.generation is not None
+    options = verify_options(config) if generates else ["--device", "cuda"]
+    return " ".join(["tokenweir verify", str(package.path), "CHECKPOINT", *options])
+
+
+def verify_options(config: EngineConfig) -> list[str]:
+    """Return the options of `tokenweir verify` for what an engine with these settings runs."""
+    options = ["--device", "cuda"]
+    if config.gpu_memory_utilization != EngineConfig().gpu_memory_utilization:
+        options += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    if config.max_num_seqs:
+        options += ["--max-num-seqs", str(config.max_num_seqs)]
+    if config.decode_buckets:
+        options += ["--decode-buckets", ",".join(map(str, config.decode_buckets))]
+    return options
 
 
 def device_name(package: Package, config: EngineConfig) -> str:

@@ -21,7 +21,9 @@ def verify_apart(package: Path, checkpoint: Path, target: Target, config: Engine
 
     The process prints what `tokenweir verify` prints. Raises CommandError if it fails.
     """
-    options = _device_options(config) if config.device_for(target) == "cuda" else []
+    from engine.package.device_certificate import verify_options
+
+    options = verify_options(config) if config.device_for(target) == "cuda" else []
     command = [*_TOKENWEIR, "verify", str(package), str(checkpoint), *options]
     code = subprocess.run(command).returncode
     if code:
@@ -29,13 +31,3 @@ def verify_apart(package: Path, checkpoint: Path, target: Target, config: Engine
             f"{package} was not found to be what {checkpoint} exports to, so it is not served",
             code if code > 0 else FAILED,
         )
-
-
-def _device_options(config: EngineConfig) -> list[str]:
-    options = ["--device", "cuda"]
-    options += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
-    if config.max_num_seqs:
-        options += ["--max-num-seqs", str(config.max_num_seqs)]
-    if config.decode_buckets:
-        options += ["--decode-buckets", ",".join(map(str, config.decode_buckets))]
-    return options

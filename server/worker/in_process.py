@@ -27,11 +27,13 @@ T = TypeVar("T")
 def load(path: str | Path, name: str | None, settings: Mapping[str, Any]) -> InProcessWorker:
     """Load a package, start its engine, return when it serves; the caller closes it.
 
-    `name` is that of the model, by default the package's; `settings` are those of EngineConfig.
+    `name` is that of the model, by default the package's; `settings` are those of EngineConfig,
+    but that on a GPU there are as many rows as were verified, unless a number is given.
     Raises what `load_engine` and `Worker.start` raise.
     """
     package = load_package(Path(path))
-    config = EngineConfig(**settings)
+    num_seqs = max(settings.get("decode_buckets", ()), default=0)
+    config = EngineConfig(**{"max_num_seqs": num_seqs, **settings})
     return InProcessWorker({name or package.manifest.name: load_engine(package, config)}, config)
 
 

@@ -16,15 +16,20 @@ from typing import Any
 
 import pytest
 
-from engine.config import Device, EngineConfig
-from engine.errors import PackageError
+from engine.config import Device, EngineConfig, RequestLimits
+from engine.errors import DeviceError, PackageError
 from engine.life.engine import Engine
 from engine.life.trial import Trial
 from engine.package import device_certificate
 from engine.package import package as packages
-from engine.package.device_certificate import device_name, settings_as_shown
-from engine.package.package import load_package, read_manifest, write_manifest
+from engine.package.device_certificate import (
+    device_name,
+    is_invariant_as_shown,
+    settings_as_shown,
+)
+from engine.package.package import Package, load_package, read_manifest, write_manifest
 from loadtest.benchmark.engine_bench import settings_for
+from server.worker import in_process
 from tests.engine.test_package import LOSS, ONE_PASS, TEXT, write_package
 
 Change = Callable[[dict[str, Any]], None]
@@ -253,6 +258,12 @@ def test_a_package_is_served_with_the_rows_that_it_was_shown_with(
             "here they are of 8, 32 rows",
             " --max-num-seqs 32 --decode-buckets 8,32",
         ),
+        (  # of two workers that share the GPU: more rows would be verified than one has room for
+            {"gpu": "NVIDIA L4"},
+            replace(CHOSEN, gpu_memory_utilization=0.45),
+            "has GPU NVIDIA L4",
+            " --gpu-memory-utilization 0.45",
+        ),
     ],
 )
 def test_a_package_that_was_shown_otherwise_is_refused_with_the_command(
@@ -275,6 +286,54 @@ def test_a_package_of_which_only_the_graphs_were_shown_is_refused_with_the_comma
 
     with pytest.raises(PackageError, match="on NVIDIA H200: .* CHECKPOINT --device cuda`$"):
         settings_as_shown(package, HERE, CHOSEN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "buckets"),
+    [
+        ({}, 32, (8, 32)),
+        ({}, 48, ()),
+        ({"decode_buckets": (8, 32)}, 32, (8, 32)),
+        ({"max_num_seqs": 32}, 32, ()),
+    ],
+)
+def test_a_package_in_the_caller_s_process_has_the_rows_that_were_shown_unless_others_are_named(
+    settings: dict[str, Any],
+    rows: int,
+    buckets: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = _on_device(tmp_path / "p", buckets=list(buckets or (rows,)), batch_invariant=False)
+    seen: list[EngineConfig] = []
+
+    def load(package: Package, config: EngineConfig) -> None:
+        seen.append(settings_as_shown(package, HERE, config))  # type: ignore[arg-type]
+        raise DeviceError("nothing runs here")
+
+    monkeypatch.setattr(in_process, "load_engine", load)
+    with pytest.raises(DeviceError):
+        in_process.load(path, None, settings)
+
+    assert [(found.max_num_seqs, found.decode_buckets) for found in seen] == [(rows, buckets)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "limits", "offered"),
+    [
+        (True, RequestLimits(), True),
+        (True, RequestLimits(max_num_outputs=4), True),
+        (False, RequestLimits(), False),
+        (True, RequestLimits(max_beam_width=64), False),
+        (True, RequestLimits(max_beam_width=4, max_best_of=4, max_num_outputs=4), False),
+    ],
+)
+def test_invariance_is_offered_in_calls_of_the_shape_that_the_certificate_is_of(
+    shown: bool, limits: RequestLimits, offered: bool, tmp_path: Path
+) -> None:
+    package = load_package(_on_device(tmp_path / "p", batch_invariant=shown))
+
+    assert is_invariant_as_shown(package, replace(CHOSEN, limits=limits)) == offered
 
 
 def test_another_driver_is_told_in_the_log(

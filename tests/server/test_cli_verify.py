@@ -33,7 +33,7 @@ def for_cuda(directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "verified"),
     [
-        ([], ["--device", "cuda", "--gpu-memory-utilization", "0.9"]),
+        ([], ["--device", "cuda"]),
         (["--device", "cpu"], []),
         (
             ["--num-gpus-per-replica", "0.5", "--max-num-seqs", "7"],
@@ -41,10 +41,7 @@ def for_cuda(directory: Path) -> Path:
         ),
         (
             ["--decode-buckets", "1,8"],
-            [
-                *("--device", "cuda", "--gpu-memory-utilization", "0.9"),
-                *("--max-num-seqs", "8", "--decode-buckets", "1,8"),
-            ],
+            ["--device", "cuda", "--max-num-seqs", "8", "--decode-buckets", "1,8"],
         ),
     ],
 )
