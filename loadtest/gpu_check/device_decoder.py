@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.config import RequestLimits
 from engine.device.device import CudaDevice
-from engine.device.memory import aligned
+from engine.device.memory import DeviceArray, aligned
 from engine.package.graph_io import (
     BEAM_ROWS,
     CROSS,
@@ -46,7 +46,6 @@ from engine.slots.memory import DeviceCacheMemory
 from engine.slots.rows import SlotCache
 from engine.slots.source_index import padded
 
-_BLOCK_BYTES = 2**20  # of the inputs of a call, at most
 _WIDEST = RequestLimits().most_sequences  # of a request
 
 Ints = NDArray[np.int64]
@@ -83,12 +82,16 @@ class Call:
     """A shape of call with its memory: rows from `first` on, tokens a row, likeliest tokens."""
 
     binding: Binding
-    inputs: Mapping[str, NDArray[Any]]  # views of pinned memory; the device has a twin
-    num_bytes: int  # of all inputs
+    inputs: Mapping[str, NDArray[Any]]  # views of `host`
+    host: NDArray[np.uint8]  # pinned: all inputs that are brought up
+    device: DeviceArray  # where they are brought to
 
 
 class DeviceDecoder:
-    """The graph, a cache of so many rows, and one block each for inputs and outputs of a call."""
+    """The graph, a cache of so many rows, and one block for the outputs of a call.
+
+    Every shape of call has a block of its own for its inputs, some of which are written only once.
+    """
 
     def __init__(
         self,
@@ -106,8 +109,6 @@ class DeviceDecoder:
             contract, session, self._cache, is_on_device=True, graph_ids=count()
         )
         self._graph.total_seq[0] = self.capacity
-        self._host = memory.pinned(_BLOCK_BYTES)
-        self._inputs = memory.zeros((_BLOCK_BYTES,), "int8")
         logits = self._shape.outputs[LOGITS]
         self._logits = memory.zeros((num_rows, contract.vocab_size), logits.dtype)
         self._top = memory.zeros((num_rows * 128 * 16,), "int8")
@@ -139,8 +140,7 @@ class DeviceDecoder:
         call.inputs[INPUT_IDS][:] = ids
         call.inputs[POSITION_IDS][:] = positions
         call.inputs[SEQLENS_K][:] = positions[:, -1]
-        runtime = self._device.runtime
-        runtime.upload(self._inputs.address, self._host.ctypes.data, call.num_bytes)
+        self._device.memory.upload(call.device, call.host)
         call.binding.run(graph_id)
         return call
 
@@ -167,6 +167,7 @@ class DeviceDecoder:
         for start in range(0, len(ids), chunk):
             part = np.array([ids[start : start + chunk]])
             self.run(row, part, np.arange(start, start + part.shape[1])[None])
+            self._device.runtime.synchronize()  # the next one's inputs are written over these
         self.lengths[row] = len(ids)
         found: Floats = self.logits(1)[0]
         return found
@@ -205,17 +206,23 @@ class DeviceDecoder:
         return self._calls[key]
 
     def _bind(self, first: int, num_rows: int, num_tokens: int, num_top: int) -> Call:
-        binding, inputs, at = self._graph.bind(first, first + num_rows), {}, 0
-        for name, array in self._layout(num_rows, num_tokens).items():
-            view = self._host[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+        binding, arrays = (
+            self._graph.bind(first, first + num_rows),
+            self._layout(num_rows, num_tokens),
+        )
+        num_bytes = sum(aligned(max(1, array.nbytes)) for array in arrays.values())
+        memory, inputs, at = self._device.memory, {}, 0
+        host, device = memory.pinned(num_bytes), memory.zeros((num_bytes,), "int8")
+        for name, array in arrays.items():
+            view = host[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
             view[...] = array
             inputs[name] = view
-            binding.input(name, self._inputs.view(at, str(array.dtype), array.shape))
+            binding.input(name, device.view(at, str(array.dtype), array.shape))
             at += aligned(max(1, array.nbytes))
         binding.input(NUM_TOP, self._graph.num_top(num_top))
         self._graph.bind_sources(binding, first, first + num_rows)
         self._bind_outputs(binding, num_rows, num_top)
-        return Call(binding, inputs, at)
+        return Call(binding, inputs, host, device)
 
     def _layout(self, num_rows: int, num_tokens: int) -> dict[str, NDArray[Any]]:
         """Return the inputs beside keys and values that are brought up, as they stand at first."""

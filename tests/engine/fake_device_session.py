@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ class FakeDeviceSession:
 
     def bind(self) -> FakeDeviceBinding:
         return FakeDeviceBinding(self, self._session, self._cuda)
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return self._session.run(inputs)
 
 
 class FakeDeviceBinding:

@@ -21,6 +21,7 @@ from engine.package.manifest import PackageFormat
 from engine.package.package import Package, load_package
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
+from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
@@ -98,6 +99,7 @@ class Setup(NamedTuple):
     form: PackageFormat = PackageFormat()
     has_bucket: bool = False  # on a CPU: decode calls of one number of rows, as on a GPU
     device: Device = "cpu"
+    is_fake: bool = False  # the device: the kernels are those of the CPU
 
     def has_equal_bits(self, name: str) -> bool:
         """Whether the answers of a model have the same bits whatever else runs.
@@ -115,6 +117,8 @@ class Setup(NamedTuple):
         config = replace(config, device=self.device, decode_buckets=buckets)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+            if self.is_fake:
+                fake_gpu.put_in(patch)
             engine = load_engine(package, config)
         assert isinstance(engine, AsyncEngine)
         return engine
@@ -125,14 +129,16 @@ CUDA_FP32 = Setup(PackageFormat.of("cuda", "fp32"), has_bucket=True)
 CUDA_FP16 = Setup(PackageFormat.of("cuda", "fp16"), has_bucket=True)
 GPU_FP32 = Setup(PackageFormat.of("cuda", "fp32"), device="cuda")
 GPU_FP16 = Setup(PackageFormat.of("cuda", "fp16"), device="cuda")
+FAKE_FP32, FAKE_FP16 = (gpu._replace(is_fake=True) for gpu in (GPU_FP32, GPU_FP16))
 
 
 def setups(*others: Any) -> list[Any]:
     """Return the parameters of a test that goes through all setups."""
     named = {"cpu": CPU, "cuda-fp32": CUDA_FP32, "cuda-fp16": CUDA_FP16}
+    on_fake = {"fake-gpu-fp32": FAKE_FP32, "fake-gpu-fp16": FAKE_FP16}
     on_gpu = {"gpu-fp32": GPU_FP32, "gpu-fp16": GPU_FP16}
     return [
-        *(pytest.param(setup, id=name) for name, setup in named.items()),
+        *(pytest.param(setup, id=name) for name, setup in (named | on_fake).items()),
         *(pytest.param(setup, id=name, marks=pytest.mark.gpu) for name, setup in on_gpu.items()),
         *others,
     ]
@@ -149,6 +155,7 @@ def twins(*quick: str) -> list[Any]:
         found += [
             pytest.param(name, CPU, id=f"{name}-cpu"),
             pytest.param(name, CUDA_FP32, id=f"{name}-cuda-fp32", marks=marks),
+            pytest.param(name, FAKE_FP32, id=f"{name}-fake-gpu-fp32", marks=pytest.mark.long),
             pytest.param(name, GPU_FP32, id=f"{name}-gpu-fp32", marks=pytest.mark.gpu),
         ]
     return found

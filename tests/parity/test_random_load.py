@@ -35,6 +35,8 @@ from tests.parity.conftest import (
     CPU,
     CUDA_FP16,
     CUDA_FP32,
+    FAKE_FP16,
+    FAKE_FP32,
     GPU_FP16,
     GPU_FP32,
     VOCAB_SIZE,
@@ -303,9 +305,9 @@ def assert_nothing_is_left(watch: Watch) -> None:
     assert (load.running, load.waiting, load.waiting_tokens, load.cache_used) == (0, 0, 0, 0.0)
     assert not watch.engine._streams
     watch.core.check_integrity()  # so rows hold what was kept, and nothing else
-    assert np.isfinite(cache.rows.memory).all()
-    if cache.sources is not None:
-        assert np.isfinite(cache.sources.memory).all()
+    for memory in filter(None, (cache.rows, cache.sources)):
+        num_rows, _, length, _ = memory.layers[0].key.shape
+        assert all(np.isfinite(memory.read(row, length)).all() for row in range(num_rows))
 
 
 def objects_of(*types: type) -> dict[type, int]:
@@ -344,11 +346,17 @@ QUICK = {
 }
 
 
-ON_GPU = {
-    (name, how): setup
-    for name in ("gpt", "llama", "encoder-decoder")
-    for how, setup in (("gpu-fp32", GPU_FP32), ("gpu-fp16", GPU_FP16))
-}
+ON_GPU, ON_FAKE = (
+    {
+        (name, f"{where}-{precision}"): setup
+        for name in ("gpt", "llama", "encoder-decoder")
+        for precision, setup in (("fp32", in_fp32), ("fp16", in_fp16))
+    }
+    for where, in_fp32, in_fp16 in (
+        ("gpu", GPU_FP32, GPU_FP16),
+        ("fake-gpu", FAKE_FP32, FAKE_FP16),
+    )
+)
 
 
 def cases() -> list[Any]:
@@ -357,6 +365,7 @@ def cases() -> list[Any]:
         for setups, count, marks in (
             (QUICK, NUM_REQUESTS, ()),
             (LONG, NUM_REQUESTS_LONG, (pytest.mark.long, pytest.mark.timeout(900))),
+            (ON_FAKE, NUM_REQUESTS, pytest.mark.long),
             (ON_GPU, NUM_REQUESTS_LONG, pytest.mark.gpu),
         )
         for (name, how), setup in setups.items()

@@ -1,0 +1,61 @@
+"""A GPU where there is none: the fake device of tests/engine, with the kernels of a CPU.
+
+Slow, and without bf16; else all that the engine does on a device is done, and computed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.device.device import CudaDevice
+from engine.session import Session, create_session
+from tests.engine.fake_cuda import FakeCuda
+from tests.engine.fake_device_session import FakeDeviceSession
+
+_MEMORY = 8 * 2**30  # bytes; what is not asked for is not taken
+_OPENED = (
+    "engine.device.device",
+    "exporter.verify_device",
+    "loadtest.gpu_check.pieces",
+    "loadtest.gpu_check.probes",
+    "loadtest.gpu_check.steps",
+)
+_LOADED = (
+    "engine.session",
+    "engine.slots.generation_sessions",
+    "exporter.certificate.execution",
+    "loadtest.gpu_check.pieces",
+    "loadtest.gpu_check.probes",
+    "loadtest.gpu_check.steps",
+)
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    """Let this process find the GPU, and load graphs on it, until the patch is undone."""
+    cuda = FakeCuda(_MEMORY)
+    device = cuda.device()
+
+    def load(
+        path: str | os.PathLike[str], *, num_threads: int = 0, device: CudaDevice | None = None
+    ) -> Session | FakeDeviceSession:
+        if device is None:
+            return create_session(path, num_threads=num_threads)
+        return FakeDeviceSession(Path(path), cuda)
+
+    def give(index: int = 0) -> CudaDevice:
+        return device
+
+    _put(monkeypatch, _OPENED, "open_device", give)
+    _put(monkeypatch, _LOADED, "create_session", load)
+    _put(monkeypatch, ("engine.package.device_certificate",), "cuda_version", lambda: "1.31.1")
+    return device
+
+
+def _put(monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], name: str, what: Any) -> None:
+    for module in modules:
+        monkeypatch.setattr(importlib.import_module(module), name, what)

@@ -1,0 +1,66 @@
+"""The check of a GPU on a device that computes: what is right passes, what is wrong does not.
+
+On the emulated device everything fails that can, for nothing is computed there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.package.manifest import Precision
+from engine.session import NOT_CAPTURED
+from loadtest.gpu_check import probes
+from loadtest.gpu_check.device_decoder import DeviceDecoder, Floats
+from loadtest.gpu_check.part import Outcome, Settings
+from tests import fake_gpu
+
+CHUNK = 3  # tokens: short prompts come in several
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    fake_gpu.put_in(monkeypatch)
+    monkeypatch.setattr(probes, "_CHUNK", CHUNK)
+    monkeypatch.setattr(probes, "elsewhere", lambda run, given, **kw: probes.digest(given, **kw))
+    return Settings("cuda", quick=True, work=tmp_path)
+
+
+def rows(settings: Settings, model: str, precision: Precision) -> Outcome:
+    return probes.probe(settings, model, precision, judged="yes")
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        ("llama", "fp16"),
+        pytest.param("llama", "fp32", marks=pytest.mark.long),
+        pytest.param("gpt2", "fp16", marks=pytest.mark.long),
+        pytest.param("gpt2", "fp32", marks=pytest.mark.long),
+    ],
+)
+def test_rows_pass_and_rows_that_depend_on_others_fail(
+    model: str, precision: Precision, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = rows(settings, model, precision)
+
+    assert right.passed, right.summary
+    against = right.found["against_cpu"]
+    assert against["tokens_equal"] == against["tokens"] > 0
+
+    decode = DeviceDecoder.decode
+
+    def depending(
+        self: DeviceDecoder, tokens: Any, bucket: int, graph_id: int = NOT_CAPTURED
+    ) -> Floats:
+        found = decode(self, tokens, bucket, graph_id)
+        return found + np.float32(1e-6 * (len(tokens) - 1))
+
+    monkeypatch.setattr(DeviceDecoder, "decode", depending)
+
+    wrong = rows(settings, model, precision)
+
+    assert not wrong.passed and "NOT equal among others" in wrong.summary
