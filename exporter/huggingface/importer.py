@@ -61,11 +61,7 @@ def import_checkpoint(
         config, said = family.read_config({**raw, "asked_len": max_len}, options.special_tokens())
         whole = _with_ends(config, options.eos_token_ids)
         config = _with_limit(whole, texts, max_len)
-    text = ImportedTokenizer()  # of a model that sees pictures
-    if config.vocab_size:
-        text = read_tokenizer(directory, config, str(raw["model_type"]), languages)
-    if texts is not None and texts.lowers:
-        text.lower()
+    text = _read_text(directory, raw, config, languages)
     config = _started(config, text)
     with naming(directory / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
@@ -86,6 +82,20 @@ def _with_limit(
         limit = min(asked or texts.limit or config.max_source_len, config.max_source_len)
         return TransformerConfig.model_validate({**config.model_dump(), "cut_at": limit})
     return config if asked is None else with_length(config, asked)
+
+
+def _read_text(
+    directory: Path, raw: dict[str, Any], config: TransformerConfig, languages: Languages
+) -> ImportedTokenizer:
+    """Return the tokenizer of a model; none of one that sees pictures."""
+    if not config.vocab_size:
+        return ImportedTokenizer()
+    named = str(raw.get("tokenizer_class") or "")
+    text = read_tokenizer(directory, config, str(raw["model_type"]), languages, named=named)
+    texts: SentenceTexts | None = raw["texts"]
+    if texts is not None and texts.lowers:
+        text.lower()
+    return text
 
 
 def _started(config: TransformerConfig, text: ImportedTokenizer) -> TransformerConfig:

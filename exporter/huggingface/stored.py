@@ -20,6 +20,7 @@ from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import listed
 from exporter.huggingface.cut_off import DAMAGE, cut_safetensors, cut_torch_tensors
+from exporter.huggingface.pointers import about_pointers
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -92,7 +93,10 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
                 problems.append(f"{path} lacks {listed(lacking)}, which the index names")
             files.append(file)
         if problems:
-            raise CheckpointError(f"{listed(problems, '; ')}; copy or save the model again")
+            pointers = "".join(map(about_pointers, directories))
+            raise CheckpointError(
+                f"{listed(problems, '; ')}; copy or save the model again{pointers}"
+            )
         yield StoredWeights(files)
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, models, normalizers
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.text.tokenizer_file import MAX_BYTES, parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import TOKENIZER_NAME, TextFiles
+from exporter.huggingface.pointers import about_pointers
 from exporter.huggingface.tokenizers.byte_level import (
     MERGES_NAME,
     VOCABULARY_NAME,
@@ -34,7 +35,7 @@ from exporter.huggingface.tokenizers.from_sentencepiece import (
     read_pieces,
 )
 from exporter.huggingface.tokenizers.layouts import SENTENCEPIECE
-from exporter.huggingface.tokenizers.settings import Settings, read_settings
+from exporter.huggingface.tokenizers.settings import CONFIG_NAME, Settings, read_settings
 from exporter.huggingface.tokenizers.translation import Translation
 from exporter.huggingface.tokenizers.word_piece import WORDS_NAME, read_bert
 from exporter.models import TransformerConfig
@@ -103,14 +104,19 @@ def read_tokenizer(
     config: TransformerConfig,
     model_type: str = "",
     languages: Languages = Languages(),
+    *,
+    named: str = "",
 ) -> ImportedTokenizer:
     """Return the tokenizer of a directory with a model of this type.
 
-    Raises CheckpointError if there is none, or none of this model; nothing of the original is run.
+    `named` is the class that config.json names, which counts where tokenizer_config.json names
+    none. Raises CheckpointError if there is none, or none of this model; nothing of the original
+    is run.
     """
     try:
-        settings = read_settings(directory)
-        kind = _class_of(directory, settings, model_type)
+        room = max(_source_size(config), config.vocab_size)
+        settings, over = read_settings(directory).within(room)
+        kind = _class_of(directory, settings, named, model_type)
         found, target = _read(directory, kind, settings, config)
         translation = Translation.of(kind, settings)
         _set_source(found.tokenizer, translation, settings, languages, is_file=_has_file(directory))
@@ -119,15 +125,23 @@ def read_tokenizer(
         checked_target = None if target is None else _checked(target.tokenizer, config.vocab_size)
         files = TextFiles(checked_target, read_chat(directory, settings))
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{directory} has no tokenizer of this model: {error}") from error
-    notes = [*found.notes, *(target.notes if target else []), *_about_end(checked, config)]
+        raise CheckpointError(
+            f"{directory} has no tokenizer of this model: {error}{about_pointers(directory)}"
+        ) from error
+    notes = [
+        *found.notes,
+        *_left_out(CONFIG_NAME, over),
+        *(target.notes if target else []),
+        *_about_end(checked, config),
+        *_about_spaces(checked, settings, config),
+    ]
     is_start = translation is not None and translation.starts_with_target
     return ImportedTokenizer(checked, files, token, is_start, tuple(notes))
 
 
-def _class_of(directory: Path, settings: Settings, model_type: str) -> str:
+def _class_of(directory: Path, settings: Settings, named: str, model_type: str) -> str:
     """Return the name of the class that transformers has for the tokenizer."""
-    named = settings.tokenizer_class.removesuffix("Fast")
+    named = (settings.tokenizer_class or named).removesuffix("Fast")
     if named in ("", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"):
         named = _CLASSES.get(model_type, "")
     if named == "M2M100Tokenizer" and not (directory / VOCABULARY_NAME).is_file():
@@ -186,9 +200,15 @@ def _read_file(path: Path, room: int) -> Made:
         made = parse_tokenizer(raw, room).tokenizer
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
-    names = listed([shortened(repr(token.get("content"))) for token in over])
-    notes = [f"{path.name}: tokens above the vocabulary are left out: {names}"]
-    return Made(made, notes if over else [])
+    return Made(made, _left_out(path.name, [token.get("content") for token in over]))
+
+
+def _left_out(name: str, tokens: Sequence[object]) -> list[str]:
+    """Say which tokens of a file the model has no room for."""
+    if not tokens:
+        return []
+    names = listed([shortened(repr(token)) for token in tokens])
+    return [f"{name}: tokens above the vocabulary are left out: {names}"]
 
 
 def _id_of(token: Any) -> int:
@@ -237,6 +257,17 @@ def _source_size(config: TransformerConfig) -> int:
 
 def _has_file(directory: Path) -> bool:
     return (directory / TOKENIZER_NAME).is_file()
+
+
+def _about_spaces(tokenizer: Tokenizer, settings: Settings, config: TransformerConfig) -> list[str]:
+    """Say if transformers takes spaces out of answers; of pieces by BPE it does not."""
+    is_bpe = isinstance(tokenizer.model, models.BPE)
+    if not settings.clean_up_tokenization_spaces or is_bpe or not config.num_decoder_layers:
+        return []
+    return [
+        f"{CONFIG_NAME}: clean_up_tokenization_spaces takes the space before a full stop and such "
+        "out of answers in transformers; here answers are as the model writes them"
+    ]
 
 
 def _about_end(tokenizer: Tokenizer, config: TransformerConfig) -> list[str]:

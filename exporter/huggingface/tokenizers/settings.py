@@ -77,6 +77,7 @@ class Settings(BaseModel):
     src_lang: str | None = None
     language_codes: str = "m2m100"
     separate_vocabs: bool = False
+    clean_up_tokenization_spaces: bool = False  # in what is written
     chat_template: str | tuple[NamedTemplate, ...] | None = None
 
     def text_of(self, name: str, default: str) -> str:
@@ -97,6 +98,20 @@ class Settings(BaseModel):
         }
         found |= {token.content: i for i, token in sorted(self.added_tokens_decoder.items())}
         return found | dict(sorted(self.added_tokens.items(), key=lambda item: item[1]))
+
+    def within(self, room: int) -> tuple[Settings, list[str]]:
+        """Return them without the added tokens whose ids are not below `room`, and these."""
+        ids = {**self.added_tokens, **{t.content: i for i, t in self.added_tokens_decoder.items()}}
+        over = {text for text, i in ids.items() if i >= room}
+        kept = {i: token for i, token in self.added_tokens_decoder.items() if i < room}
+        named = {text: i for text, i in self.added_tokens.items() if text not in over}
+        extra = tuple(one for one in self.additional_special_tokens if text_of(one) not in over)
+        changed = {
+            "added_tokens_decoder": kept,
+            "added_tokens": named,
+            "additional_special_tokens": extra,
+        }
+        return self.model_copy(update=changed), sorted(over)
 
     def flags(self) -> Mapping[str, Token]:
         """Return how tokens are looked for, where it is said."""

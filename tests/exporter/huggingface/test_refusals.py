@@ -414,6 +414,17 @@ def test_missing_and_damaged_files_are_named(
     assert message in refusal(source)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_clone_without_the_files_of_git_lfs_is_told_how_to_get_them(
+    name: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    (source / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 548118077\n")
+
+    assert f"of {name} there are only pointers of Git LFS: `git lfs pull`" in refusal(source)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

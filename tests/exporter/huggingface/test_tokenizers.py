@@ -300,6 +300,37 @@ def test_an_added_token_of_another_id_is_refused(
         read_tokenizer(tmp_path, config())
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "is_told"),
+    [("spiece.model", "T5Tokenizer", True), ("tokenizer.model", "LlamaTokenizer", False)],
+)
+def test_spaces_that_transformers_takes_out_of_answers_are_told(
+    name: str, kind: str, is_told: bool, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    options = T5 if is_told else BYTES
+    source_with(tmp_path, name, trained(**options), tokenizer_class=kind,
+                clean_up_tokenization_spaces=True)  # fmt: skip
+    writes = config().model_copy(update={"num_decoder_layers": 1})
+
+    notes = read_tokenizer(tmp_path, writes).notes
+
+    assert any("clean_up_tokenization_spaces takes" in note for note in notes) is is_told
+
+
+def test_tokens_that_are_added_above_the_vocabulary_are_left_out(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    added = {"3600": {"content": "<here>"}, "5000": {"content": "<image>"}}
+    source_with(tmp_path, "spiece.model", trained(**T5), tokenizer_class="T5Tokenizer",
+                added_tokens_decoder=added)  # fmt: skip
+
+    found = read_tokenizer(tmp_path, config(vocab_size=3601))
+
+    assert found.tokenizer.token_to_id("<here>") == 3600
+    assert found.tokenizer.token_to_id("<image>") is None
+    assert any("left out: '<image>'" in note for note in found.notes)
+
+
 def test_added_tokens_above_the_vocabulary_are_left_out(
     trained: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.greedy import check_tokens
-from tests.exporter.huggingface.sources import EOS, VOCAB_SIZE
+from tests.exporter.huggingface.sources import EOS, VOCAB_SIZE, edit_json
 from tests.exporter.huggingface.translation_sources import MODELS, save
 
 S, T = 16, 15
@@ -74,6 +74,18 @@ def test_an_mbart_that_does_not_say_what_outputs_begin_behind_is_imported(tmp_pa
 
     assert "outputs begin behind the end token" in imported.notes[0]
     assert load_checkpoint(tmp_path / "checkpoint").config.model.bos_token_id == EOS
+
+
+def test_a_byt5_may_name_its_tokenizer_in_config_json_alone(tmp_path: Path) -> None:
+    save("t5", tmp_path / "source", vocab_size=384)
+    edit_json(tmp_path / "source" / "config.json", tokenizer_class="ByT5Tokenizer")
+    (tmp_path / "source" / "tokenizer.json").unlink()
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+    tokenizer = load_checkpoint(tmp_path / "checkpoint").tokenizer
+    assert tokenizer is not None
+    assert tokenizer.encode("hé").ids == [104 + 3, 0xC3 + 3, 0xA9 + 3, 1]
 
 
 @pytest.mark.parametrize(("max_len", "limit"), [(None, 512), (9, 9), (700, 700)])
