@@ -174,6 +174,15 @@ class ServerCall:
         """Return the address of the client."""
         return cast(str, self._call.peer())
 
+    def certified_name(self) -> str | None:
+        """Return what the client's certificate calls it, "" for no name; None without one."""
+        found = cygrpc.auth_context(self._call) or {}
+        if b"x509_pem_cert" not in found:
+            return None
+        keys = (b"x509_common_name", b"x509_subject_alternative_name")
+        names = [name for key in keys for name in found.get(key, ())]
+        return cast(str, names[0].decode(errors="replace")) if names else ""
+
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None without one."""
         if self._deadline > _NO_DEADLINE:

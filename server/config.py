@@ -12,7 +12,7 @@ from typing import Literal
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
-from server.identity.config import DoorsConfig
+from server.identity.config import DoorsConfig, is_loopback
 from server.setting_checks import (
     check_at_least_one,
     check_not_negative,
@@ -112,6 +112,22 @@ class MetricsConfig:
         if self.port is not None:
             check_port(self.port)
 
+    def check_reach(self, doors: DoorsConfig) -> None:
+        """Raise ConfigError if strangers on other machines could read the metrics."""
+        if self.port is None or doors.insecure or is_loopback(self.host):
+            return
+        needed = {
+            "a certificate (--tls-cert, --tls-key)": doors.tls_cert,
+            "to know who reads them (--admin-tokens, with --admin-port)": doors.admin_tokens,
+        }
+        missing = [what for what, given in needed.items() if given is None]
+        if missing:
+            raise ConfigError(
+                f"metrics.host ({self.host}) is reached from other machines, so the metrics need "
+                f"{', and '.join(missing)}; give that, leave out --metrics-host, or type "
+                "--insecure to let everybody in who can reach it"
+            )
+
 
 @dataclass(frozen=True)
 class TracingConfig:
@@ -190,6 +206,7 @@ class ServeConfig:
         self._check_worker()
         self._check_gateway()
         self.gateway.doors.check_reach(self.host)
+        self.metrics.check_reach(self.gateway.doors)
 
     @property
     def gateway_settings(self) -> GatewayConfig:
@@ -307,6 +324,7 @@ class GatewayRoleConfig:
                 "as 10.0.0.1:6379"
             )
         self.gateway.doors.check_reach(self.gateway.host)
+        self.metrics.check_reach(self.gateway.doors)
 
 
 def _check_walls(config: WorkerConfig | GatewayConfig) -> None:

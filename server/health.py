@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 Context = aio.ServicerContext[Any, Any]
 
+_MOST_WATCHING = 4096  # calls at once: they last, and nobody is asked who he is
+_MAX_NAME = 1024  # characters of what is watched, which is kept as long
 _UP = health_pb2.HealthCheckResponse.SERVING
 _DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -28,6 +30,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._is_down = False
         self._is_closed = False
         self._changed = asyncio.Event()  # another one after every change
+        self._num_watching = 0
 
     def publish(self, name: str, *, serving: bool) -> None:
         """Set the health of one name, unless everything is down for good."""
@@ -70,10 +73,23 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """Send the health of a name whenever it changes, until `close`."""
+        if len(request.service) > _MAX_NAME:
+            what = f"service has {len(request.service):,} characters; nothing here has {_MAX_NAME}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        if self._num_watching >= _MOST_WATCHING:
+            what = f"{_MOST_WATCHING:,} calls watch here, the most that may; Check is answered"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        self._num_watching += 1
+        try:
+            await self._watch(request.service, context)
+        finally:
+            self._num_watching -= 1
+
+    async def _watch(self, name: str, context: Context) -> None:
         sent = None
         while not self._is_closed:
             changed = self._changed
-            status = self._statuses.get(request.service, _UNKNOWN)
+            status = self._statuses.get(name, _UNKNOWN)
             if status != sent:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 sent = status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -47,8 +48,14 @@ class LocalServices:
     An interceptor sees every method once: what it makes of a handler serves all calls.
     """
 
-    def __init__(self, interceptors: Sequence[aio.ServerInterceptor]) -> None:
+    def __init__(
+        self,
+        interceptors: Sequence[aio.ServerInterceptor],
+        read_timeout: float | None = None,
+    ) -> None:
+        """With `read_timeout`, a call that brings no message ends after so many seconds."""
         self._interceptors = interceptors
+        self._read_timeout = read_timeout
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._found: dict[str, Handler] = {}  # by method, as the interceptors have made them
 
@@ -72,7 +79,7 @@ class LocalServices:
             await handler.stream_stream(_messages(call), call)
             await call.finish()
             return
-        request = await call.read()
+        request = await self._first(call)
         if request is aio.EOF:
             return  # cancelled before it has begun
         if handler.response_streaming:
@@ -80,6 +87,16 @@ class LocalServices:
             await call.finish()
         else:
             await call.finish(await handler.unary_unary(request, call))
+
+    async def _first(self, call: AnswerableCall) -> Any:
+        if self._read_timeout is None:
+            return await call.read()
+        try:
+            async with asyncio.timeout(self._read_timeout):
+                return await call.read()
+        except TimeoutError:
+            what = f"the request did not come within {self._read_timeout:g} s"
+            await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, what)
 
     async def _find(self, details: Any, index: int) -> Handler:
         """Return the handler of a method, as the interceptors from `index` on make it."""

@@ -16,6 +16,7 @@ from server.api import ADMIN, HEALTH
 from server.call_server import CallServer, ServerCall
 from server.config import GatewayConfig
 from server.gateway.admin import AdminService
+from server.gateway.request_reader import READ_TIMEOUT
 from server.health import Health
 from server.identity.tls import server_credentials
 from server.identity.tokens import TokenFile
@@ -47,7 +48,8 @@ class AdminPort:
         self._tokens = None if doors.admin_tokens is None else TokenFile(doors.admin_tokens)
         max_bytes = config.max_request_bytes
         self._services = LocalServices(
-            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor())
+            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor()),
+            READ_TIMEOUT,
         )
         server = cast(aio.Server, self._services)  # it has what is asked of one here
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(service, server)

@@ -1,4 +1,4 @@
-"""Lets calls in by the token that they show: as its tenant, and within its quota."""
+"""Lets calls in by the token or certificate that they show: as its tenant, within its quota."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.identity.tls import server_credentials
 from server.identity.tokens import Identity, TokenFile
 
 _CUT_SHORT = (None, grpc.StatusCode.DEADLINE_EXCEEDED)
-_MAX_ECHO = 64  # characters of a name that an error repeats
+_MAX_ECHO = 64  # characters of a name that an error repeats, and of a tenant
 
 
 def check_files(config: DoorsConfig) -> None:
@@ -30,16 +30,24 @@ def check_files(config: DoorsConfig) -> None:
 
 
 class Door:
-    """Knows who calls, where tokens are asked for; any thread may ask it."""
+    """Knows who calls, where tokens or certificates are asked for; any thread may ask it."""
 
     def __init__(self, config: DoorsConfig) -> None:
         """Raise ConfigError if the file of tokens cannot be used."""
         self._tokens = None if config.tokens is None else TokenFile(config.tokens)
+        self._asks_certificates = config.tls_client_ca is not None
         self._quotas = Quotas()
 
     def identity(self, call: ServerCall) -> Identity | None:
-        """Return who calls, None where nobody is asked; Unauthenticated without a known token."""
-        return None if self._tokens is None else self._tokens.identity(call.invocation_metadata())
+        """Return who calls, None where nobody is asked; Unauthenticated without a known token.
+
+        Where no tokens are asked for, it is who a certificate is of; none is asked for at a socket
+        of this machine.
+        """
+        if self._tokens is not None:
+            return self._tokens.identity(call.invocation_metadata())
+        name = call.certified_name() if self._asks_certificates else None
+        return None if name is None else Identity(name[:_MAX_ECHO])
 
     def identified(
         self, identity: Identity, method: str, request: bytes, share: Share

@@ -42,7 +42,7 @@ from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
-from server.gateway.request_reader import RequestReader
+from server.gateway.request_reader import READ_TIMEOUT, RequestReader
 from server.gateway.share import Share, share_of
 from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
@@ -144,7 +144,8 @@ class Gateway:
         credentials = server_credentials(self._config.doors)
         max_bytes = self._config.max_request_bytes
         self._local = LocalServices(
-            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor())
+            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor()),
+            READ_TIMEOUT,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
         if self._config.doors.reflection:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.errors import ExpiredInQueue, FieldViolation, MalformedMessage, TokenweirError
 
-_READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
+READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
 _LOOK_PERIOD = 1.0  # seconds between two looks for those that have not come
 _CONNECTION_SHARE = 4  # the part of the places, one in so many, that one connection can have
 
@@ -77,7 +77,7 @@ class RequestReader:
 
     def end_late(self) -> None:
         """End what has waited too long for its message."""
-        since = time.monotonic() - _READ_TIMEOUT
+        since = time.monotonic() - READ_TIMEOUT
         while (first := next(iter(self._under_way), None)) and first.started <= since:
             self._end(first, _too_late())
 
@@ -120,4 +120,4 @@ def _no_message() -> MalformedMessage:
 
 
 def _too_late() -> ExpiredInQueue:
-    return ExpiredInQueue(f"its message did not come within {_READ_TIMEOUT:g} s; ask again")
+    return ExpiredInQueue(f"its message did not come within {READ_TIMEOUT:g} s; ask again")

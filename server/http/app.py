@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar, cast
@@ -35,9 +36,13 @@ from server.http.page import Page
 from server.http.requests import CompletionRequest, GenerationRequest
 from server.http.streams import Chunks, EventStream, Message
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, str]]
 _CLIENT_GONE = 499  # nobody reads it
+_REQUEST_ID = "x-request-id"
+_MAX_ID = 128  # characters
 _STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
 
 
@@ -106,32 +111,33 @@ class HttpDoor:
 
     async def completions(self, request: Request) -> Response:
         """Complete one or more prompts."""
+        _named(request, TextForm.prefix)
         asked = await parsed(request, CompletionRequest, self._config)
         prompts = cast("list[Prompt]", asked.prompts)
         return await self._generate(request, asked, prompts, TextForm())
 
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
+        _named(request, ChatForm.prefix)
         asked = await parsed(request, ChatRequest, self._config)
         return await self._generate(request, asked, [asked.chat], ChatForm())
 
     async def embeddings(self, request: Request) -> Response:
         """Return the vectors of texts."""
+        request_id = _named(request, "embd-")
         asked = await parsed(request, EmbeddingRequest, self._config)
         with refused_arguments():
             call = self.caller(request).embed_many(
-                asked.model, asked.items, normalize=asked.normalize
+                asked.model, asked.items, normalize=asked.normalize, request_id=request_id
             )
             found = await _unless_gone(request, call)
-        return JSONResponse(
-            embeddings_json(asked, found), headers={"x-request-id": found.request_id}
-        )
+        return JSONResponse(embeddings_json(asked, found), headers={_REQUEST_ID: request_id})
 
     async def _generate(
         self, request: Request, asked: GenerationRequest, prompts: list[Prompt], form: Form
     ) -> Response:
         client = self.caller(request)
-        request_id = form.prefix + uuid.uuid4().hex
+        request_id = request.state.request_id
         with refused_arguments():
             options = asked.options
         options["request_id"] = request_id
@@ -143,7 +149,7 @@ class HttpDoor:
             choices = [form.choice(index, one) for index, one in enumerate(results)]
             body = envelope(request_id, form.object, asked.model, choices)
             body["usage"] = usage_json(found.usage)
-            return JSONResponse(body, headers={"x-request-id": request_id})
+            return JSONResponse(body, headers={_REQUEST_ID: request_id})
         if len(prompts) > 1:
             raise HttpError(
                 400, "a stream is of one prompt; send a request for each", param="prompt"
@@ -163,6 +169,14 @@ class HttpDoor:
             raise HttpError(
                 401, str(error), kind="authentication_error", code="invalid_api_key"
             ) from error
+
+
+def _named(request: Request, prefix: str) -> str:
+    """Let a request have the id that its client gives it, or another one, in every answer."""
+    given = request.headers.get(_REQUEST_ID, "")
+    is_good = 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
+    request.state.request_id = given if is_good else prefix + uuid.uuid4().hex
+    return cast(str, request.state.request_id)
 
 
 def _of_a_whole(options: StreamOptions) -> GenerateOptions:
@@ -219,19 +233,30 @@ def _model_json(model: ModelInfo) -> dict[str, object]:
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError), "the table of handlers says so"
-    return error.response()
+    return _failed(request, error)
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, TokenweirClientError), "the table of handlers says so"
-    return http_error(error).response()
+    return _failed(request, http_error(error))
 
 
 async def _answer_wrong_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "the table of handlers says so"
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return HttpError(error.status_code, message).response()
+    return _failed(request, HttpError(error.status_code, message))
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return HttpError(500, "the server failed; its log says how", kind="server_error").response()
+    name = getattr(request.state, "request_id", "")
+    logger.error("%s fails, request_id=%s; its traceback follows", request.url.path, name)
+    message = "the server failed; its log says how"
+    return _failed(request, HttpError(500, message, kind="server_error"))
+
+
+def _failed(request: Request, error: HttpError) -> Response:
+    """Return the answer of a failure, with the id of the request if it has one."""
+    response = error.response()
+    if (request_id := getattr(request.state, "request_id", None)) is not None:
+        response.headers[_REQUEST_ID] = request_id
+    return response

@@ -11,10 +11,11 @@ import uvicorn
 from tokenweir import AsyncClient
 
 from engine.background import in_background
-from server.front.certificate import Certificate
 from server.http.app import application
 from server.http.config import HttpConfig
+from server.http.connection import bounded
 from server.http.load_history import LoadHistory
+from server.identity.certificate import Certificate
 
 
 async def serve(
@@ -34,6 +35,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             application(client, config, history),
+            http=bounded(config.head_seconds, config.max_head_bytes),
             lifespan="off",
             ws="none",
             log_config=None,

@@ -78,7 +78,7 @@ async def running_gateway_role(
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
             where = config.metrics.host, config.metrics.port
-            page = MetricsPage(*where, gateway.snapshot, list, config.gateway.doors.admin_tokens)
+            page = MetricsPage(*where, gateway.snapshot, list, config.gateway.doors)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
         async def find_roster() -> RosterAddress | None:

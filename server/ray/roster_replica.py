@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from server.config import ServeConfig
 from server.identity.peers import peers_of
@@ -13,8 +12,6 @@ from server.ray.roster import Roster
 from server.telemetry.logs import log_to_stderr
 from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
-
-logger = logging.getLogger(__name__)
 
 
 class RosterReplica:
@@ -40,6 +37,7 @@ class RosterReplica:
                 config.metrics.port,
                 self._counted,
                 lambda: list(self._roster.snapshots.items()),
+                config.gateway.doors,
             )
 
     def _counted(self) -> Snapshot:

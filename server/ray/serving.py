@@ -241,11 +241,9 @@ def _metrics_page(
         counted = [] if gateway is None else gateway.snapshot()
         return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
-    host, operators = config.metrics.host, config.gateway.doors.admin_tokens
+    host, doors = config.metrics.host, config.gateway.doors
     workers = roster.snapshots
-    page = MetricsPage(host, port, counted_here, lambda: list(workers.items()), operators)
-    logger.info("metrics on http://%s/metrics", address_of(host, page.port))
-    return page
+    return MetricsPage(host, port, counted_here, lambda: list(workers.items()), doors)
 
 
 async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service], None]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from engine.errors import ConfigError, Unauthenticated
+from server.identity.certificate import Certificate
+from server.identity.config import DoorsConfig, is_loopback
 from server.identity.tokens import METADATA_KEY, TokenFile
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
@@ -23,9 +25,11 @@ from server.telemetry.metrics import (
     Snapshot,
     Value,
 )
+from server.telemetry.metrics_server import App, MetricsServer
+
+logger = logging.getLogger(__name__)
 
 Source = Callable[[], Snapshot]
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # of WSGI
 Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
 
 
@@ -38,33 +42,37 @@ class MetricsPage:
         port: int,
         gateway: Source,
         workers: Sources,
-        operators: Path | None = None,
+        doors: DoorsConfig | None = None,
     ) -> None:
         """Listen; `gateway` and `workers` are asked in another thread, whenever somebody reads.
 
-        Who reads shows a token of the file of `operators`, if there is one. Raises ConfigError for
-        a file that cannot be used, and if nobody can listen there.
+        Who reads shows a token of operators where the doors have such; what other machines can read
+        is encrypted where they have a certificate. Raises ConfigError for files that cannot be
+        used, and if nobody can listen there.
         """
-        tokens = None if operators is None else TokenFile(operators)
+        doors = doors or DoorsConfig()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(gateway, workers))
         ProcessCollector(registry=registry)
+        app: App = make_wsgi_app(registry)
+        if doors.admin_tokens is not None:
+            app = _for_operators(app, TokenFile(doors.admin_tokens))
+        is_encrypted = doors.tls_cert is not None and not is_loopback(host)
+        certificate = Certificate(doors) if is_encrypted else None
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = MetricsServer(host, port, app, certificate)
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot be had on {host}:{port}: {error.strerror or error}; stop what "
                 "uses the port, or choose another with --metrics-port (0: any that is free)"
             ) from error
-        if tokens is not None:
-            self._server.set_app(_for_operators(cast(App, self._server.get_app()), tokens))
         self.port: int = self._server.server_port
+        scheme, place = "https" if is_encrypted else "http", f"[{host}]" if ":" in host else host
+        logger.info("metrics on %s://%s:%d/metrics", scheme, place, self.port)
 
     def close(self) -> None:
         """Listen no more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.end()
 
 
 def _for_operators(app: App, operators: TokenFile) -> App:

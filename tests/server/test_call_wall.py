@@ -101,7 +101,7 @@ def test_a_message_that_does_not_come_in_time_may_be_on_its_way(
     reader.end_late()
     assert late.results == []
 
-    monkeypatch.setattr(request_reader, "_READ_TIMEOUT", 0.0)
+    monkeypatch.setattr(request_reader, "READ_TIMEOUT", 0.0)
     reader.end_late()
     late.bring(b"too late")
     other.bring(b"bytes")

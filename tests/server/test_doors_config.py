@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from server.config import ServeConfig
+from server.config import GatewayConfig, GatewayRoleConfig, MetricsConfig, ServeConfig
 from server.identity.config import DoorsConfig
 
 A = Path("a")
@@ -68,3 +68,40 @@ def test_others_are_not(host: str, settings: dict[str, Any]) -> None:
 def test_what_is_served_is_looked_at_before_anything_is_started() -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         ServeConfig(packages={"dates": A}, host="0.0.0.0")
+
+
+OPERATED: dict[str, Any] = {"admin_port": 0, "admin_tokens": A}
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({}, ["--tls-cert", "--admin-tokens"]),
+        (TLS, ["--admin-tokens"]),
+        (OPERATED, ["--tls-cert"]),
+    ],
+)
+def test_metrics_that_strangers_could_read_are_refused(
+    settings: dict[str, Any], missing: list[str]
+) -> None:
+    metrics = MetricsConfig(port=9100, host="0.0.0.0")
+    gateway = GatewayConfig(doors=DoorsConfig(**settings))
+    with pytest.raises(ConfigError, match=r"metrics.host \(0.0.0.0\)") as served:
+        ServeConfig(packages={"dates": A}, metrics=metrics, gateway=gateway)
+    with pytest.raises(ConfigError, match=r"metrics.host \(0.0.0.0\)"):
+        GatewayRoleConfig("10.0.0.1:6379", metrics=metrics, gateway=gateway)
+
+    assert all(what in str(served.value) for what in (*missing, "--insecure"))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "settings"),
+    [
+        (MetricsConfig(host="0.0.0.0"), {}),  # there are none
+        (MetricsConfig(port=9100), {}),
+        (MetricsConfig(port=9100, host="0.0.0.0"), {**TLS, **OPERATED}),
+        (MetricsConfig(port=9100, host="0.0.0.0"), {"insecure": True}),
+    ],
+)
+def test_other_metrics_are_not(metrics: MetricsConfig, settings: dict[str, Any]) -> None:
+    metrics.check_reach(DoorsConfig(**settings))

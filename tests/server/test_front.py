@@ -16,10 +16,10 @@ from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from engine.errors import ConfigError
 from server.cli.app import run
-from server.front import certificate
-from server.front.certificate import Certificate
 from server.front.reach import check_reach
 from server.http.config import HttpConfig
+from server.identity import certificate
+from server.identity.certificate import Certificate
 from server.identity.config import DoorsConfig
 from server.kserve.config import KserveConfig
 from tests.server.certificates import Authority
@@ -79,7 +79,7 @@ async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
     monkeypatch.setattr(certificate, "_PAUSE", 0.01)
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
         assert tls.tls_cert is not None
-        with caplog.at_level(logging.ERROR, "server.front"):
+        with caplog.at_level(logging.ERROR, "server.identity"):
             tls.tls_cert.write_bytes(authority.certify().cert)
             while not caplog.records:
                 assert await answers(caller, trusting(authority))
@@ -101,6 +101,29 @@ async def test_clients_of_http_show_a_certificate_where_one_is_asked_for(
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=asked)) as caller:
         assert await answers(caller, shown)
         assert not await answers(caller, trusting(authority))
+
+
+async def test_a_client_whose_root_was_taken_away_is_let_in_no_more(
+    tls: DoorsConfig, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(certificate, "_PAUSE", 0.01)
+    before, after = Authority("before"), Authority("after")
+    contexts = []
+    for clients in (before, after):
+        contexts.append(trusting(authority))
+        (folder := tmp_path / str(len(contexts))).mkdir()
+        contexts[-1].load_cert_chain(*clients.certify("a client").write(folder))
+    old, new = contexts
+    roots = tmp_path / "roots.pem"
+    roots.write_bytes(before.pem)
+    asked = DoorsConfig(tls_cert=tls.tls_cert, tls_key=tls.tls_key, tls_client_ca=roots)
+
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=asked)) as caller:
+        assert await answers(caller, old)
+        roots.write_bytes(after.pem)
+        while not await answers(caller, new):
+            pass
+        assert not await answers(caller, old)
 
 
 def test_files_that_cannot_be_used_are_named(tls: DoorsConfig):

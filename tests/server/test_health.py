@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
+import pytest
 from grpc_health.v1 import health_pb2
 
+from server import health as health_module
+from server.config import GatewayConfig
+from server.gateway import gateway as gateway_module
+from server.gateway.gateway import Gateway
 from server.health import Health
-from tests.server.calls import DOWN, UP, until
+from tests.server.calls import DOWN, UP, stubs_for, until
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
@@ -29,6 +35,9 @@ class Watcher:
 
     def read(self) -> None:
         self._reads.set()
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise PermissionError(code, details)
 
 
 async def test_a_watcher_is_sent_every_change_once_and_is_let_go_at_the_end() -> None:
@@ -70,3 +79,44 @@ async def test_what_went_down_for_good_stays_down() -> None:
 
     listed = await health.List(health_pb2.HealthListRequest(), None)
     assert {name: one.status for name, one in listed.statuses.items()} == {"": DOWN, "dates": DOWN}
+
+
+async def test_so_many_calls_watch_and_no_more_until_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_module, "_MOST_WATCHING", 2)
+    health = Health()
+    watchers = [Watcher(health) for _ in range(2)]
+    await until(lambda: all(watcher.seen for watcher in watchers))
+
+    with pytest.raises(PermissionError, match="RESOURCE_EXHAUSTED.*2 calls watch here"):
+        await Watcher(health).call
+    watchers[0].call.cancel()
+    another = Watcher(health)
+    await until(lambda: another.seen == [DOWN])
+
+    health.close()
+    await asyncio.wait_for(asyncio.gather(watchers[1].call, another.call), 60)
+
+
+async def test_a_name_that_nothing_has_is_not_kept_however_long_it_is() -> None:
+    with pytest.raises(PermissionError, match="INVALID_ARGUMENT.*has 1,025 characters"):
+        await Watcher(Health(), "x" * 1025).call
+
+
+async def test_a_call_that_never_says_what_it_asks_for_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "READ_TIMEOUT", 0.1)
+    gateway = Gateway(GatewayConfig())
+    port = await gateway.start()
+    try:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
+            call = stubs.channel.stream_unary("/grpc.health.v1.Health/Check")()
+            code, details = await call.code(), await call.details()
+            assert await stubs.health_of("") == DOWN
+    finally:
+        await gateway.close()
+
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert details == "the request did not come within 0.1 s"

@@ -181,6 +181,50 @@ async def test_what_a_call_ends_with_has_a_status(code: grpc.StatusCode, status:
     assert ("x-should-retry" in found.headers) == (code is grpc.StatusCode.ABORTED)
 
 
+_POSTED = [
+    ("completions", {"prompt": "a"}),
+    ("completions", {"prompt": "a", "stream": True}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("embeddings", {"input": "a"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), _POSTED)
+async def test_the_log_knows_a_request_by_what_its_client_calls_it(path: str, body: dict[str, Any]):
+    def refuse(request: object, context: grpc.ServicerContext) -> object:
+        fail(context, grpc.StatusCode.INTERNAL, "no")
+
+    with scripted_server() as script:
+        script.answers |= dict.fromkeys(("Generate", "GenerateStream", "Embed"), refuse)
+        async with http_server(script.address) as caller:
+            url, body = f"{caller.url}/v1/{path}", {"model": "m", **body}
+            sent = [{"x-request-id": "mine-7"}, {}, {"x-request-id": "x" * 129}]
+            told = []
+            for headers in sent:
+                async with caller.session.post(url, json=body, headers=headers) as found:
+                    assert found.status == 500
+                    told.append(found.headers["x-request-id"])
+            async with caller.session.post(url, json={}, headers=sent[0]) as found:
+                assert (found.status, found.headers["x-request-id"]) == (400, "mine-7")
+
+    asked = [getattr(one, "request", one).request_id for one in script.requests]
+    assert asked == told
+    assert told[0] == "mine-7"
+    assert len(set(told)) == 3
+
+
+async def test_a_fault_of_the_server_itself_is_found_by_the_id_of_its_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(TextForm, "choice", None)
+    async with http_before(FakeGenerator()) as caller:
+        status, _ = await caller.post(headers={"x-request-id": "mine"}, model="dates", prompt="a")
+
+    assert status == 500
+    assert "/v1/completions fails, request_id=mine; its traceback follows" in caplog.text
+    assert "TypeError" in caplog.text
+
+
 async def test_an_error_within_a_stream_is_its_last_event():
     with scripted_server() as script:
 

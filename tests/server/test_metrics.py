@@ -7,6 +7,8 @@ import hashlib
 import json
 import re
 import socket
+import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
@@ -23,11 +25,14 @@ from tokenweir.v1 import prediction_service_pb2
 from engine.errors import ConfigError, EngineFailure
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.identity.config import DoorsConfig
+from server.telemetry import metrics_page, metrics_server
 from server.telemetry.metrics import METRICS, Counts, Snapshot, read_snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.worker.call_counts import CallCounts
 from server.worker.call_record import CallRecord
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.server.certificates import Authority
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
 
 SERVER = Path(__file__).parents[2] / "server"
@@ -193,7 +198,8 @@ async def test_names_and_units_are_those_of_prometheus(cell: Cell) -> None:
 async def test_where_operators_have_tokens_only_they_read_the_page(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"tw_ops").hexdigest()
     (tmp_path / "ops.toml").write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "ops"\n')
-    page = MetricsPage("127.0.0.1", 0, list, list, tmp_path / "ops.toml")
+    doors = DoorsConfig(admin_port=0, admin_tokens=tmp_path / "ops.toml")
+    page = MetricsPage("127.0.0.1", 0, list, list, doors)
     try:
         for header in ({}, {"Authorization": "Bearer tw_other"}):
             with pytest.raises(urllib.error.HTTPError, match="401") as refused:
@@ -205,6 +211,53 @@ async def test_where_operators_have_tokens_only_they_read_the_page(tmp_path: Pat
         await asyncio.to_thread(page.close)
 
     assert "process_cpu_seconds_total" in found
+
+
+def test_other_machines_read_by_tls_whose_certificate_may_be_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_page, "is_loopback", lambda host: False)
+    before, after = Authority("before"), Authority("after")
+    cert, key = before.certify().write(tmp_path)
+    page = MetricsPage("127.0.0.1", 0, list, list, DoorsConfig(tls_cert=cert, tls_key=key))
+    url = f"https://localhost:{page.port}/metrics"
+
+    def is_read(authority: Authority) -> bool:
+        context = ssl.create_default_context(cadata=authority.pem.decode())
+        try:
+            with urllib.request.urlopen(url, timeout=60, context=context) as answer:
+                return b"process_cpu_seconds_total" in answer.read()
+        except urllib.error.URLError:
+            return False
+
+    try:
+        with socket.create_connection(("127.0.0.1", page.port)):  # that says nothing
+            assert is_read(before)
+            after.certify().write(tmp_path)
+            while not is_read(after):
+                pass
+            assert not is_read(before)
+    finally:
+        page.close()
+
+
+def test_who_says_nothing_costs_little_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = MetricsPage("127.0.0.1", 0, list, list)
+    threads = threading.active_count()
+    silent = []
+    try:
+        for _ in range(100):
+            silent.append(socket.create_connection(("127.0.0.1", page.port), timeout=60))
+        assert silent[-1].recv(1) == b""  # closed at once
+        assert threading.active_count() - threads <= 32
+
+        monkeypatch.setattr(metrics_server, "_SECONDS", 0.1)
+        assert silent[0].recv(1) == b""
+        assert "process_cpu_seconds_total" in _get(page.port)
+    finally:
+        for connection in silent:
+            connection.close()
+        page.close()
 
 
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
+from tests.server import fakes
 from tests.server.calls import Stubs, generate, stream, until
 from tests.server.certificates import Authority
 from tests.server.fakes import FakeGenerator, running_worker
@@ -56,6 +58,13 @@ def trusting(authority: Authority) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(authority.pem)
 
 
+def fair() -> FakeGenerator:
+    """Return an engine that knows tenants, as all real ones do."""
+    engine = FakeGenerator()
+    engine.capabilities = ("generate", "stream", *fakes.OPTIONS)
+    return engine
+
+
 @pytest.fixture
 def authority() -> Authority:
     return Authority()
@@ -90,13 +99,37 @@ async def test_a_client_shows_a_certificate_where_one_is_asked_for(
     known = clients.certify("client").of_client(authority)
     unknown = Authority("others").certify("client").of_client(authority)
 
-    async with served(doors) as address:
+    async with served(doors, fair()) as address:
         async with stubs_with(address, known) as stubs:
             assert await stubs.still_serves()
         for credentials in (unknown, trusting(authority)):
             async with stubs_with(address, credentials) as stubs:
                 code = await refusal(stubs.generation.Generate(generate("a"), timeout=60))
                 assert code is grpc.StatusCode.UNAVAILABLE
+        (tmp_path / "clients.pem").write_bytes(Authority("others by now").pem)
+        async with stubs_with(address, known) as stubs:
+            code = await refusal(stubs.generation.Generate(generate("a"), timeout=60))
+            assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_where_certificates_say_who_calls_the_message_does_not(
+    doors: DoorsConfig, authority: Authority, tmp_path: Path
+) -> None:
+    clients = Authority("those who may call")
+    (tmp_path / "clients.pem").write_bytes(clients.pem)
+    doors = replace(doors, tls_client_ca=tmp_path / "clients.pem")
+    engine = fair()
+
+    async with served(doors, engine) as address:
+        for name in ("acme", "shop"):
+            known = clients.certify(name).of_client(authority)
+            async with stubs_with(address, known) as stubs:
+                for priority in (-100, 7):
+                    said = pb.Scheduling(tenant="victim", priority=priority)
+                    await stubs.generation.Generate(generate("a", scheduling=said))
+
+    found = [(request.tenant, request.priority) for request in engine.requests]
+    assert found == [("acme", 0), ("acme", 7), ("shop", 0), ("shop", 7)]
 
 
 async def test_a_renewed_certificate_meets_new_connections_and_streams_go_on(

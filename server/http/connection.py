@@ -1,0 +1,66 @@
+"""Connections of uvicorn that end where the head of a request does not come, or has no end.
+
+uvicorn waits for a head as long as the client likes, and one of its parsers keeps any length of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+_Parser: Any = AutoHTTPProtocol  # of httptools, where that is installed, or of h11
+
+
+def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[asyncio.Protocol]:
+    """Return the protocol of connections whose heads have so much time, and so many bytes."""
+
+    class Bounded(parser):  # type: ignore[misc]
+        _timer: asyncio.TimerHandle | None = None
+        _num_bytes = 0  # of a head that has begun
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before:
+                self._stop_waiting()
+            elif self._is_waiting:
+                self._wait()
+                is_rest = before is not None and before.more_body  # of a body that was refused
+                self._num_bytes += 0 if is_rest else len(data)
+                if self._num_bytes > max_bytes:
+                    self.send_400_response(f"the head has more than {max_bytes:,} bytes")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        @property
+        def _is_waiting(self) -> bool:
+            """Whether no request is being answered."""
+            if self.transport.is_closing():
+                return False
+            return self.cycle is None or bool(self.cycle.response_complete)
+
+        def _wait(self) -> None:
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(seconds, self._end_late_one)
+
+        def _stop_waiting(self) -> None:
+            self._num_bytes = 0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _end_late_one(self) -> None:
+            self._timer = None
+            if self._is_waiting:
+                self.transport.close()
+
+    return Bounded

@@ -1,0 +1,117 @@
+"""Connections to the HTTP server that are slow, silent or endless."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn.protocols.http.auto
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.http import serving
+from server.http.config import HttpConfig
+from server.http.connection import bounded
+from tests.server.http_calls import Caller, http_server
+
+PARSERS = {H11Protocol, uvicorn.protocols.http.auto.AutoHTTPProtocol}  # of httptools, if it is here
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(params=sorted(PARSERS, key=str), ids=lambda parser: parser.__name__)
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def chosen(seconds: float, max_bytes: int) -> type[asyncio.Protocol]:
+        return bounded(seconds, max_bytes, request.param)
+
+    monkeypatch.setattr(serving, "bounded", chosen)
+    return request.param
+
+
+@asynccontextmanager
+async def http(**settings: Any) -> AsyncIterator[Caller]:
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=0, **settings)) as caller:
+        yield caller
+
+
+@asynccontextmanager
+async def connected(caller: Caller, data: bytes = b"") -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(caller.url.split(":")[-1]))
+    writer.write(data)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("head", [b"", GET + b"X: "])
+async def test_a_head_that_does_not_come_is_not_waited_for(parser: Any, head: bytes):
+    async with http(head_seconds=0.2) as caller, connected(caller, head) as (reader, _):
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+
+
+async def test_the_next_head_of_a_connection_is_not_waited_for_either(parser: Any):
+    async with http(head_seconds=0.5) as caller, connected(caller, GET + b"\r\n") as streams:
+        reader, writer = streams
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+        async def dripping() -> None:
+            writer.write(GET)
+            while True:
+                writer.write(b"X: y\r\n")
+                await asyncio.sleep(0.05)
+
+        drip = asyncio.create_task(dripping())
+        assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 60)
+        drip.cancel()
+
+
+async def test_a_head_without_an_end_is_cut_off(parser: Any):
+    async with http(max_head_bytes=1000) as caller, connected(caller, GET) as (reader, writer):
+        sent = 0
+
+        async def sending() -> None:
+            nonlocal sent
+            writer.write(b"X: ")
+            while True:
+                writer.write(b"y" * 1000)
+                await writer.drain()
+                sent += 1000
+                await asyncio.sleep(0.001)
+
+        send = asyncio.create_task(sending())
+        assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 400")
+        send.cancel()
+    assert sent < 1_000_000
+
+
+async def test_who_sends_whole_requests_is_answered_on_one_connection_for_longer(parser: Any):
+    async with http(head_seconds=0.3, max_head_bytes=300) as caller:
+        async with connected(caller) as (reader, writer):
+            for _ in range(4):
+                writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 100 + b"\r\n\r\n")
+                while (await reader.readline()) != b"\r\n":
+                    pass
+                assert await reader.readexactly(24) == b'{"status":"NOT_SERVING"}'
+                await asyncio.sleep(0.15)
+
+
+async def test_what_follows_a_refused_body_is_not_read_for_ever(parser: Any):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
+    async with http(head_seconds=0.3, max_body_bytes=10) as caller:
+        async with connected(caller, head + b"x" * 100) as (reader, writer):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+
+            async def sending() -> None:
+                while True:
+                    writer.write(b"x" * 1000)
+                    await asyncio.sleep(0.01)
+
+            send = asyncio.create_task(sending())
+            with pytest.raises(ConnectionError):
+                while await asyncio.wait_for(reader.read(1000), 60):
+                    pass
+                raise ConnectionResetError("it was closed")
+            send.cancel()
