@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
-from server.config import FOLLOWING, ServeConfig
+from server.config import FOLLOWING, GatewayRoleConfig, ServeConfig
 from server.packages.remote import is_remote
 
 _OWN = "serve"  # the section of ServeConfig's own fields
@@ -89,6 +89,16 @@ class Settings:
         """Return the settings; ConfigError, with file and key, where they are out of bounds."""
         config: ServeConfig = self._make(_OWN)
         return config
+
+    def gateway_role(self, ray_address: str) -> GatewayRoleConfig:
+        """Return those of a gateway by itself, which may have the file of its service."""
+        own = {key: self[f"{_OWN}.{key}"].value for key in ("name", "grace")}
+        place = {key: self[f"{_OWN}.{key}"].value for key in ("host", "port")}
+        if "gateway.prefix_affinity" not in self:
+            place["prefix_affinity"] = True
+        parts = {name: self._make(name) for name in ("log", "metrics", "tracing")}
+        gateway = replace(self._make("gateway"), **place)
+        return GatewayRoleConfig(ray_address, **own, gateway=gateway, **parts)
 
     def check(self) -> None:
         """Raise what `config` raises, except for what it takes packages to see."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from server.cli.door_options import DOOR_OPTIONS, door_options
+from server.cli.door_options import door_options
 from server.cli.extras import needs
+from server.cli.given_settings import config_option, settings_of
 from server.cli.options import Number, examples
 from server.cli.sight_options import sight_options
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         "RAY_ADDRESS=10.0.0.1:6379 tokenweir serve packages/dates --no-gateway",
         "tokenweir gateway --ray-address 10.0.0.1:6379",
         "tokenweir gateway --ray-address 10.0.0.1:6379 --name other --port 50052",
+        "tokenweir gateway --ray-address 10.0.0.1:6379 --config serve.toml",
     ),
 )
 @click.option(
@@ -57,53 +60,25 @@ if TYPE_CHECKING:
 )
 @door_options
 @sight_options
+@config_option
 @needs("serve")
-def gateway(
-    ray_address: str,
-    name: str,
-    host: str,
-    port: int,
-    prefix_affinity: bool,
-    grace: float,
-    metrics_port: int | None,
-    metrics_host: str,
-    otlp_endpoint: str | None,
-    log_level: Any,
-    log_format: Any,
-    **doors: Any,
-) -> None:
+def gateway(ray_address: str, file: Path | None, **typed: Any) -> None:
     """Relay calls to the workers of a service on a Ray cluster, until SIGTERM or Ctrl-C.
 
     Run as many as are wanted, where the workers can be reached; none knows of another, and each
     hears from the service which workers there are and how much they have to do. It waits for the
-    service, and stays when that is started anew.
+    service, and stays when that is started anew. The FILE may be that of the service: what it says
+    of workers is not looked at.
     """
-    from server.config import (
-        GatewayConfig,
-        GatewayRoleConfig,
-        LogConfig,
-        MetricsConfig,
-        TracingConfig,
-    )
-    from server.identity.config import DoorsConfig
     from server.ray.gateway_role import run_gateway
     from server.telemetry.logs import log_to_stderr
 
-    chosen = DoorsConfig(**{option: doors[option] for option in DOOR_OPTIONS})
-    config = GatewayRoleConfig(
-        ray_address=ray_address,
-        name=name,
-        grace=grace,
-        gateway=GatewayConfig(host=host, port=port, doors=chosen, prefix_affinity=prefix_affinity),
-        log=LogConfig(level=log_level, format=log_format),
-        metrics=MetricsConfig(port=metrics_port, host=metrics_host),
-        tracing=TracingConfig(endpoint=otlp_endpoint),
-    )
+    config = settings_of(file, typed).gateway_role(ray_address)
 
     def announce(address: str, running: Gateway) -> None:
         if running.admin_port is not None:
             click.echo(f"operated on port {running.admin_port}", err=True)
-        click.echo(f"relaying to {name} on {address}; Ctrl-C stops")
+        click.echo(f"relaying to {config.name} on {address}; Ctrl-C stops")
 
     log_to_stderr(config.log)
     run_gateway(config, announce)

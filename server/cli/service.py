@@ -6,15 +6,14 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from server.cli.door_options import DOOR_OPTIONS, door_options
+from server.cli.door_options import door_options
 from server.cli.exit_codes import FAILED
 from server.cli.extras import needs
+from server.cli.given_settings import config_option, is_given, settings_of
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from server.config import LogConfig, ServeConfig
     from server.ray.serving import Service
     from server.settings import Settings
+
+_REPLICAS = ("replicas", "min_replicas", "max_replicas")
 
 
 @click.command(
@@ -155,13 +156,7 @@ if TYPE_CHECKING:
     "[default: none]",
 )
 @sight_options
-@click.option(
-    "--config",
-    "file",
-    type=existing_file,
-    metavar="FILE",
-    help="Settings in TOML, all that there are; options win over them.",
-)
+@config_option
 @click.option(
     "--print-config",
     is_flag=True,
@@ -210,69 +205,16 @@ def _say(text: str, config: LogConfig) -> None:
     logging.getLogger(__name__).info(text)
 
 
-# The settings that have an option, by its name as a parameter.
-SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
-    {
-        **{
-            name: f"serve.{name}"
-            for name in (
-                "host",
-                "port",
-                "http_port",
-                "min_replicas",
-                "max_replicas",
-                "target_live_requests",
-                "num_gpus_per_replica",
-                "grace",
-                "name",
-                "package_cache",
-                "require_signature",
-            )
-        },
-        **{
-            name: f"engine.{name}"
-            for name in (
-                "max_num_seqs",
-                "max_step_seconds",
-                "device",
-                "gpu_memory_utilization",
-                "decode_buckets",
-            )
-        },
-        **{name: f"gateway.doors.{name}" for name in DOOR_OPTIONS},
-        "threads": "engine.num_threads",
-        "gateway": "serve.with_gateway",
-        "crowded_calls": "gateway.crowded_calls_per_worker",
-        "metrics_port": "metrics.port",
-        "metrics_host": "metrics.host",
-        "otlp_endpoint": "tracing.endpoint",
-        "log_level": "log.level",
-        "log_format": "log.format",
-    }
-)
-
-
 def _settings(file: Path | None, options: Mapping[str, Any]) -> Settings:
     """Return the settings of a file, and of those options that were in fact given."""
-    from server.settings import Settings
-
-    settings = Settings()
-    if file is not None:
-        settings.read(file)
-    given = {name: value for name, value in options.items() if _is_given(name)}
-    _check_replicas(given)
-    if (replicas := given.pop("replicas", None)) is not None:
-        settings.give("serve.min_replicas", replicas, "--replicas")
-        settings.give("serve.max_replicas", replicas, "--replicas")
-    for name, value in given.items():
-        settings.give(SETTING_OF_OPTION[name], value, f"--{name.replace('_', '-')}")
+    replicas = {name: options[name] for name in _REPLICAS if is_given(name)}
+    _check_replicas(replicas)
+    settings = settings_of(file, {name: options[name] for name in options if name != "replicas"})
+    if (number := replicas.get("replicas")) is not None:
+        settings.give("serve.min_replicas", number, "--replicas")
+        settings.give("serve.max_replicas", number, "--replicas")
     _complete(settings)
     return settings
-
-
-def _is_given(option: str) -> bool:
-    source = click.get_current_context().get_parameter_source(option)
-    return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _complete(settings: Settings) -> None:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from tokenweir import AsyncClient, Unavailable
@@ -306,12 +307,18 @@ def test_an_address_that_is_no_head_is_refused(address: str) -> None:
         GatewayRoleConfig(ray_address=address)
 
 
-def test_the_command_takes_the_options_of_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[GatewayRoleConfig] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewayRoleConfig]:
+    """The settings of gateways that the command would run."""
+    found: list[GatewayRoleConfig] = []
     monkeypatch.setattr(
-        "server.ray.gateway_role.run_gateway", lambda config, announce: started.append(config)
+        "server.ray.gateway_role.run_gateway", lambda config, announce: found.append(config)
     )
     monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
+    return found
+
+
+def test_the_command_takes_the_options_of_a_gateway(started: list[GatewayRoleConfig]) -> None:
     options = "--name a --port 7 --no-prefix-affinity --grace 3 --admin-port 0 --metrics-port 9"
 
     assert run(["gateway", "--ray-address", "10.0.0.1:6379", *options.split()]) == 0
@@ -320,6 +327,61 @@ def test_the_command_takes_the_options_of_a_gateway(monkeypatch: pytest.MonkeyPa
     assert (config.ray_address, config.name, config.grace) == ("10.0.0.1:6379", "a", 3.0)
     assert (config.gateway.port, config.gateway.prefix_affinity) == (7, False)
     assert (config.gateway.doors.admin_port, config.metrics.port) == (0, 9)
+
+
+_FILE = """
+[serve]
+packages = { dates = "nowhere" }
+name = "shop"
+port = 7
+grace = 4.0
+[engine]
+max_queue_size = 5
+[gateway]
+worker_wait = 2.5
+max_concurrent_calls = 77
+max_open_bytes = 1234567
+crowded_calls_per_worker = 3
+client_silence = 9.0
+[gateway.doors]
+admin_port = 0
+[log]
+requests = false
+[metrics]
+port = 9
+[tracing]
+sample_ratio = 0.5
+"""
+
+
+def test_the_command_takes_the_file_of_its_service_and_options_win_over_it(
+    started: list[GatewayRoleConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "serve.toml").write_text(_FILE)
+    typed = ["gateway", "--ray-address", "10.0.0.1:6379", "--config", str(tmp_path / "serve.toml")]
+
+    assert run([*typed, "--port", "8", "--log-level", "error"]) == 0
+
+    (config,) = started
+    gateway = config.gateway
+    assert (config.name, config.grace, gateway.host, gateway.port) == ("shop", 4.0, "127.0.0.1", 8)
+    assert (gateway.worker_wait, gateway.max_concurrent_calls) == (2.5, 77)
+    assert (gateway.max_open_bytes, gateway.crowded_calls_per_worker) == (1234567, 3)
+    assert (gateway.client_silence, gateway.doors.admin_port) == (9.0, 0)
+    assert gateway.prefix_affinity
+    assert (config.log.requests, config.log.level) == (False, "error")
+    assert (config.metrics.port, config.tracing.sample_ratio) == (9, 0.5)
+
+
+def test_what_is_wrong_in_the_file_of_a_gateway_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("[gateway]\nworker_weight = 1.0\n")
+
+    assert run(["gateway", "--ray-address", "10.0.0.1:6379", "--config", str(file)]) == 3
+
+    assert f"{file}: there is no setting gateway.worker_weight" in capsys.readouterr().err
 
 
 def test_a_gateway_that_strangers_could_call_is_refused() -> None:
