@@ -31,6 +31,8 @@ from server.status import call_status
 logger = logging.getLogger(__name__)
 
 _HEALTH = f"/{HEALTH}/"
+# What changes nothing: a page that shows the load would fill the log.
+_ASKED_OFTEN = frozenset(f"/{ADMIN}/{name}" for name in ("GetLoad", "GetServerInfo", "ListModels"))
 
 
 def admin_socket(socket: Path) -> Path:
@@ -81,7 +83,8 @@ class AdminPort:
             except Unauthenticated as error:
                 call.refuse(call_status(error, made_request_id()))
                 return
-            logger.info("%s, asked by %s", call.method, who)
+            level = logging.DEBUG if call.method in _ASKED_OFTEN else logging.INFO
+            logger.log(level, "%s, asked by %s", call.method, who)
         self._loop.call_soon_threadsafe(self._begin, call)
 
     def _name(self, call: ServerCall) -> str:

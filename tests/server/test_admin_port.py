@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -92,6 +93,19 @@ async def test_only_an_operator_operates_it_and_health_is_open(operated: Operate
         "UNAUTHENTICATED",
     )
     assert await admin.health_of("") == await operated.public.health_of("") == UP
+
+
+async def test_the_log_tells_who_has_changed_something_and_not_who_looks(
+    operated: Operated, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = operated.admin.admin
+    with caplog.at_level(logging.INFO, "server.gateway.admin_port"):
+        await admin.GetLoad(pb.GetLoadRequest(), metadata=OPERATOR)
+        await admin.GetServerInfo(pb.GetServerInfoRequest(), metadata=OPERATOR)
+        await admin.ListModels(pb.ListModelsRequest(), metadata=OPERATOR)
+        await admin.AbortRequests(abort("a"), metadata=OPERATOR)
+
+    assert caplog.messages == ["/tokenweir.v1.AdminService/AbortRequests, asked by ann"]
 
 
 async def test_load_and_server_are_those_of_all_workers(operated: Operated) -> None:
