@@ -10,6 +10,7 @@ from tokenweir.open_inference import open_inference_pb2_grpc
 
 from server.identity.tls import server_credentials
 from server.kserve.config import KserveConfig
+from server.kserve.reading import Reading
 from server.kserve.service import KserveService
 from server.listening import address_of, check_ports_are_free, listen
 
@@ -21,11 +22,12 @@ async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[s
     """
     check_ports_are_free(("--port", config.host, config.port))
     server = grpc.aio.server(
+        interceptors=(Reading(config.max_open_bytes, config.max_request_bytes),),
         options=(
             ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.max_metadata_size", 64 * 2**10),
-        )
+        ),
     )
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
         KserveService(client, config), server

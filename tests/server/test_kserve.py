@@ -26,6 +26,7 @@ from tokenweir._errors import error_from_call
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from server.cli.app import run
+from server.kserve import reading
 from server.kserve.config import KserveConfig
 from server.kserve.tasks import TASKS, Asked
 from server.kserve.tensors import Tensor
@@ -441,6 +442,50 @@ async def test_bytes_of_open_requests_are_bounded():
             await stub.ModelInfer(request("dates", texts(1000 * "a")))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         call.cancel()
+
+
+async def test_messages_are_read_so_many_at_once(monkeypatch: pytest.MonkeyPatch):
+    read: list[str] = []
+    from_string = protocol.ModelInferRequest.FromString
+
+    def reads(data: bytes) -> protocol.ModelInferRequest:
+        read.append(from_string(data).model_name)
+        return from_string(data)
+
+    monkeypatch.setattr(protocol.ModelInferRequest, "FromString", reads)
+    config = KserveConfig(port=0, max_open_bytes=2000, max_request_bytes=1000, grace=0)
+    async with running_worker(FakeGenerator()) as (_, address):
+        async with kserve_server(address, config) as where:
+            async with grpc.aio.insecure_channel(where) as channel:
+                infer = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+                silent = [infer() for _ in range(2)]
+                await asyncio.gather(*(call.wait_for_connection() for call in silent))
+                call = infer(iter([request("dates", texts("a")).SerializeToString()]))
+                await asyncio.sleep(0.5)
+                assert read == []
+                silent[0].cancel()
+                assert protocol.ModelInferResponse.FromString(await call).model_name == "dates"
+
+    assert read == ["dates"]
+
+
+async def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "_SECONDS", 0.1)
+    async with kserve_server("127.0.0.1:1") as where:
+        async with grpc.aio.insecure_channel(where) as channel:
+            call = channel.stream_unary("/inference.GRPCInferenceService/ServerLive")()
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await call.details() == "the request did not come within 0.1 s"
+
+
+async def test_a_call_without_a_message_is_ended():
+    async with kserve_server("127.0.0.1:1") as where:
+        async with grpc.aio.insecure_channel(where) as channel:
+            call = channel.stream_unary("/inference.GRPCInferenceService/ServerLive")()
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await call.details() == "the request has no message"
+            assert (await Stub(channel).ServerLive(protocol.ServerLiveRequest())).live
 
 
 _TRITON = """

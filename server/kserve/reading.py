@@ -1,0 +1,48 @@
+"""Reads requests only so many at once: gRPC would read all of them before anybody could count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+_SECONDS = 10.0  # for the message of a call to come
+Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
+
+
+class Reading(aio.ServerInterceptor):
+    """Takes calls of one message as calls of many, whose handler reads when there is room."""
+
+    def __init__(self, max_bytes: int, max_message_bytes: int) -> None:
+        self._places = asyncio.Semaphore(max(1, max_bytes // max_message_bytes))
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Return what answers a method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+
+        async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
+            return await handler.unary_unary(await self._read(requests, context), context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            answer, handler.request_deserializer, handler.response_serializer
+        )
+
+    async def _read(self, requests: AsyncIterator[Any], context: Any) -> Any:
+        """Return the message of a call; one that brings none is ended."""
+        try:
+            async with self._places, asyncio.timeout(_SECONDS):
+                return await anext(requests)
+        except TimeoutError:
+            code, what = grpc.StatusCode.DEADLINE_EXCEEDED, f"did not come within {_SECONDS:g} s"
+        except StopAsyncIteration:
+            code, what = grpc.StatusCode.INVALID_ARGUMENT, "has no message"
+        await context.abort(code, f"the request {what}")
