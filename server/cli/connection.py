@@ -35,9 +35,10 @@ def open_client(server: Server) -> Iterator[Client]:
     except Unavailable as error:
         if error.reason:
             raise  # a server has answered
+        tls = ", and --tls-ca if it takes calls by TLS" if server.tls_ca is None else ""
         raise CommandError(
-            f"no server answers at {server}; start one with `tokenweir serve`, or give --server "
-            f"({error.args[0]})",
+            f"no server answers at {server}; start one with `tokenweir serve`, or give --server"
+            f"{tls} ({error.args[0]})",
             UNAVAILABLE,
         ) from error
 
