@@ -16,6 +16,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: os._exit(128 + number))
+    # What gRPC itself says of a handshake that has failed is no line of our log, and no JSON.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from server.cli.app import run
 
     sys.exit(run())

@@ -131,12 +131,13 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     from server.signals import cancelled_by_signals
 
     _headline("Serve")
+    config = _config(package, device, port=0)
     with cancelled_by_signals() as signals:
         try:
-            async with serving(_config(package, device, port=0)) as service:
+            async with serving(config) as service:
                 for worker in await service.workers():
                     click.echo(str(worker))
-                announce(service, [MODEL])
+                announce(service, [MODEL], config.log)
                 # As a client would, and not on the loop that the gateway runs on.
                 problems = await asyncio.to_thread(
                     _use, service.address, out, service.admin_address

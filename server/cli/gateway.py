@@ -11,6 +11,7 @@ from server.cli.door_options import door_options
 from server.cli.extras import needs
 from server.cli.given_settings import config_option, settings_of
 from server.cli.options import Number, examples
+from server.cli.service import say
 from server.cli.sight_options import sight_options
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def gateway(ray_address: str, file: Path | None, **typed: Any) -> None:
 
     def announce(address: str, running: Gateway) -> None:
         if running.admin_port is not None:
-            click.echo(f"operated on port {running.admin_port}", err=True)
+            say(f"operated on port {running.admin_port}", config.log)
         click.echo(f"relaying to {config.name} on {address}; Ctrl-C stops")
 
     log_to_stderr(config.log)

@@ -190,13 +190,13 @@ def serve(
     if checkpoint is not None:
         _verify(config.packages, checkpoint, config)
     low = config.min_replicas
-    _say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)
+    say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)
     serve_until_ended(config)
-    _say("stopped", config.log)
+    say("stopped", config.log)
 
 
-def _say(text: str, config: LogConfig) -> None:
-    """Tell who waits for the command, in the form that the log has."""
+def say(text: str, config: LogConfig) -> None:
+    """Tell who waits for a command, in the form that its log has."""
     from server.telemetry.logs import log_to_stderr
 
     if config.format == "text":
@@ -253,18 +253,18 @@ def serve_until_ended(config: ServeConfig) -> None:
     log_to_stderr(config.log)
     with cleaned_up():
         try:
-            serve_models(config, lambda service: announce(service, config.packages))
+            serve_models(config, lambda service: announce(service, config.packages, config.log))
         except RayLost as error:
             click.echo(f"error: {error}; start the command again", err=True)
             os._exit(FAILED)  # what is left of Ray in this process would keep it forever
 
 
-def announce(service: Service, models: Iterable[str]) -> None:
+def announce(service: Service, models: Iterable[str], log: LogConfig) -> None:
     """Say where the models are served, and where the server is operated."""
     if service.admin_address is not None:
-        click.echo(f"operated on {service.admin_address}", err=True)
+        say(f"operated on {service.admin_address}", log)
     if service.http_url is not None:
-        click.echo(f"answering OpenAI's protocol at {service.http_url}/v1", err=True)
+        say(f"answering OpenAI's protocol at {service.http_url}/v1", log)
     where = f"on {service.address}" if service.address else "to gateways of this Ray cluster"
     click.echo(f"serving {', '.join(models)} {where}; Ctrl-C stops")
 

@@ -1,6 +1,8 @@
 """Connections of uvicorn that end where the head of a request does not come, or has no end.
 
 uvicorn waits for a head as long as the client likes, and one of its parsers keeps any length of it.
+To a client that says nothing, asyncio says goodbye by TLS for half a minute, and a server that ends
+waits for that.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _Parser: Any = AutoHTTPProtocol  # of httptools, where that is installed, or of h11
+_GOODBYE = 1.0  # seconds for the other side to close too
 
 
 def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[asyncio.Protocol]:
@@ -35,6 +38,14 @@ def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[async
                 self._num_bytes += 0 if is_rest else len(data)
                 if self._num_bytes > max_bytes:
                     self.send_400_response(f"the head has more than {max_bytes:,} bytes")
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            self._leave()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._leave()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
@@ -62,5 +73,11 @@ def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[async
             self._timer = None
             if self._is_waiting:
                 self.transport.close()
+                self._leave()
+
+        def _leave(self) -> None:
+            """Do not wait long for the other side, if it has all that was sent."""
+            if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(_GOODBYE, self.transport.abort)
 
     return Bounded

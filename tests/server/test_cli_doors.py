@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from server.config import ServeConfig
 from server.gateway.door import check_files
 from server.identity.config import DoorsConfig
 from server.identity.tokens import Identity, TokenFile
+from tests.server.certificates import Authority
 
 
 @pytest.fixture
@@ -102,3 +108,29 @@ def test_files_of_the_doors_are_looked_at_before_anything_is_started(
 
     with pytest.raises(ConfigError, match=problem):
         check_files(config)
+
+
+def test_a_failed_handshake_is_one_line_and_nothing_of_grpcs_own(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(Authority().pem)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", "from server.cli import main; main()", "health"]
+            + ["--server", place, "--tls-ca", str(tmp_path / "ca.pem")],
+            capture_output=True,
+            text=True,
+        )
+        server.shutdown(socket.SHUT_RDWR)
+
+    assert done.returncode == 4
+    assert done.stderr.startswith(f"error: no server answers at {place}")
+    assert len(done.stderr.splitlines()) == 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import socket
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,25 @@ async def test_clients_of_http_show_a_certificate_where_one_is_asked_for(
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=asked)) as caller:
         assert await answers(caller, shown)
         assert not await answers(caller, trusting(authority))
+
+
+async def test_a_client_that_says_nothing_does_not_keep_the_server_from_ending(
+    tls: DoorsConfig, authority: Authority
+):
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=20, tls=tls)) as caller:
+        place = "127.0.0.1", int(caller.url.rpartition(":")[2])
+
+        def asked() -> ssl.SSLSocket:
+            plain = socket.create_connection(place, timeout=60)
+            connection = trusting(authority).wrap_socket(plain, server_hostname="localhost")
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            return connection
+
+        connection = await asyncio.to_thread(asked)
+        ending = time.monotonic()
+    assert time.monotonic() - ending < 10
+    connection.close()
 
 
 async def test_a_client_whose_root_was_taken_away_is_let_in_no_more(

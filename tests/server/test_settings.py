@@ -183,14 +183,22 @@ def test_a_json_log_is_json_from_the_first_line_on(
 ) -> None:
     program = (
         "import server.cli.service as service; from server.cli.app import run\n"
-        "service.serve_until_ended = lambda config: None\n"
+        "from types import SimpleNamespace\n"
+        "served = SimpleNamespace(admin_address='a:1', http_url='http://a:2', address='a:3')\n"
+        "service.serve_until_ended = lambda config: service.announce(served, ['m'], config.log)\n"
         f"run(['serve', '--model', 'm={tmp_path}', '--log-format', 'json'])"
     )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     lines = [json.loads(line)["message"] for line in done.stderr.splitlines()]
-    assert lines == ["starting 1 worker ...", "stopped"]
+    assert lines == [
+        "starting 1 worker ...",
+        "operated on a:1",
+        "answering OpenAI's protocol at http://a:2/v1",
+        "stopped",
+    ]
+    assert done.stdout == "serving m on a:3; Ctrl-C stops\n"
 
 
 @pytest.mark.parametrize(
