@@ -23,6 +23,15 @@ def check_generation(
     )
 
 
+def check_inputs(
+    inputs: Sequence[generation_service_pb2.Input], capabilities: Collection[str]
+) -> None:
+    """Do the same for the inputs alone."""
+    raise_if_unsupported(
+        [path for path, name in _asked_of_inputs(inputs) if name not in capabilities]
+    )
+
+
 def check_scoring(
     request: generation_service_pb2.ScoreRequest, capabilities: Collection[str]
 ) -> None:
@@ -49,13 +58,19 @@ def _asked(request: generation_service_pb2.GenerateRequest) -> Iterator[tuple[st
     yield from _asked_of_decoding(request.decoding)
     yield from _asked_of_output(request.output)
     yield from _asked_of_scheduling(request.scheduling)
-    for i, one in enumerate(request.inputs):
+    yield from _asked_of_inputs(request.inputs)
+    for name in islice(request.extensions.fields, _MAX_NAMED_EXTENSIONS):
+        yield f"extensions.{name}", _NOWHERE
+
+
+def _asked_of_inputs(
+    inputs: Sequence[generation_service_pb2.Input],
+) -> Iterator[tuple[str, str]]:
+    for i, one in enumerate(inputs):
         if one.HasField("chat"):
             yield f"inputs[{i}].chat", "chat"
         if prefix := one.WhichOneof("target_prefix"):
             yield f"inputs[{i}].{prefix}", "target_prefix"
-    for name in islice(request.extensions.fields, _MAX_NAMED_EXTENSIONS):
-        yield f"extensions.{name}", _NOWHERE
 
 
 def _asked_of_decoding(decoding: generation_service_pb2.Decoding) -> Iterator[tuple[str, str]]:

@@ -94,13 +94,17 @@ def wrong_fields(
             vocab_size=contract.vocab_size,
             has_encoder=contract.cross_cache is not None,
         ),
-        *wrong_request_id(request.request_id),
-        *_empty_inputs(request.inputs),
+        *wrong_inputs(request),
         *_empty_constraint(request.decoding),
         *_excluding_beam(request.decoding.beam),
         *_unknown_defaults(request.without_defaults),
         *_wrong_tenant(request.scheduling.tenant),
     ]
+
+
+def wrong_inputs(request: generation_service_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Return what of that is in the request's inputs, or its id."""
+    return [*wrong_request_id(request.request_id), *_empty_inputs(request.inputs)]
 
 
 def wrong_fields_of_score(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, TypedDict
 
@@ -30,6 +30,7 @@ from server.worker.engines import GeneratingEngine
 from server.worker.field_paths import nested_in
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
 from server.worker.inputs import all_of
+from server.worker.known_options import KnownOptions
 
 # Seconds between two messages of a stream, and more of them for each that runs: nobody reads
 # faster, and where there are many, their messages must not take the time of the model.
@@ -40,7 +41,7 @@ class _Given(TypedDict):
     """What requests to the engine are made with, beside what the client has sent."""
 
     manifest: Manifest
-    capabilities: Collection[str]
+    capabilities: tuple[str, ...]
     limits: RequestLimits
     request_ids: Iterator[str]
     deadline: float | None
@@ -53,6 +54,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         self._catalog = catalog
         self._limits = limits
         self._numbers = itertools.count(1)
+        self._known = KnownOptions()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Answer all inputs, in order; one that fails fails the call and aborts the others."""
@@ -104,7 +106,9 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         found = self._catalog.generating(request.model, request.model_version)
         current_record().asked(request.model, request.scheduling.tenant)
         given = self._given(found.model, context)
-        return found, requests.generation_requests(request, deltas=deltas, seed=seed, **given)
+        return found, requests.generation_requests(
+            request, deltas=deltas, seed=seed, known=self._known, **given
+        )
 
     def _given(self, model: ServedModel, context: Context) -> _Given:
         return _Given(

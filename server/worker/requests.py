@@ -19,19 +19,16 @@ from engine.requests.request import (
     ChatMessage,
     Deltas,
     GenerationRequest,
-    SamplingParams,
     ScoreRequest,
 )
-from server.worker.capabilities import check_generation, check_scoring, raise_if_unsupported
+from server.worker.capabilities import check_scoring, raise_if_unsupported
 from server.worker.checks import (
     check_count,
     check_num_ids,
-    check_sizes,
-    wrong_fields,
     wrong_fields_of_score,
     wrong_request_id,
 )
-from server.worker.params import sampling_params
+from server.worker.known_options import KnownOptions
 
 MAX_TOKENS_PER_MESSAGE = 1024
 _MAX_ECHO = 64  # characters of a wrong value that an error repeats
@@ -42,12 +39,13 @@ def generation_requests(
     request: generation_service_pb2.GenerateRequest,
     *,
     manifest: Manifest,
-    capabilities: Collection[str],
+    capabilities: tuple[str, ...],
     limits: RequestLimits,
     request_ids: Iterator[str],
     deadline: float | None,
     deltas: Deltas | None,
     seed: int | None = None,
+    known: KnownOptions | None = None,
 ) -> list[GenerationRequest]:
     """Return one engine request per input, in order.
 
@@ -55,12 +53,7 @@ def generation_requests(
     names none; None: any. Raises CapabilityNotSupported for options that
     are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
     """
-    assert manifest.generation is not None
-    # Counted before any of them is looked at: a mebibyte has room for half a million.
-    check_sizes(request, manifest.generation, limits)
-    check_generation(request, capabilities)
-    params = sampling_params(request, manifest.defaults)
-    raise_if_any(_wrong_fields(request, params, manifest, limits))
+    params = (known or KnownOptions()).params(request, manifest, capabilities, limits)
     if params.strategy == "sampling" and params.seed is None:
         drawn = secrets.randbits(64) if seed is None else seed
         params = replace(params, seed=drawn)  # one for all inputs, see Provenance
@@ -157,22 +150,6 @@ def prediction_items(
     ]
     raise_if_any(violations)
     return [_prediction_item(item) for item in items]
-
-
-def _wrong_fields(
-    request: generation_service_pb2.GenerateRequest,
-    params: SamplingParams,
-    manifest: Manifest,
-    limits: RequestLimits,
-) -> list[FieldViolation]:
-    """Return what is wrong with a generation, saying where the package's defaults have made it."""
-    assert manifest.generation is not None
-    found = wrong_fields(request, params, manifest.generation, limits)
-    if not found or not manifest.defaults.given:
-        return found
-    own = wrong_fields(request, sampling_params(request), manifest.generation, limits)
-    hint = "; defaults of the package hold here: name the option, or its default to leave away"
-    return [v if v in own else FieldViolation(v.field, f"{v.description}{hint}") for v in found]
 
 
 def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:

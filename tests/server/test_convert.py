@@ -28,6 +28,7 @@ from engine.requests.request import (
     SamplingParams,
     ScoreRequest,
 )
+from server.worker import known_options
 from server.worker import requests as convert
 from tests.server.calls import generate
 from tests.server.fakes import OPTIONS, generation_package
@@ -653,7 +654,9 @@ def test_everything_repeated_is_counted_before_any_of_it_is_looked_at(
     def look(*_: object) -> None:
         raise AssertionError("looked at before it was counted")
 
-    for name in ("check_generation", "sampling_params", "_prompt", "_target_prefix"):
+    for name in ("check_generation", "sampling_params"):
+        monkeypatch.setattr(known_options, name, look)
+    for name in ("_prompt", "_target_prefix"):
         monkeypatch.setattr(convert, name, look)
 
     with pytest.raises(InvalidRequest) as caught:
