@@ -5,7 +5,8 @@
 A server and an engine in this process have the same package and the same threads, and one of them
 has work at a time. In turns they get a burst of requests: prompts of random tokens, other ones in
 every turn, and a fixed number of greedy tokens behind each. The server streams every answer by
-gRPC to a client that shares the machine with it. Compared is what stands next to each other.
+gRPC to a client that shares the machine with it, and reads messages as the load test does.
+Compared is what stands next to each other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+import uvloop
 from tokenweir import AsyncClient
 
 from engine.config import EngineConfig
@@ -88,16 +90,16 @@ class Pair:
         return sum(counts) / (time.perf_counter() - started)
 
     async def _ask(self, prompt: Prompt, work: BenchmarkWork) -> int:
-        stream = self._client.stream(
+        count = 0
+        async for message in self._client.stream_events(
             self._model,
             prompt,
             max_new_tokens=work.num_new_tokens,
             ignore_eos=True,
             tokens_per_message=self._tokens_per_message,
-        )
-        async for _ in stream:
-            pass
-        return stream.result.usage.output_tokens
+        ):
+            count = message.summary.usage.output_tokens  # of the last message
+        return count
 
 
 async def _measure(
@@ -148,7 +150,7 @@ def main(
     work = BenchmarkWork(prompt_tokens, new_tokens)
     settings = f"[engine]\nmax_num_seqs = {max(counts)}\n"
     with served(package, settings, threads=threads) as server:
-        shares = asyncio.run(
+        shares = uvloop.run(
             _measure(package, server.address, work, counts, tokens_per_message, threads, turns)
         )
     content = {
