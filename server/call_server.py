@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -22,6 +23,7 @@ from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from engine.errors import Draining
+from server.connections import Connections
 from server.event_thread import Event, Rests, start_event_thread
 from server.status import CallStatus, call_status
 
@@ -61,6 +63,7 @@ class CallServer:
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
         self._open: set[ServerCall] = set()
+        self._connections = Connections()
         self._num_arrived = 0  # calls, ever
         self._is_stopping = False
         self._stopped = asyncio.Event()
@@ -138,7 +141,7 @@ class CallServer:
             elif event.success:
                 self._num_arrived += 1
                 self._ask_for_next()
-                call = ServerCall(event, self._loop, self._open)
+                call = ServerCall(event, self._loop, self._open, self._connections)
                 call.try_to(lambda: self._arrived(call))
         except Exception:  # all other calls need the thread
             if not self._loop.is_closed():
@@ -150,9 +153,14 @@ class ServerCall:
     """One call: refused, or answered by a task that takes it for an `aio.ServicerContext`."""
 
     def __init__(
-        self, event: Event, loop: asyncio.AbstractEventLoop, open_calls: set[ServerCall]
+        self,
+        event: Event,
+        loop: asyncio.AbstractEventLoop,
+        open_calls: set[ServerCall],
+        connections: Connections,
     ) -> None:
         """A call is among the open ones until it has ended."""
+        self.connection = connections.of(event.call.peer())
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
         self.last_message = b""  # of those that were sent
@@ -165,14 +173,15 @@ class ServerCall:
         self._trailing_metadata: Pairs = ()
         self._has_begun = self._has_ended = False  # to answer
         self._is_sending = self._has_failed = False  # what was written last
+        self._passed: Callable[[bool], object] | None = None  # tells that what was passed has gone
         self._sent: asyncio.Future[None] | None = None  # for who waits until it is sent
         self._before_end: list[Callable[[], object]] = []
         self._open_calls = open_calls
         open_calls.add(self)
 
-    def peer(self) -> str:
+    def peer(self) -> bytes:
         """Return the address of the client."""
-        return cast(str, self._call.peer())
+        return self.connection.peer
 
     def certified_name(self) -> str | None:
         """Return what the client's certificate calls it, "" for no name; None without one."""
@@ -239,9 +248,7 @@ class ServerCall:
     def answer(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let a coroutine answer the call; it is cancelled if the client goes away."""
         self._task = self._loop.create_task(self._run(answer))
-        # Cancelled, it may not have begun.
-        self._task.add_done_callback(lambda _: answer.close())
-        self._task.add_done_callback(lambda _: self._ends())
+        self._task.add_done_callback(partial(self._has_run, answer))
         watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
         self._call.start_server_batch((watch,), self._closed)
         return self._task
@@ -275,9 +282,10 @@ class ServerCall:
         await self._send(*self._beginning(), self._sending(message))
 
     def pass_metadata(self, metadata: Pairs, passed: Callable[[bool], object]) -> None:
-        """Begin to answer, see `pass_message`."""
+        """Begin to answer, see `pass_message`; a message need not wait until this has gone."""
         self._has_begun = True
-        self._pass((cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS),), passed)
+        operation = cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS)
+        passed(not self._call.start_server_batch((operation,), _nothing_to_do))
 
     def pass_message(
         self, message: bytes, passed: Callable[[bool], object], *, is_followed: bool = False
@@ -356,6 +364,10 @@ class ServerCall:
             if not self._has_ended:
                 self._call.cancel()
 
+    def _has_run(self, answer: Coroutine[Any, Any, None], task: asyncio.Task[None]) -> None:
+        answer.close()  # cancelled, it may not have begun
+        self._ends()
+
     def _ends(self) -> None:
         while self._before_end:
             with suppress(IndexError):  # another thread has taken the last one
@@ -382,14 +394,16 @@ class ServerCall:
             raise aio.InternalError("the client is gone")
 
     def _pass(self, operations: tuple[Any, ...], passed: Callable[[bool], object]) -> None:
-        def has_gone(event: Event) -> None:
-            self._has_gone(event)
-            passed(event.success)
-
-        self._is_sending = True
-        if self._has_failed or self._call.start_server_batch(operations, has_gone):
-            self._is_sending = False
+        self._is_sending, self._passed = True, passed
+        if self._has_failed or self._call.start_server_batch(operations, self._has_passed):
+            self._is_sending, self._passed = False, None
             passed(False)
+
+    def _has_passed(self, event: Event) -> None:
+        passed, self._passed = self._passed, None  # first: something else may be passed on then
+        self._has_gone(event)
+        assert passed is not None, "it is told once"
+        passed(event.success)
 
     def _has_gone(self, event: Event) -> None:
         """In the thread: what was sent has gone, or nothing can be sent any more."""

@@ -7,8 +7,6 @@ details, so this one is counted here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from engine.errors import QueueFull
 
@@ -23,14 +21,9 @@ class CallWall:
         self._max_calls, self._max_bytes = max_calls, max_bytes
         self._num_calls = self._num_bytes = 0
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call while it is open."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
+    def holding(self, num_bytes: int) -> Holding:
+        """Count a call and the bytes of its request in the block."""
+        return Holding(self, num_bytes)
 
     def enter(self) -> None:
         """Count a call as open until `leave`."""
@@ -49,9 +42,8 @@ class CallWall:
         with self._lock:
             self._num_calls -= 1
 
-    @contextmanager
-    def holding(self, num_bytes: int) -> Iterator[None]:
-        """Count the bytes of a request while its call is open."""
+    def hold(self, num_bytes: int) -> None:
+        """Count the bytes of a request until `release`, on the event loop."""
         if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:  # one may be larger
             raise QueueFull(
                 f"the open calls have {self._num_bytes:,} bytes, {num_bytes:,} more exceed "
@@ -59,7 +51,28 @@ class CallWall:
                 _RETRY_AFTER,
             )
         self._num_bytes += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Count the bytes of a request no more."""
+        self._num_bytes -= num_bytes
+
+
+class Holding:
+    """A block in which a call is open."""
+
+    __slots__ = ("_num_bytes", "_wall")
+
+    def __init__(self, wall: CallWall, num_bytes: int) -> None:
+        self._wall, self._num_bytes = wall, num_bytes
+
+    def __enter__(self) -> None:
+        self._wall.enter()
         try:
-            yield
-        finally:
-            self._num_bytes -= num_bytes
+            self._wall.hold(self._num_bytes)
+        except QueueFull:
+            self._wall.leave()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._wall.release(self._num_bytes)
+        self._wall.leave()

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
@@ -25,7 +26,7 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
-from server.last_moment import abort, in_time
+from server.last_moment import InTime, abort
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 from server.telemetry.logs import with_fields
@@ -39,7 +40,8 @@ Around = Callable[[Behavior, Any, Context], Awaitable[Any]]
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
-# Set by ParsingInterceptor for everything further in, and for the log lines further out.
+# Set by ParsingInterceptor for everything further in, and for the log lines further out; until
+# somebody asks for it, "" of a call that has none.
 _request_id: ContextVar[str] = ContextVar("request_id")
 
 _DEADLINE_MARGIN = 0.02  # seconds; less than that of the engines, whose words say more
@@ -47,7 +49,9 @@ _DEADLINE_MARGIN = 0.02  # seconds; less than that of the engines, whose words s
 
 def current_request_id() -> str:
     """Return the id of the call that is being answered: the client's, or one made here."""
-    return _request_id.get()
+    if not (request_id := _request_id.get()):
+        _request_id.set(request_id := made_request_id())
+    return request_id
 
 
 class WrappingInterceptor(aio.ServerInterceptor):
@@ -76,9 +80,9 @@ class StatusInterceptor(WrappingInterceptor):
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
-            _request_id.set(made_request_id())
+            _request_id.set("")
             try:
-                async with in_time(context, _DEADLINE_MARGIN):
+                async with InTime(context, _DEADLINE_MARGIN):
                     return await behavior(request, context)
             except TokenweirError as error:
                 await _abort(context, error)
@@ -135,10 +139,10 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
         answer = cast(Callable[[Any, Context], AsyncIterator[Any]], handler.stream_stream)
 
         async def behavior(messages: AsyncIterator[bytes], context: Context) -> None:
-            _request_id.set(made_request_id())
+            _request_id.set("")
             requests = (_parsed(parse, message, method) async for message in messages)
             try:
-                async with in_time(context, _DEADLINE_MARGIN):
+                async with InTime(context, _DEADLINE_MARGIN):
                     async for response in answer(requests, context):
                         await context.write(response)
             except TokenweirError as error:
@@ -149,11 +153,7 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
 
 def with_behavior(handler: Handler, around: Around, *, takes_bytes: bool = False) -> Handler:
     """Return a handler that does `around` what the one given does."""
-    inner = _behavior(handler)
-
-    async def behavior(request: Any, context: Context) -> Any:
-        return await around(inner, request, context)
-
+    behavior = partial(around, _behavior(handler))
     make = (
         grpc.unary_stream_rpc_method_handler
         if handler.response_streaming

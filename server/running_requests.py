@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from engine.errors import RequestAborted
 
@@ -13,32 +12,14 @@ class RunningRequests:
     """Knows which task answers a request; all of it on one event loop."""
 
     def __init__(self) -> None:
-        self._running: dict[str, list[_Running]] = {}  # two clients may use the same id
+        self._running: dict[str, list[Abortable]] = {}  # two clients may use the same id
 
-    @contextmanager
-    def abortable(self, request_id: str) -> Iterator[None]:
+    def abortable(self, request_id: str) -> Abortable:
         """Let `abort` end what the task does in the block, which then raises RequestAborted.
 
         Without an id nobody can name it.
         """
-        if not request_id:
-            yield
-            return
-        task = asyncio.current_task()
-        assert task is not None, "it runs on an event loop"
-        running = _Running(task)
-        self._running.setdefault(request_id, []).append(running)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not running.is_aborted or task.uncancel():  # by somebody else, too
-                raise
-            raise RequestAborted("an operator has ended the request") from None
-        finally:
-            others = self._running[request_id]
-            others.remove(running)
-            if not others:
-                del self._running[request_id]
+        return Abortable(self._running, request_id)
 
     def abort(self, request_ids: Iterable[str]) -> set[str]:
         """End all requests of these ids; return the ids of those that were there."""
@@ -49,15 +30,37 @@ class RunningRequests:
         return found
 
 
-class _Running:
-    """A task that answers a request."""
+class Abortable:
+    """A block in which a task answers a request."""
 
-    def __init__(self, task: asyncio.Task[object]) -> None:
-        self.is_aborted = False
+    __slots__ = ("_is_aborted", "_request_id", "_running", "_task")
+
+    def __init__(self, running: dict[str, list[Abortable]], request_id: str) -> None:
+        self._running = running
+        self._request_id = request_id
+        self._is_aborted = False
+
+    def __enter__(self) -> None:
+        if not self._request_id:
+            return
+        task = asyncio.current_task()
+        assert task is not None, "it runs on an event loop"
         self._task = task
+        self._running.setdefault(self._request_id, []).append(self)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not self._request_id:
+            return
+        others = self._running[self._request_id]
+        others.remove(self)
+        if not others:
+            del self._running[self._request_id]
+        is_cancelled = self._is_aborted and isinstance(error, asyncio.CancelledError)
+        if is_cancelled and not self._task.uncancel():  # by nobody else
+            raise RequestAborted("an operator has ended the request") from None
 
     def abort(self) -> None:
         """End it; nothing the second time."""
-        if not self.is_aborted:
-            self.is_aborted = True
+        if not self._is_aborted:
+            self._is_aborted = True
             self._task.cancel()

@@ -90,7 +90,7 @@ class AdminPort:
     def _name(self, call: ServerCall) -> str:
         """Return who calls; Unauthenticated if nobody knows."""
         if self._tokens is None:
-            return call.peer()
+            return call.peer().decode()
         return self._tokens.identity(call.invocation_metadata()).tenant
 
     def _begin(self, call: ServerCall) -> None:

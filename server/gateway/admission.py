@@ -6,8 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from engine.errors import CannotMeet, ExpiredInQueue, TokenweirError
 from server.gateway.drain import Drain
@@ -72,25 +71,27 @@ class Admission:
         self._refusal = error
         self.set_places(None)
 
-    @asynccontextmanager
-    async def turn(self, share: Share, time_left: float | None) -> AsyncIterator[None]:
-        """Wait until it is a call's turn, and keep its place to the end.
+    def turn(self, share: Share, time_left: float | None) -> Turn:
+        """Wait until it is a call's turn, and keep its place to the end of the block.
 
         Raises CannotMeet if it would end after its deadline, ExpiredInQueue if that passes here,
         and what `refuse_waiting` was given.
         """
-        deadline = None if time_left is None else self._clock() + time_left
+        return Turn(self, share, None if time_left is None else self._clock() + time_left)
+
+    async def wait(self, share: Share, deadline: float | None) -> float:
+        """Wait until it is a call's turn; return when that was. See `turn`."""
         await self._wait(share, deadline)
-        started = self._clock()
-        try:
-            yield
-            self._note_own_time(self._clock() - started)
-        except BaseException:
-            if deadline is not None and self._clock() > deadline - _LATE:
-                self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
-            raise
-        finally:
-            self._leave(share.tenant)
+        return self._clock()
+
+    def end(self, share: Share, started: float, deadline: float | None, *, is_good: bool) -> None:
+        """Give the place of a call back that has had its turn."""
+        now = self._clock()
+        if is_good:
+            self._note_own_time(now - started)
+        elif deadline is not None and now > deadline - _LATE:
+            self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
+        self._leave(share.tenant)
 
     async def _wait(self, share: Share, deadline: float | None) -> None:
         if self._refusal is not None:
@@ -234,3 +235,18 @@ class Admission:
         self._queue.done(tenant)
         self._note(tenant)
         self._hand_out()
+
+
+class Turn:
+    """A block in which a call has its turn."""
+
+    __slots__ = ("_admission", "_deadline", "_share", "_started")
+
+    def __init__(self, admission: Admission, share: Share, deadline: float | None) -> None:
+        self._admission, self._share, self._deadline = admission, share, deadline
+
+    async def __aenter__(self) -> None:
+        self._started = await self._admission.wait(self._share, self._deadline)
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        self._admission.end(self._share, self._started, self._deadline, is_good=error is None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import cast
 
 import grpc
@@ -85,23 +85,23 @@ class Backend:
         """Note how many calls the worker itself says that it has."""
         self.of_others = max(0, load - self.outstanding)
 
-    @contextmanager
-    def under_way(self, call: WorkerCall) -> Iterator[None]:
-        """Count a call that goes there, until it has come back; WorkerLost if it cannot."""
+    def has(self, call: WorkerCall) -> None:
+        """Count a call that goes there, until `has_no_more`."""
         self.outstanding += 1
         self._calls.add(call)
         self._idle.clear()
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._is_lost and not _is_cancelled_itself():
-                raise WorkerLost(f"worker {self.address} does not answer") from None
-            raise
-        finally:
-            self._calls.discard(call)
-            self.outstanding -= 1
-            if not self.outstanding:
-                self._idle.set()
+
+    def has_no_more(self, call: WorkerCall) -> None:
+        """Count a call no more that has come back."""
+        self._calls.discard(call)
+        self.outstanding -= 1
+        if not self.outstanding:
+            self._idle.set()
+
+    def raise_if_lost(self) -> None:
+        """Raise WorkerLost if the calls that go there were ended because it does not answer."""
+        if self._is_lost and not _is_cancelled_itself():
+            raise WorkerLost(f"worker {self.address} does not answer") from None
 
     async def retire(self) -> bool:
         """Stop watching; close the connection once the running calls have ended.

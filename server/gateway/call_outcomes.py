@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -21,16 +20,36 @@ from server.telemetry.metrics import Counts
 from server.telemetry.tracing import Tracing, set_status
 
 _OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
+_CANCELLED = grpc.StatusCode.CANCELLED.name
 _MAX_CHARS = 200
 _NAMES = {method: method.rpartition("/")[2] for method in METHODS}  # others may be anything
 logger = logging.getLogger(REQUESTS)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How a call has ended."""
+class Answering:
+    """A block in which a call is answered, and counted at its end; see CallOutcomes."""
 
-    code: str = grpc.StatusCode.CANCELLED.name
+    __slots__ = ("_call", "_counts", "_relaying", "_span", "_started", "code")
+
+    def __init__(self, call: ServerCall, counts: Counts, tracing: Tracing | None) -> None:
+        self.code = _CANCELLED
+        self._call, self._counts = call, counts
+        self._relaying = None if tracing is None else tracing.relaying(call, time.time())
+
+    def __enter__(self) -> Answering:
+        self._started = time.monotonic()
+        if self._relaying is not None:
+            self._span = self._relaying.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._relaying is not None:
+            set_status(self._span, self.code)
+            self._relaying.__exit__(*error)
+        name = _NAMES.get(self._call.method, "unknown")
+        seconds = time.monotonic() - self._started
+        self._counts.observe("gateway_request_seconds", seconds, name)
+        self._counts.count("gateway_requests", name, self.code)
 
 
 class CallOutcomes:
@@ -44,28 +63,9 @@ class CallOutcomes:
         self._lock = threading.Lock()
         self._budget = LogBudget(clock)
 
-    @contextmanager
-    def answering(self, call: ServerCall) -> Iterator[Outcome]:
-        """Count a call that is answered meanwhile; whoever answers sets the code."""
-        started, outcome = time.monotonic(), Outcome()
-        name = _NAMES.get(call.method, "unknown")
-        try:
-            with self._traced(call, outcome):
-                yield outcome
-        finally:
-            self.counts.observe("gateway_request_seconds", time.monotonic() - started, name)
-            self.counts.count("gateway_requests", name, outcome.code)
-
-    @contextmanager
-    def _traced(self, call: ServerCall, outcome: Outcome) -> Iterator[None]:
-        if self._tracing is None:
-            yield
-            return
-        with self._tracing.relaying(call, time.time()) as span:
-            try:
-                yield
-            finally:
-                set_status(span, outcome.code)
+    def answering(self, call: ServerCall) -> Answering:
+        """Count a call that is answered in the block; whoever answers sets the code."""
+        return Answering(call, self.counts, self._tracing)
 
     def had_its_turn(self, seconds: float) -> None:
         """Count how long a call has waited for its turn."""

@@ -18,9 +18,13 @@ class Drain:
 
     def __init__(self) -> None:
         self._meters = [DrainMeter(_LEAST_COUNT * _TIMES**i) for i in range(_NUM_METERS)]
+        self._is_waiting = False
 
     def advance(self, now: float, num_given: int, is_waiting: bool) -> None:
         """Note how many calls had their turn since the last time, and if one still waits."""
+        if not (is_waiting or self._is_waiting):
+            return
+        self._is_waiting = is_waiting
         for meter in self._meters:
             meter.advance(now, num_given, is_waiting)
 

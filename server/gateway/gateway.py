@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -52,7 +51,7 @@ from server.identity.quotas import Visit
 from server.identity.tls import server_credentials
 from server.identity.tokens import Identity
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.last_moment import LAST_WORDS, abort, in_time
+from server.last_moment import LAST_WORDS, InTime, abort
 from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -66,6 +65,7 @@ _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
 _HEALTH = f"/{HEALTH}/"
 _LIST_MODELS = f"{_ADMIN}ListModels"
+_OK = grpc.StatusCode.OK.name
 _RETRY_AFTER = 0.5  # seconds
 _FREE = 0.5  # of the calls that a worker is handed, up to which it has room to compare versions
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
@@ -345,27 +345,41 @@ class Gateway:
         if visit is not None:
             call.before_end(lambda: self._door.leave(visit, call))
         task = call.answer(self._answer(call, request, share))
-        task.add_done_callback(lambda _: self._wall.leave())
+        self._calls.add(task)
+        task.add_done_callback(self._has_ended)
         if share is not None:  # behind the task's first step, in which it asks for its turn
             self._loop.call_soon(self._admission.has_come, share)
 
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        self._wall.leave()
+
     async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
         """Answer a call; only those of administration have no share of the workers."""
-        with self._outcomes.answering(call) as outcome:
+        with self._outcomes.answering(call) as answering:
             try:
-                async with in_time(call, _DEADLINE_MARGIN), self._running():
-                    with self._wall.holding(len(request)):
-                        response = await self._response(call, request, share)
+                if self._draining:
+                    raise _draining()
+                response = await self._held(call, request, share)
             except (CallFailed, TokenweirError) as error:
                 status = self._failed(call, share, error)
-                outcome.code = status.code.name
+                answering.code = status.code.name
             else:
                 await call.finish(response)
-                outcome.code = grpc.StatusCode.OK.name
+                answering.code = _OK
                 if share is not None:
                     self._comparisons.consider(call.method, request, share)
                 return
             await abort(call, status)
+
+    async def _held(self, call: ServerCall, request: bytes, share: Share | None) -> bytes | None:
+        """Return the one message of an answer, while the bytes of its request are counted."""
+        self._wall.hold(len(request))
+        try:
+            async with InTime(call, _DEADLINE_MARGIN):
+                return await self._response(call, request, share)
+        finally:
+            self._wall.release(len(request))
 
     def _failed(
         self, call: ServerCall, share: Share | None, error: CallFailed | TokenweirError
@@ -403,19 +417,6 @@ class Gateway:
         found = await list_models(self._pool)
         models = [info for info in found if self._traffic.is_open(version_of(info))]
         return page_of(models, request).SerializeToString()
-
-    @asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
-        """Refuse a call once draining; else know of it until it ends."""
-        if self._draining:
-            raise _draining()
-        task = asyncio.current_task()
-        assert task is not None
-        self._calls.add(task)
-        try:
-            yield
-        finally:
-            self._calls.discard(task)
 
 
 def _check_is_public(method: str) -> None:

@@ -205,7 +205,7 @@ class Pool:
             if self._refusal is not None:
                 raise self._refusal
             serving = self._able(attempts)
-            fresh = [backend for backend in serving if backend not in attempts.refused]
+            fresh = _without(attempts.refused, serving)
             attempts.refuse_poison()
             if serving and not fresh and _is_full(attempts):
                 raise CallFailed(_last_status(attempts))
@@ -222,7 +222,8 @@ class Pool:
 
     def serving_version(self, one: ModelVersion) -> list[Backend]:
         """Return the workers that take calls for a version now."""
-        return [backend for backend in self.serving if one in backend.models]
+        workers = self._backends.values()
+        return [backend for backend in workers if backend.serving and one in backend.models]
 
     async def wait_for(self, addresses: Sequence[str]) -> None:
         """Return when all these workers, which `sync` was or will be told of, take calls."""

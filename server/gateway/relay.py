@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import grpc
 from grpc import aio
@@ -77,8 +76,7 @@ class Relay:
                 method, request, self._forwarded(context), context.time_remaining(), None
             )
             try:
-                with self._upstream(backend, call):
-                    trailing = await call.end()
+                trailing = await self._end_of(call, backend)
             except (WorkerFailed, WorkerLost) as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
@@ -127,22 +125,23 @@ class Relay:
         call = backend.calls.start(
             method, stream.request, self._forwarded(context), time_left, stream
         )
-        with self._upstream(backend, call):
-            await call.end()
+        await self._end_of(call, backend)
 
-    @contextmanager
-    def _upstream(self, backend: Backend, call: WorkerCall) -> Iterator[None]:
-        """Let `end_calls` end a call that is under way at a worker."""
+    async def _end_of(self, call: WorkerCall, backend: Backend) -> Metadata:
+        """Wait for a call that is under way at a worker; `end_calls` may end it."""
         self._calls.add(call)
+        backend.has(call)
         try:
-            with backend.under_way(call):
-                yield
-        except asyncio.CancelledError:  # by `end_calls`; else by the client, who hears no more
-            if self._refusal is not None:
-                raise self._refusal from None
+            return await call.end()
+        except BaseException as error:
+            call.cancel()  # does nothing if it has ended there
+            if isinstance(error, asyncio.CancelledError):  # or else by the client, who has gone
+                backend.raise_if_lost()
+                if self._refusal is not None:
+                    raise self._refusal from None
             raise
         finally:
-            call.cancel()  # does nothing once the call has ended
+            backend.has_no_more(call)
             self._calls.discard(call)
 
     def _forwarded(self, context: ServerCall) -> Metadata:

@@ -21,7 +21,7 @@ _CONNECTION_SHARE = 4  # the part of the places, one in so many, that one connec
 class Readable(Protocol):
     """A call that has not been read."""
 
-    def peer(self) -> str:
+    def peer(self) -> bytes:
         """Return the address of the client."""
 
     def receive(self, received: Callable[[bytes | None], object]) -> None:
@@ -36,7 +36,7 @@ class _Reading:
     """A call whose message is to come."""
 
     call: Readable
-    connection: str
+    connection: bytes
     read: Read
     started: float = 0.0
 
@@ -53,8 +53,8 @@ class RequestReader:
         self._share = max(1, self._num_free // _CONNECTION_SHARE)
         self._lock = threading.Lock()
         self._under_way: dict[_Reading, None] = {}  # in order of their start
-        self._num_reading: dict[str, int] = {}  # by connection
-        self._lines: dict[str, deque[_Reading]] = {}  # that wait for a place
+        self._num_reading: dict[bytes, int] = {}  # by connection
+        self._lines: dict[bytes, deque[_Reading]] = {}  # that wait for a place
 
     def read(self, call: Readable, read: Read) -> None:
         """Call `read`, from any thread, with the message of a call, or with why there is none.
@@ -90,7 +90,7 @@ class RequestReader:
             following.call.receive(partial(self._end, following))
         reading.read(_no_message() if result is None else result)
 
-    def _may_read(self, connection: str) -> bool:
+    def _may_read(self, connection: bytes) -> bool:
         return self._num_free > 0 and self._num_reading.get(connection, 0) < self._share
 
     def _enter(self, reading: _Reading) -> None:

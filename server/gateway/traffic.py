@@ -120,7 +120,7 @@ class Traffic:
         if version:
             return (ModelVersion(model, version),) if version in shares else ()
         if len(shares) == 1:
-            return self.versions(model)
+            return (ModelVersion(model, next(iter(shares))),)
         chosen = _chosen(shares, model, key)
         by_share = sorted(shares, key=lambda one: (one != chosen, -shares[one]))
         return tuple(ModelVersion(model, one) for one in by_share)

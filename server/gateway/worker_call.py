@@ -8,14 +8,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import grpc
 from grpc import aio
 
+from server.connections import Connection
 from server.lane import Metadata
 
 _Result = TypeVar("_Result")
+_Given = ParamSpec("_Given")
 
 _OK = grpc.StatusCode.OK.value[0]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -23,6 +25,10 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 class Client(Protocol):
     """Takes what a worker sends, in any thread; ServerCall says how."""
+
+    @property
+    def connection(self) -> Connection | None:
+        """The client's, where it has one."""
 
     def pass_metadata(self, metadata: Metadata, passed: Callable[[bool], object]) -> None:
         """Take what comes first."""
@@ -67,6 +73,7 @@ class WorkerCall(ABC):
         self.is_committed = False  # something of the answer has come
         self.initial_metadata: Metadata = ()
         self.response: bytes | None = None  # of a call that passes nothing on
+        self.connection = None if client is None else client.connection
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Metadata] = self._loop.create_future()
@@ -112,8 +119,7 @@ class WorkerCall(ABC):
         self.initial_metadata = metadata
         if self._client is not None and metadata and not self._is_over:
             self.is_committed = True
-            client = self._client
-            self._pass(lambda: client.pass_metadata(metadata, self._has_passed))
+            self._pass(self._client.pass_metadata, metadata, self._has_passed)
 
     def _take(self, message: bytes) -> None:
         """Note a message, for `_go_on`."""
@@ -144,9 +150,9 @@ class WorkerCall(ABC):
         if self._is_over:
             self._waiting.clear()
         if len(self._waiting) > (1 if self._has_succeeded else 0) and self._client is not None:
-            client, message = self._client, self._waiting.popleft()
+            message = self._waiting.popleft()
             more = bool(self._waiting)
-            self._pass(lambda: client.pass_message(message, self._has_passed, is_followed=more))
+            self._pass(self._client.pass_message, message, self._has_passed, is_followed=more)
             self._ask_for_more(message)
         else:
             self._settle()
@@ -156,11 +162,13 @@ class WorkerCall(ABC):
         """Whether nothing comes any more but what waits here."""
         return self._status is not None and self._status.code == _OK and not self._is_due
 
-    def _pass(self, pass_on: Callable[[], _Result]) -> _Result:
+    def _pass(
+        self, pass_on: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
+    ) -> _Result:
         """Hand something to the client; if it fails at that, the call ends with its error."""
         self._is_passing = True
         try:
-            return pass_on()
+            return pass_on(*given, **named)
         except Exception as error:
             self._is_over, self._is_passing = True, False
             self._tell(error)
@@ -184,7 +192,7 @@ class WorkerCall(ABC):
         if (client := self._client) is None or self._is_over:
             return True
         message = self._waiting.popleft() if self._waiting else None
-        return self._pass(lambda: client.pass_end(message, metadata))
+        return self._pass(client.pass_end, message, metadata)
 
     def _tell(self, end: Metadata | Exception) -> None:
         with suppress(RuntimeError):  # the event loop is closed

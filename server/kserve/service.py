@@ -113,7 +113,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             "request_id": request.id or None,
             "timeout": _seconds(parameters.pop(TIMEOUT, None), context, self._config.timeout),
         }
-        with self._wall.counted(), self._wall.holding(request.ByteSize()):
+        with self._wall.holding(request.ByteSize()):
             model = await self._model(client, request.model_name)
             task = task_for(model, [output.name for output in request.outputs])
             asked = Asked(model, read_inputs(request), parameters, options)

@@ -44,7 +44,7 @@ class AdmissionInterceptor(WrappingInterceptor):
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
             if self.draining:
                 raise Draining("this worker is stopping; ask again", _DRAINING_RETRY_AFTER)
-            with self._wall.counted(), self._wall.holding(len(request)):
+            with self._wall.holding(len(request)):
                 self._begin()
                 # After the status was sent, not before. The stubs want a class that nobody makes.
                 context.add_done_callback(cast(Any, self._end))

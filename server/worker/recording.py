@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -44,39 +43,35 @@ class RecordingInterceptor(WrappingInterceptor):
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
             record = CallRecord(name, time.time(), traceparent_in(context.invocation_metadata()))
             begin_record(record)
-            with self._observed(record), _seen_failing(record):
+            started = time.monotonic()
+            try:
                 return await behavior(request, context)
+            except BaseException as error:
+                _note_failure(record, error)
+                raise
+            finally:
+                record.seconds = time.monotonic() - started
+                record.request_id = current_request_id()
+                self._tell(record)
 
         return with_behavior(handler, around)
 
-    @contextmanager
-    def _observed(self, record: CallRecord) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            record.seconds = time.monotonic() - started
-            record.request_id = current_request_id()
-            for observe in self._observers:
-                try:
-                    observe(record)
-                except Exception:  # who looks on must not end the call
-                    logger.exception("request %s was not recorded", record.request_id)
+    def _tell(self, record: CallRecord) -> None:
+        for observe in self._observers:
+            try:
+                observe(record)
+            except Exception:  # who looks on must not end the call
+                logger.exception("request %s was not recorded", record.request_id)
 
 
-@contextmanager
-def _seen_failing(record: CallRecord) -> Iterator[None]:
+def _note_failure(record: CallRecord, error: BaseException) -> None:
     """Note how a call fails."""
-    try:
-        yield
-    except TokenweirError as error:
-        record.status, record.reason = status_code(type(error)).name, error.reason
-        record.error = str(error)
-        raise
-    except asyncio.CancelledError:
-        record.status = grpc.StatusCode.CANCELLED.name
-        raise
-    except Exception as error:
-        record.status, record.reason = grpc.StatusCode.INTERNAL.name, EngineFailure.reason
-        record.error = type(error).__name__
-        raise
+    match error:
+        case TokenweirError():
+            record.status, record.reason = status_code(type(error)).name, error.reason
+            record.error = str(error)
+        case asyncio.CancelledError():
+            record.status = grpc.StatusCode.CANCELLED.name
+        case Exception():
+            record.status, record.reason = grpc.StatusCode.INTERNAL.name, EngineFailure.reason
+            record.error = type(error).__name__

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +21,7 @@ from grpc import aio
 from engine.errors import Draining, QueueFull
 from server import event_thread
 from server.call_server import CallServer, ServerCall
+from server.connections import Corked
 from server.event_thread import Rests
 from server.status import call_status
 from tests.server.calls import failure_of, until
@@ -210,6 +213,79 @@ async def test_what_is_passed_on_comes_in_order_and_with_it_the_end() -> None:
     assert messages == [b"0", b"1", b"2", b"last"]
     assert await stream.code() is grpc.StatusCode.OK
     assert ("behind", "all") in tuple(await stream.trailing_metadata())
+
+
+async def test_a_message_need_not_wait_until_the_metadata_before_it_has_gone() -> None:
+    async def answer(call: ServerCall) -> None:
+        passed: list[bool] = []
+        call.pass_metadata((("first", "1"),), passed.append)
+        assert passed == [True]
+        call.pass_message(b"message", passed.append, is_followed=True)
+        await until(lambda: len(passed) > 1)
+        assert call.pass_end(b"last", ())
+
+    async with answering(answer) as channel:
+        call = channel.unary_stream(METHOD)(b"", timeout=60)
+        got = [message async for message in call]
+
+        assert got == [b"message", b"last"]
+        assert dict(await call.initial_metadata())["first"] == "1"
+
+
+async def test_messages_for_several_calls_of_a_client_come_at_once() -> None:
+    calls: list[ServerCall] = []
+    came: list[bytes] = []
+
+    async def answer(call: ServerCall) -> None:
+        calls.append(call)
+        await asyncio.Event().wait()
+
+    async def read(channel: aio.Channel) -> None:
+        async for message in channel.unary_stream(METHOD)(b"", timeout=60):
+            came.append(message)
+
+    async with answering(answer) as channel:
+        reading = [asyncio.create_task(read(channel)) for _ in range(3)]
+        await until(lambda: len(calls) == 3)
+        with Corked([call.connection for call in calls]):
+            passed: list[bool] = []
+            for call in calls:
+                call.pass_message(b"message", passed.append)
+            await until(lambda: len(passed) == 3)
+            await asyncio.sleep(0.05)  # in which they would come
+            meanwhile = len(came)
+        await until(lambda: len(came) == 3)
+        for task in reading:
+            task.cancel()
+
+    assert meanwhile == 0
+
+
+async def test_nothing_is_left_of_a_call_that_has_ended_for_the_collector_of_garbage() -> None:
+    left: list[weakref.ref[ServerCall]] = []
+
+    class Passing:
+        def __init__(self, call: ServerCall) -> None:
+            self.call = call
+            self.is_over = False
+
+        def end(self, is_there: bool) -> None:
+            self.is_over = True
+
+    async def answer(call: ServerCall) -> None:
+        passing = Passing(call)
+        left.append(weakref.ref(call))
+        call.pass_message(b"message", passing.end)
+        await until(lambda: passing.is_over)
+        call.pass_end(b"last", ())
+
+    gc.disable()
+    try:
+        async with answering(answer) as channel:
+            assert len([one async for one in channel.unary_stream(METHOD)(b"", timeout=60)]) == 2
+            await until(lambda: left[0]() is None)
+    finally:
+        gc.enable()
 
 
 async def test_who_does_not_read_is_not_sent_everything() -> None:

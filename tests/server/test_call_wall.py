@@ -24,8 +24,8 @@ class Call:
     def is_read(self) -> bool:
         return self._received is not None
 
-    def peer(self) -> str:
-        return self._connection
+    def peer(self) -> bytes:
+        return self._connection.encode()
 
     def receive(self, received: Callable[[bytes | None], object]) -> None:
         self._received = received
@@ -37,19 +37,21 @@ class Call:
 
 def test_calls_are_counted_until_they_end() -> None:
     wall = CallWall(1, 100)
-    with wall.counted(), pytest.raises(QueueFull), wall.counted():
+    with wall.holding(0), pytest.raises(QueueFull, match="1 calls are open"), wall.holding(0):
         pass
 
-    with wall.counted():
+    with wall.holding(0):
         pass
 
 
 def test_bytes_are_counted_until_the_call_ends_and_one_request_may_be_larger() -> None:
-    wall = CallWall(9, 100)
+    wall = CallWall(2, 100)
     with wall.holding(60), pytest.raises(QueueFull, match="60 bytes, 41 more"), wall.holding(41):
         pass
 
     with wall.holding(101):
+        pass
+    with wall.holding(60), wall.holding(40):  # what was refused is not counted as open
         pass
 
 

@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.last_moment import abort, in_time
+from server.last_moment import InTime, abort
 from server.status import call_status
 from tests.server.calls import Stubs, failure, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
@@ -46,26 +46,26 @@ async def test_a_call_ends_before_its_deadline() -> None:
     begun = time.monotonic()
 
     with pytest.raises(ExpiredInDecode, match="the deadline passed"):
-        async with in_time(context(remaining=1.0), margin=0.9), asyncio.timeout(60):
+        async with InTime(context(remaining=1.0), margin=0.9), asyncio.timeout(60):
             await asyncio.Event().wait()
 
     assert time.monotonic() - begun >= 0.9  # a short time is not cut to nothing
 
 
 async def test_a_call_without_a_deadline_is_left_alone() -> None:
-    async with in_time(context(), margin=0.9):
+    async with InTime(context(), margin=0.9):
         await asyncio.sleep(0)
 
 
 async def test_a_timeout_of_something_else_is_no_expired_deadline() -> None:
     with pytest.raises(TimeoutError):
-        async with in_time(context(remaining=60.0), margin=0.1):
+        async with InTime(context(remaining=60.0), margin=0.1):
             raise TimeoutError
 
 
 async def test_where_nothing_can_be_sent_any_more_a_call_ends_as_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
-        async with in_time(context(), margin=0.1):
+        async with InTime(context(), margin=0.1):
             raise GONE
     with pytest.raises(asyncio.CancelledError):
         await abort(context(), call_status(EngineFailure("too late"), "r"))

@@ -1,0 +1,107 @@
+"""What is written to a client in the same moment leaves in one write; nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from server.connections import Connection, Connections, Corked
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="only Linux has it")
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A server's socket and its client's; small writes leave at once, as gRPC wants it."""
+    host = request.param
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listening:
+        with socket.create_connection(listening.getsockname()[:2]) as client:
+            server, _ = listening.accept()
+            with server:
+                server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+                client.settimeout(60)
+                yield server, client
+
+
+def peer_of(server: socket.socket) -> bytes:
+    """Return the address of a client as gRPC writes it."""
+    host, port = server.getpeername()[:2]
+    return (f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}").encode()
+
+
+def received(client: socket.socket) -> bytes:
+    """Return what is there now."""
+    client.setblocking(False)
+    with suppress(BlockingIOError):
+        return client.recv(100)
+    return b""
+
+
+def test_writes_to_a_corked_connection_arrive_together(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    server, client = pair
+    connection = Connections().of(peer_of(server))
+
+    with Corked([connection] * 3):
+        for part in (b"one ", b"two ", b"three"):
+            server.send(part)
+        meanwhile = received(client)
+
+    client.settimeout(60)
+    assert (meanwhile, client.recv(100)) == (b"", b"one two three")
+    server.send(b"at once")
+    assert client.recv(100) == b"at once"
+
+
+def test_few_calls_are_not_held_back(pair: tuple[socket.socket, socket.socket]) -> None:
+    server, client = pair
+    connection = Connections().of(peer_of(server))
+
+    with Corked([connection, Connection(b"ipv4:127.0.0.1:1"), connection]):
+        server.send(b"one")
+        assert client.recv(100) == b"one"
+
+
+def test_a_connection_without_calls_is_let_go(pair: tuple[socket.socket, socket.socket]) -> None:
+    server, client = pair
+    connections = Connections()
+    peer = peer_of(server)
+    with Corked([connections.of(peer)] * 3):
+        gc.collect()
+
+    server.close()
+
+    assert client.recv(100) == b""  # its end: nobody else has the socket
+
+
+def test_calls_of_a_client_have_one_connection() -> None:
+    connections = Connections()
+    one, other = connections.of(b"ipv4:127.0.0.1:1"), connections.of(b"ipv4:127.0.0.1:2")
+
+    assert connections.of(b"ipv4:127.0.0.1:1") is one
+    assert other is not one
+
+
+@pytest.mark.parametrize(
+    "peer", [b"unix:", b"unix:/tmp/socket", b"ipv4:127.0.0.1:1", b"ipv6:%5B::1%5D:1"]
+)
+def test_what_has_no_socket_here_is_written_as_ever(peer: bytes) -> None:
+    with Corked([Connection(peer)] * 3):
+        pass
+
+
+def test_a_client_that_goes_meanwhile_ends_nothing(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    server, client = pair
+    connection = Connections().of(peer_of(server))
+
+    with Corked([connection] * 3):
+        client.close()
+        server.close()
