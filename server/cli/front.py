@@ -12,10 +12,13 @@ import click
 from server.cli.exit_codes import NOT_USABLE, USAGE, CommandError
 from server.cli.options import Decorator, Number, existing_file
 from server.cli.server_options import Server
+from server.cli.service import say
+from server.cli.sight_options import log_options
 
 if TYPE_CHECKING:
     from tokenweir import AsyncClient
 
+    from server.config import LogConfig
     from server.front.config import FrontConfig
 
 ConfigT = TypeVar("ConfigT", bound="FrontConfig")
@@ -79,7 +82,7 @@ def front_options(port: int) -> Decorator:
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         host, *rest = _OPTIONS
-        wrapped = _with_tls(command)
+        wrapped = log_options(_with_tls(command))
         for option in reversed((host, of_port, *rest)):
             wrapped = option(wrapped)
         return wrapped
@@ -113,6 +116,7 @@ class Front(Generic[ConfigT]):
     serve: Serve[ConfigT]
     announcement: str  # with a place for the address
     insecure: bool  # whether anybody may call it
+    log: LogConfig
 
     def run(self) -> None:
         """Serve until a signal ends it."""
@@ -123,20 +127,19 @@ class Front(Generic[ConfigT]):
 
 async def _run(front: Front[Any]) -> None:
     import asyncio
-    import logging
 
     from tokenweir import AsyncClient
 
     from server.front.reach import check_reach
     from server.signals import cancelled_by_signals
+    from server.telemetry.logs import log_to_stderr
 
     server, config = front.server, front.config
-
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.ERROR)
+    log_to_stderr(front.log)
 
     def announce(address: str) -> None:
         said = front.announcement.format(address)
-        click.echo(f"serving {said}, for {server}; Ctrl-C stops", err=True)
+        say(f"serving {said}, for {server}; Ctrl-C stops", front.log)
 
     # One attempt: clients are told when to come back.
     options = {**server.client_arguments, "timeout": config.timeout, "max_attempts": 1}

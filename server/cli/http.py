@@ -17,6 +17,7 @@ from server.cli.server_options import Server, server_option
 if TYPE_CHECKING:
     from tokenweir import AsyncClient
 
+    from server.config import LogConfig
     from server.http.config import HttpConfig
 
 _ADMIN_SECONDS = 4.0
@@ -52,7 +53,9 @@ _ADMIN_SECONDS = 4.0
 )
 @server_option
 @needs("http")
-def http(insecure: bool, admin: str | None, server: Server, **settings: Any) -> None:
+def http(
+    insecure: bool, admin: str | None, server: Server, log: LogConfig, **settings: Any
+) -> None:
     """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models; and at /
     show a page with models, load, and a prompt to try.
 
@@ -64,7 +67,7 @@ def http(insecure: bool, admin: str | None, server: Server, **settings: Any) -> 
     config = HttpConfig(**settings)
     operated = None if admin is None else replace(server, address=admin, token=config.admin_token)
     serve = partial(_serve, operated)
-    Front(server, config, serve, "OpenAI's protocol at {}/v1", insecure).run()
+    Front(server, config, serve, "OpenAI's protocol at {}/v1", insecure, log).run()
 
 
 async def _serve(

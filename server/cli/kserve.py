@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from server.cli.front import Front, front_options
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
+
+if TYPE_CHECKING:
+    from server.config import LogConfig
 
 
 @click.command(
@@ -28,7 +31,7 @@ from server.cli.server_options import Server, server_option
     help="Of one request; a longer one is refused.",
 )
 @server_option
-def kserve(insecure: bool, server: Server, **settings: Any) -> None:
+def kserve(insecure: bool, server: Server, log: LogConfig, **settings: Any) -> None:
     """Answer the Open Inference Protocol (KServe v2) over gRPC: generations, classes, labels,
     vectors, each as a whole.
 
@@ -39,4 +42,4 @@ def kserve(insecure: bool, server: Server, **settings: Any) -> None:
     from server.kserve.serving import serve
 
     config = KserveConfig(**settings)
-    Front(server, config, serve, "the Open Inference Protocol at {}", insecure).run()
+    Front(server, config, serve, "the Open Inference Protocol at {}", insecure, log).run()

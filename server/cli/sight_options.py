@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from server.cli.options import Decorator
 
-_OPTIONS: tuple[Decorator, ...] = (
+_OTHERS: tuple[Decorator, ...] = (
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
@@ -26,12 +27,15 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="URL",
         help="Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
     ),
+)
+_LOG: tuple[Decorator, ...] = (
     click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
-        help="Of what all processes log, to the standard error; every request has a line at info.",
+        help="Of what is logged, to the standard error; of every request a worker logs a line at "
+        "info.",
     ),
     click.option(
         "--log-format",
@@ -45,6 +49,21 @@ _OPTIONS: tuple[Decorator, ...] = (
 
 def sight_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options."""
-    for option in reversed(_OPTIONS):
+    for option in reversed((*_OTHERS, *_LOG)):
         command = option(command)
     return command
+
+
+def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command those of its log, as one argument `log`."""
+
+    @functools.wraps(command)
+    def with_log(*args: Any, log_level: Any, log_format: Any, **typed: Any) -> Any:
+        from server.config import LogConfig
+
+        return command(*args, log=LogConfig(level=log_level, format=log_format), **typed)
+
+    wrapped: Callable[..., Any] = with_log
+    for option in reversed(_LOG):
+        wrapped = option(wrapped)
+    return wrapped

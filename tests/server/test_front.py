@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
 import ssl
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -218,3 +220,20 @@ def test_other_machines_are_let_in_only_when_told_so(
     assert "--listen-tls-key" in capsys.readouterr().err
     assert run([command, "--listen-tls-client-ca", str(cert)]) == 2
     assert "needs --listen-tls-cert" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["http", "kserve"])
+async def test_the_log_of_one_is_json_where_that_is_wanted(command: str):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from server.cli import main; main()", command),
+        *("--server", "127.0.0.1:1", "--port", "0", "--log-format", "json"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    line = json.loads(await asyncio.wait_for(process.stderr.readline(), 240))
+    process.terminate()
+    _, rest = await asyncio.wait_for(process.communicate(), 240)
+
+    assert line["message"].startswith("serving ")
+    assert line["message"].endswith(", for 127.0.0.1:1; Ctrl-C stops")
+    assert (process.returncode, rest) == (0, b"")
