@@ -51,14 +51,16 @@ def layouts(num_rows: int) -> list[Layout]:
     """Return the steps to try with so many rows.
 
     They are a group of every width that is computed otherwise, as wide as a request may ask for and
-    there are rows, then several groups where there is room, and two steps that fill all rows.
+    there are rows, then several groups where there is room, and one step that fills all rows.
     """
     found: list[Layout] = [((0, width),) for width in group_widths(min(_WIDEST, num_rows))]
     found += [layout for layout in _LAYOUTS if _width(layout) <= num_rows]
     if (rest := num_rows - _width(_MIXED)) > 0:
         whole, last = divmod(rest, _WIDEST)
         found.append((*_MIXED, *[(0, _WIDEST)] * whole, *[(0, last)] * bool(last)))
-    return [*found, tuple((i % _NUM_GROUPS, 1) for i in range(num_rows))]
+    else:
+        found.append(tuple((i % _NUM_GROUPS, 1) for i in range(num_rows)))
+    return found
 
 
 def _width(layout: Layout) -> int:

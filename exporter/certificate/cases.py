@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -13,6 +13,8 @@ ALL_LENGTHS_UP_TO = 64
 NUM_LENGTHS = 15  # of a model with a higher limit
 
 BATCH_SIZES = (2, 5, 8)  # and 1: every case alone
+# Tokens of the sources or texts that are tried in groups of every size, as few as mean something.
+_COUNTED_LENGTH = 4
 MOST_ROWS = EngineConfig().max_num_seqs  # of a step of the engine, unless a person chose more
 _MOST_TOKENS = EngineConfig().max_num_batched_tokens
 # Of the likeliest tokens, as many as a step may be asked for: engine/scheduling/step.py rounds up
@@ -34,6 +36,8 @@ MAX_ARITHMETIC = 2.5e12
 # groups that it is in. Where this is exceeded a case has fewer steps, but never below MIN_STEPS.
 MAX_STEPPING = 8e10
 MIN_STEPS = 4
+# Parameters times tokens of the images in batches of every size: of a large model fewer are tried.
+MAX_COUNTING = 1.5e12
 
 
 def affordable_prompts(num_parameters: int, num_tokens: Callable[[int], int]) -> int:
@@ -68,6 +72,24 @@ def spread_lengths(limit: int) -> list[int]:
     free = [length for length in dict.fromkeys(between) if length not in edges]
     chosen = rng.permutation(free)[: NUM_LENGTHS - len(edges)].tolist()
     return sorted({*edges, *chosen})
+
+
+def counted_length(lengths: Iterable[int]) -> int:
+    """Return at which of these lengths sources or texts are tried in groups of every size."""
+    return min(
+        lengths, key=lambda length: (length < _COUNTED_LENGTH, abs(length - _COUNTED_LENGTH))
+    )
+
+
+def affordable_sizes(most: int, arithmetic: float) -> list[int]:
+    """Return sizes of batches up to `most`: every one, or odd ones of every second, fourth, ...
+
+    An item takes so much `arithmetic`, its tokens times the parameters.
+    """
+    step = 1
+    while step < most and arithmetic * (most + sum(range(most - 1, 1, -step))) > MAX_COUNTING:
+        step *= 2
+    return [most, *range(most - 1, 1, -step)]
 
 
 def largest_batch(length: int) -> int:

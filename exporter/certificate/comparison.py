@@ -157,8 +157,11 @@ class Comparison:
             ours, solo = batched.alignment[asked], alone.alignment[asked]
             if len(asked):
                 of_row = _named(lambda i: place(int(asked[i])), "alignment")
-                equal &= self.bits(ours, solo, of_row)
+                equal &= self._alignment_bits(ours, solo, of_row)
         return equal
+
+    def _alignment_bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> bool:
+        return self.bits(batched, alone, place)
 
     def bits(
         self, batched: NDArray[np.generic], alone: NDArray[np.generic], place: Callable[[int], str]
@@ -247,6 +250,12 @@ class LossyComparison(Comparison):
         _refuse_no_number(batched.reshape(len(batched), -1), place)
         equal = bool((batched == alone).all())
         self.batch_invariant &= equal
+        return equal
+
+    def _alignment_bits(self, batched: Floats, alone: Floats, place: Callable[[int], str]) -> bool:
+        equal = self.bits(batched, alone, place)
+        if not equal:
+            self.alignment(batched, alone, place)
         return equal
 
 

@@ -199,6 +199,24 @@ def empty(runner: Runner, *, has_source: bool) -> None:
     change(runner, ops + [RowOp("cut_source", row, row) for row in rows if has_source])
 
 
+def decode(runner: Runner, tokens: Sequence[int], asked: Asked, *, has_source: bool) -> StepLogits:
+    """Decode a token in each of the first rows, and attend to the source of the same number.
+
+    The arrays are overwritten by the next step.
+    """
+    rows = tuple(range(len(tokens)))
+    batch = replace(
+        _NOTHING,
+        decode_ids=tuple(tokens),
+        decode_sources=rows if has_source else (),
+        num_top=asked.num_top,
+        aligned=rows[:: asked.align_every] if asked.align_every else (),
+    )
+    with exported_graphs():
+        step = runner.run(batch)
+    return step._replace(alignment=_spread(step.alignment, batch.aligned, len(rows)))
+
+
 def generate(
     runner: Runner,
     cases: Sequence[Case],

@@ -2,9 +2,10 @@
 
 Every case runs alone in a clean row, on one thread. Then up to eight compute their prompts beside
 each other and a row that decodes, on all threads and in rows that hold what others left in them;
-copies of these rows decode in groups of every size. Sources are encoded in groups, beams share a
-source, and a row is decoded on several numbers of threads. The other side is the eager model's
-plain forward pass over the whole sequence: no code of it knows of a cache.
+copies of these rows decode in groups of every size. A few short rows decode with every number of
+rows that a step may have. Sources are encoded in groups, beams share a source, and a row is decoded
+on several numbers of threads. The other side is the eager model's plain forward pass over the whole
+sequence: no code of it knows of a cache.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from exporter.certificate.cases import (
 )
 from exporter.certificate.driver import WHOLE, Asked, Place, Replay, change, empty
 from exporter.certificate.generation_cases import Case, make_cases
+from exporter.certificate.row_counts import certify_row_counts
 from exporter.certificate.sides import Eager, Sides, chunks_of
 from exporter.certificate.sources import certify_sources
 from exporter.certificate.threads import certify_threads
@@ -55,7 +57,6 @@ def certify_generation(
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
         "batch_sizes": [1, *BATCH_SIZES],
-        "most_rows": sides.num_rows,
         "prefill_chunks": [WHOLE, sides.chunk],
         "prompts_per_length": per_length,
         "steps": max(case.num_tokens for case in cases),
@@ -66,6 +67,7 @@ def certify_generation(
         covered["source_lengths"] = sorted(set(map(len, sources)))
         covered["source_groups"] = certify_sources(sides, sources)
     num_beams, covered["beam_groups"] = certify_beams(sides)
+    num_counted, covered["row_counts"] = certify_row_counts(sides)
     aligned = choose_cases(cases) if contract.alignment else []
     in_batch = cases if per_length == MAX_PER_LENGTH else _cheap_cases(cases, sides.chunk)
     _check_blocks(sides, cases, aligned, in_batch, progress)
@@ -76,7 +78,7 @@ def certify_generation(
         covered["threads"] = certify_threads(sides, contract.num_heads)
         num_threaded = 1
     covered["undecided_tokens"] = sides.comparison.tokens_undecided
-    return len(cases) + num_beams + num_threaded, covered
+    return len(cases) + num_beams + num_counted + num_threaded, covered
 
 
 def affordable_cases(

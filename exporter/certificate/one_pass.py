@@ -6,7 +6,7 @@ the eager model without a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import NamedTuple
@@ -19,7 +19,14 @@ from engine.one_pass.batch import Graph
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import EMBEDDING, LOGITS
 from engine.package.manifest import EncodingContract, ImageContract
-from exporter.certificate.cases import BATCH_SIZES, MOST_ROWS, Covered, Progress, largest_batch
+from exporter.certificate.cases import (
+    BATCH_SIZES,
+    Covered,
+    Progress,
+    affordable_sizes,
+    counted_length,
+    largest_batch,
+)
 from exporter.certificate.comparison import Comparison, Floats
 from exporter.certificate.driver import predict
 from exporter.certificate.half_comparison import Half
@@ -36,6 +43,7 @@ from exporter.certificate.one_pass_cases import (
 )
 from exporter.samples import SEED, Tokens
 
+_PATCH = 16**2  # pixels, as most models have them
 PADDED_PER_LENGTH = 2  # texts; the engine pads nothing, and padding costs as much as text
 
 EagerInputs = tuple[torch.Tensor | None, ...]
@@ -97,9 +105,10 @@ def certify_encoding(
     difference that `comparison` refuses.
     """
     rng = np.random.default_rng(SEED)
-    groups = [[sample] for sample in given_texts(samples, contract)]
-    groups += random_groups(rng, contract)
-    certifier = _TextCertifier(pair, comparison, contract.vocab_size)
+    groups = random_groups(rng, contract)
+    counted = counted_length(len(group[0].ids) for group in groups)
+    groups += [[sample] for sample in given_texts(samples, contract)]
+    certifier = _TextCertifier(pair, comparison, contract.vocab_size, counted)
     num_texts = sum(map(len, groups))
     num_padded = sum(min(PADDED_PER_LENGTH, len(group)) for group in groups)
     done = 0
@@ -111,7 +120,7 @@ def certify_encoding(
         "lengths": sorted({len(text.ids) for group in groups for text in group}),
         "padded_rows": num_padded,
         "batch_sizes": [1, *BATCH_SIZES],
-        "most_rows": MOST_ROWS,
+        "row_counts": list(range(1, largest_batch(counted) + 1)),
         "undecided_labels": comparison.tokens_undecided,
     }
     return num_texts, covered
@@ -124,16 +133,23 @@ def certify_images(
     pixels = draw_images(contract)
     certifier = _Certifier(pair, comparison)
     given = (torch.from_numpy(pixels),)
-    certifier.check_rows(image_items(pixels), given, "image", largest_batch(1))
+    sizes = affordable_sizes(largest_batch(1), _arithmetic(pair.model, contract))
+    certifier.check_rows(image_items(pixels), given, "image", sizes)
     certifier.check_half()
     progress(NUM_IMAGES, NUM_IMAGES)
     covered: Covered = {
         "images": NUM_IMAGES,
         "batch_sizes": [1, *BATCH_SIZES],
-        "most_rows": MOST_ROWS,
+        "row_counts": sorted({1, *BATCH_SIZES, *sizes}),
         "undecided_labels": comparison.tokens_undecided,
     }
     return NUM_IMAGES, covered
+
+
+def _arithmetic(model: nn.Module, contract: ImageContract) -> float:
+    """Return about how much an image takes: the model's parameters times its patches."""
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    return num_parameters * max(1, contract.size**2 // _PATCH)
 
 
 class _Certifier:
@@ -149,17 +165,18 @@ class _Certifier:
         items: Sequence[EncodedItem],
         eager_input: EagerInputs,
         what: str,
-        most: int,
+        sizes: Iterable[int],
     ) -> Output:
         """Compare rows of one shape, alone and in batches; return the eager model's output.
 
-        In a batch of `most` rows they come again and again.
+        In batches of `sizes` they come again and again.
         """
         expected = self._eager(eager_input)
         rows = list(range(len(items)))
         alone = Output.joined([self._run([items[i]]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
-        for members in (*_batches(rows), [i % len(rows) for i in range(most)]):
+        repeated = ([i % len(rows) for i in range(size)] for size in sizes)
+        for members in (*_batches(rows), *repeated):
             self._check_batch(
                 self._run([items[i] for i in members]),
                 alone.rows(members),
@@ -250,9 +267,13 @@ def _array(values: torch.Tensor) -> Floats:
 class _TextCertifier(_Certifier):
     """Texts come with lengths, and may be padded."""
 
-    def __init__(self, pair: Pair, comparison: Comparison, vocab_size: int) -> None:
+    def __init__(
+        self, pair: Pair, comparison: Comparison, vocab_size: int, counted_length: int
+    ) -> None:
+        """Texts of `counted_length` are tried in batches of every size."""
         super().__init__(pair, comparison)
         self._vocab_size = vocab_size
+        self._counted_length = counted_length
         self._rng = np.random.default_rng(SEED)
 
     def check(self, groups: Sequence[Sequence[Text]]) -> Iterator[int]:
@@ -271,7 +292,10 @@ class _TextCertifier(_Certifier):
         """Compare texts of one length; return the eager model's output."""
         length = len(texts[0].ids)
         what = f"text of {length} tokens, number"
-        return self.check_rows(text_items(texts), eager_inputs(texts), what, largest_batch(length))
+        most = largest_batch(length)
+        is_counted = length == self._counted_length and len(texts) > 1
+        sizes = range(2, most + 1) if is_counted else (most,)
+        return self.check_rows(text_items(texts), eager_inputs(texts), what, sizes)
 
     def check_padded(self, texts: Sequence[Text], expected: Sequence[Output]) -> None:
         """Compare texts of different lengths in one batch; what pads them is random tokens."""

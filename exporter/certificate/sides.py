@@ -52,6 +52,13 @@ class Eager(NamedTuple):
         rounded = None if self.rounded is None else self.rounded[positions]
         return Eager(self.exact[positions], rounded)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Eager]) -> Eager:
+        """Return the positions of several cases as one."""
+        rounded = [part.rounded for part in parts if part.rounded is not None]
+        exact = np.concatenate([part.exact for part in parts])
+        return cls(exact, np.concatenate(rounded) if rounded else None)
+
 
 class Sides:
     """The eager model, a runner for a case alone, a runner for batches, and what was found so far.
@@ -158,10 +165,17 @@ class Sides:
 
         Where a format may depend on the batch and does, it is held against the eager model too.
         """
-        place = step_of(case, how, first)
         positions = slice(first, first + len(seen.logits))
-        if not self.comparison.step_bits(seen, part_of(alone, positions), place):
-            self._compare(seen, eager.part(positions), place)
+        self.compare_rows(
+            seen, part_of(alone, positions), eager.part(positions), step_of(case, how, first)
+        )
+
+    def compare_rows(
+        self, seen: StepLogits, alone: StepLogits, eager: Eager, place: Callable[[int], str]
+    ) -> None:
+        """Do as `compare_bits` with rows of any cases; `place(i)` tells where row i comes from."""
+        if not self.comparison.step_bits(seen, alone, place):
+            self._compare(seen, eager, place)
 
     def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
         self.comparison.step(seen, eager.exact, place)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.sampling.logits import StepLogits
-from exporter.certificate.cases import BATCH_SIZES, largest_batch
+from exporter.certificate.cases import BATCH_SIZES, counted_length, largest_batch
 from exporter.certificate.driver import Asked, Place, Replay, Runner, empty
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.sides import Sides
@@ -23,35 +23,45 @@ def certify_sources(sides: Sides, sources: Sequence[Tokens]) -> list[int]:
     by_length: dict[int, list[Tokens]] = defaultdict(list)
     for source in sources:
         by_length[len(source)].append(source)
-    sizes = {1}
-    for members in by_length.values():
+    sizes, counted = {1}, counted_length(by_length)
+    for length, members in by_length.items():
         alone = [_seen(sides, sides.alone, [source], 0)[0] for source in members]
-        most = min(largest_batch(len(members[0])), sides.num_rows)
-        for numbers in _groups(len(members), most):
+        most = min(largest_batch(length), sides.num_rows)
+        others = range(1, most + 1) if length == counted else (*_OTHER_SIZES, most)
+        for numbers in _groups(len(members), most, others):
             group = [members[i] for i in numbers]
             found = _seen(sides, sides.batch, group, sides.num_rows - len(group))
             for i, number in enumerate(numbers):
-                sides.comparison.step_bits(found[i], alone[number], _place(group, i))
+                _check(sides, found[i], alone[number], group[i], f"number {i + 1} of {len(group)}")
             sizes.add(len(group))
     return sorted(sizes)
 
 
-def _groups(count: int, most: int) -> Iterator[list[int]]:
-    """Yield groups of `count` members of every size, and some in which they come several times."""
+def _check(sides: Sides, found: StepLogits, alone: StepLogits, source: Tokens, which: str) -> None:
+    """Hold what one token sees of a source against what it sees of it alone.
+
+    Where a format may depend on the group and does, it is held against the eager model.
+    """
+    case, how = _case(sides, source), f"encoded as {which} in one step"
+    if not sides.comparison.step_bits(found, alone, lambda _: f"{case}, {how}"):
+        (eager,) = sides.eager([case], [(int(found.top_ids[0, 0]),)])
+        sides.compare(found, eager, case, how)
+
+
+def _groups(count: int, most: int, others: Iterable[int]) -> Iterator[list[int]]:
+    """Yield groups of `count` members, and of `others` in which they come several times."""
     for size in BATCH_SIZES:
         if size <= most:
             for first in range(0, count, size):
                 yield list(range(first, min(first + size, count)))
-    for size in (*_OTHER_SIZES, most):
+    for size in others:
         if size <= most:
             yield [i % count for i in range(size)]
 
 
 def _seen(sides: Sides, runner: Runner, sources: Sequence[Tokens], first: int) -> list[StepLogits]:
     """Encode sources in one step, into rows from `first` on; return what one token sees of each."""
-    start = sides.contract.decoder_start_token_id
-    assert start is not None, "an encoder-decoder has it"
-    cases = [Case(source, (start,), 1) for source in sources]
+    cases = [_case(sides, source) for source in sources]
     replay = Replay(runner, cases, Asked())
     empty(runner, has_source=True)
     rows = range(first, first + len(sources))
@@ -60,7 +70,7 @@ def _seen(sides: Sides, runner: Runner, sources: Sequence[Tokens], first: int) -
     return [replay.seen(i) for i in range(len(sources))]
 
 
-def _place(group: Sequence[Tokens], i: int) -> Callable[[int], str]:
-    return lambda _: (
-        f"source of {len(group[0])} tokens, encoded as number {i + 1} of {len(group)} in one step"
-    )
+def _case(sides: Sides, source: Tokens) -> Case:
+    start = sides.contract.decoder_start_token_id
+    assert start is not None, "an encoder-decoder has it"
+    return Case(source, (start,), 1)

@@ -7,7 +7,13 @@ import pytest
 
 from engine.package.manifest import CacheShape, GenerationContract
 from exporter.certificate.beams import layouts
-from exporter.certificate.cases import affordable_prompts, affordable_steps, prefill_chunk
+from exporter.certificate.cases import (
+    affordable_prompts,
+    affordable_sizes,
+    affordable_steps,
+    counted_length,
+    prefill_chunk,
+)
 from exporter.certificate.generation_cases import make_cases
 from exporter.samples import Deck
 
@@ -34,6 +40,30 @@ def test_a_large_model_has_fewer_steps_rather_than_fewer_cases() -> None:
     found = [affordable_steps(10**n, num_cases=60) for n in (6, 8, 9)]
 
     assert found == [32, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "expected"),
+    [
+        (1e6, list(range(32, 1, -1))),  # a small vision model
+        (5.7e6 * 196, list(range(32, 1, -1))),  # ViT tiny
+        (86e6 * 196, [32, 31, 15]),  # ViT base
+        (1e10, [32, 31, 23, 15, 7]),
+    ],
+)
+def test_of_a_large_vision_model_batches_of_fewer_sizes_are_tried(
+    arithmetic: float, expected: list[int]
+) -> None:
+    assert affordable_sizes(32, arithmetic) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"), [([1, 2, 3, 4, 9], 4), ([1, 2, 7, 512], 7), ([1, 2, 3], 3), ([1], 1)]
+)
+def test_groups_of_every_size_are_short_and_not_too_short(
+    lengths: list[int], expected: int
+) -> None:
+    assert counted_length(lengths) == expected
 
 
 def test_every_second_case_wants_the_logits_of_its_prompt_as_far_as_memory_allows() -> None:

@@ -840,6 +840,147 @@ def sources_of_groups_of_seven_zeroed(surgery: Surgery) -> None:
         node.input[1] = surgery.compute_before(node, "Mul", node.input[1], factor)
 
 
+# One number of rows only
+
+
+def _is_count(surgery: Surgery, node: onnx.NodeProto, value: str, count: int, axis: int = 0) -> str:
+    """Return 1.0 where a value has so many rows (or columns, with `axis` 1), else 0.0."""
+    size = surgery.compute_before(node, "Shape", value, start=axis, end=axis + 1)
+    is_so = surgery.compute_before(node, "Equal", size, np.array([count], np.int64))
+    return surgery.compute_before(node, "Cast", is_so, to=onnx.TensorProto.FLOAT)
+
+
+def _more(surgery: Surgery, node: onnx.NodeProto, value: str, flag: str) -> str:
+    added = surgery.compute_before(node, "Mul", flag, np.array([5], np.float32))
+    return surgery.compute_before(node, "Add", value, added)
+
+
+def _spoil_logits_of(surgery: Surgery, num_rows: int) -> None:
+    """Change what the head reads, in whatever nodes."""
+    read = _rows_of_logits(surgery).output[0]
+    head = next(node for node in surgery.model.graph.node if read in node.input)
+    flag = _is_count(surgery, head, "input_ids", num_rows)
+    surgery.replace_uses(read, _more(surgery, head, read, flag))
+
+
+@decoder
+def logits_of_thirteen_rows_wrong(surgery: Surgery) -> None:
+    _spoil_logits_of(surgery, 13)
+
+
+@decoder
+def logits_of_one_row_more_than_a_tile_wrong(surgery: Surgery) -> None:
+    _spoil_logits_of(surgery, 17)
+
+
+@decoder
+def logits_of_all_rows_but_one_wrong(surgery: Surgery) -> None:
+    _spoil_logits_of(surgery, 31)
+
+
+@cross_decoder
+def thirteen_rows_aligned_wrongly(surgery: Surgery) -> None:
+    def wrong(old: str) -> str:
+        return _more(surgery, surgery.last, old, _is_count(surgery, surgery.last, old, 13))
+
+    surgery.change_output("alignment", wrong)
+
+
+@encoder
+def thirteen_sources_wrong(surgery: Surgery) -> None:
+    for node in surgery.nodes("TensorScatter"):
+        flag = _is_count(surgery, node, "input_ids", 13)
+        node.input[1] = _more(surgery, node, node.input[1], flag)
+
+
+@encoder
+def two_of_the_longest_sources_wrong(surgery: Surgery) -> None:
+    for node in surgery.nodes("TensorScatter"):
+        is_pair = _is_count(surgery, node, "input_ids", 2)
+        is_longest = _is_count(surgery, node, "input_ids", 9, axis=1)
+        flag = surgery.compute_before(node, "Mul", is_pair, is_longest)
+        node.input[1] = _more(surgery, node, node.input[1], flag)
+
+
+@mutant("bert", "labeller", "vit", file="model.onnx")
+def thirteen_items_wrong(surgery: Surgery) -> None:
+    def wrong(old: str) -> str:
+        return _more(surgery, surgery.last, old, _is_count(surgery, surgery.last, old, 13))
+
+    surgery.change_output("logits", wrong)
+
+
+@mutant("bert", "labeller", file="model.onnx")
+def embedding_of_five_tokens_wrong(surgery: Surgery) -> None:
+    def wrong(old: str) -> str:
+        flag = _is_count(surgery, surgery.last, "input_ids", 5, axis=1)
+        return _more(surgery, surgery.last, old, flag)
+
+    surgery.change_output("embedding", wrong)
+
+
+@decoder
+def positions_of_chunks_of_two_tokens_lost(surgery: Surgery) -> None:
+    node = next(n for n in surgery.nodes("Gather") if n.input[1] == "position_ids")
+    flag = _is_count(surgery, node, "input_ids", 2, axis=1)
+    is_pair = surgery.compute_before(node, "Cast", flag, to=onnx.TensorProto.INT64)
+    kept = surgery.compute_before(node, "Sub", np.ones(1, np.int64), is_pair)
+    node.input[1] = surgery.compute_before(node, "Mul", node.input[1], kept)
+
+
+@decoder
+def logprobs_of_sixteen_wrong(surgery: Surgery) -> None:
+    def wrong(old: str) -> str:
+        flag = _is_count(surgery, surgery.last, old, 16, axis=1)
+        return _more(surgery, surgery.last, old, flag)
+
+    surgery.change_output("top_logprobs", wrong)
+
+
+# What is drawn, and what is asked for of some rows
+
+
+@decoder
+def dropout_left_on(surgery: Surgery) -> None:
+    (head,) = surgery.nodes("Gemm")
+    read = head.input[0]
+    noise = surgery.compute_before(head, "RandomUniformLike", read, low=-1e-6, high=1e-6)
+    head.input[0] = surgery.compute_before(head, "Add", read, noise)
+
+
+@decoder
+def top_in_any_order(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("TopK")[0], "sorted", 0)
+
+
+@cross_decoder
+def first_rows_aligned_whichever_are_asked(surgery: Surgery) -> None:
+    (node,) = surgery.nodes("CrossAlignment")
+    numbers = surgery.row_numbers(node, "alignment_idx", 1)
+    from_0 = surgery.compute_before(node, "Sub", numbers, np.ones(1, np.float32))
+    node.input[3] = surgery.compute_before(node, "Cast", from_0, to=onnx.TensorProto.INT64)
+
+
+@cross_decoder
+def rows_aligned_to_the_source_of_the_same_number(surgery: Surgery) -> None:
+    """Right where every row has a source of its own."""
+    (node,) = surgery.nodes("CrossAlignment")
+    node.input[4] = "alignment_idx"
+
+
+@cross_decoder
+def a_source_for_nobody_misleads_the_others(surgery: Surgery) -> None:
+    """As many sources as rows are right."""
+    node = surgery.nodes("CrossAttention")[0]
+    sources = surgery.compute_before(node, "Shape", "source_lengths", start=0, end=1)
+    rows = surgery.compute_before(node, "Shape", "input_ids", start=0, end=1)
+    is_more = surgery.compute_before(node, "Greater", sources, rows)
+    flag = surgery.compute_before(node, "Cast", is_more, to=onnx.TensorProto.INT64)
+    kept = surgery.compute_before(node, "Sub", np.ones(1, np.int64), flag)
+    first = surgery.compute_before(node, "Mul", "row_queries", kept)
+    surgery.replace_uses("row_queries", first, of="CrossAttention")
+
+
 # One-pass models
 
 
@@ -1161,17 +1302,27 @@ def _alignment_of_the_first_token(surgery: Surgery) -> None:
 
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
-    ("family", "mutate", "message"),
+    ("family", "file", "mutate", "message"),
     [
-        ("bert", _embeddings_zeroed, "embedding is, as a share of its length, 1, allowed 0.2"),
-        ("vit", _embeddings_zeroed, "embedding is, as a share of its length, 1, allowed 0.2"),
-        ("vit", _later_rows_zeroed, "greedy tokens|logit difference"),
-        ("encoder-decoder", _alignment_zeroed, "add up to 0"),
-        ("encoder-decoder", _alignment_of_the_first_token, "share of the attention"),
+        ("bert", "model.onnx", _embeddings_zeroed, "a share of its length, 1, allowed 0.2"),
+        ("vit", "model.onnx", _embeddings_zeroed, "a share of its length, 1, allowed 0.2"),
+        ("vit", "model.onnx", _later_rows_zeroed, "greedy tokens|logit difference"),
+        ("encoder-decoder", "decoder.onnx", _alignment_zeroed, "add up to 0"),
+        (
+            "encoder-decoder",
+            "decoder.onnx",
+            _alignment_of_the_first_token,
+            "share of the attention",
+        ),
+        ("encoder-decoder", "decoder.onnx", thirteen_rows_aligned_wrongly, "add up to"),
+        ("encoder-decoder", "encoder.onnx", sources_of_groups_of_seven_zeroed, "difference is"),
+        ("encoder-decoder", "encoder.onnx", thirteen_sources_wrong, "difference is"),
+        ("encoder-decoder", "decoder.onnx", logits_of_thirteen_rows_wrong, "difference is"),
     ],
 )
 def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
     family: str,
+    file: str,
     mutate: Mutation,
     message: str,
     tiny_graphs: TinyGraphs,
@@ -1179,7 +1330,6 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
     tmp_path: Path,
 ) -> None:
     checkpoint, graphs = tiny_graphs(family)
-    file = "decoder.onnx" if family == "encoder-decoder" else "model.onnx"
     write_graphs = export.write_graphs
 
     def write_mutant(quantized: Graphs, directory: Path) -> None:

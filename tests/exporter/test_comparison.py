@@ -210,4 +210,18 @@ def test_a_step_in_a_batch_is_compared_in_all_that_it_was_asked_for() -> None:
         other: StepLogits = batched._replace(**{name: array})
         with pytest.raises(CertificateError, match=f"row 1, {name}: the row differs by 1 "):
             Comparison().step_bits(other, alone, place)
-        assert not LossyComparison().step_bits(other, alone, place)
+        if name != "alignment":
+            assert not LossyComparison().step_bits(other, alone, place)
+    with pytest.raises(CertificateError, match="row 1, alignment: .* is not shares of one"):
+        LossyComparison().step_bits(other, alone, place)
+
+
+def test_of_a_format_that_rounds_it_is_told_how_far_an_alignment_depends_on_the_batch() -> None:
+    alone = step_logits(LOGITS, 1)._replace(alignment=np.array([[0.5, 0.5]] * 2, np.float32))
+    batched = alone._replace(alignment=np.array([[0.5, 0.5], [0.25, 0.75]], np.float32))
+    comparison = LossyComparison()
+
+    assert not comparison.step_bits(batched, alone, place)
+
+    assert comparison.max_abs_alignment_diff == 0.25
+    assert not comparison.batch_invariant
