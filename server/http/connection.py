@@ -1,6 +1,7 @@
 """Connections of uvicorn that end where the head of a request does not come, or has no end.
 
-uvicorn waits for a head as long as the client likes, and one of its parsers keeps any length of it.
+uvicorn waits for a head as long as the client likes, and one of its parsers keeps any length of it,
+and of what may stand behind a body.
 To a client that says nothing, asyncio says goodbye by TLS for half a minute, and a server that ends
 waits for that.
 """
@@ -12,16 +13,23 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from server.http.config import HttpConfig
+
 _Parser: Any = AutoHTTPProtocol  # of httptools, where that is installed, or of h11
 _GOODBYE = 1.0  # seconds for the other side to close too
+_FRAMES = 8  # times as long as a body may be what comes on the wire, in chunks of a byte each
 
 
-def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[asyncio.Protocol]:
-    """Return the protocol of connections whose heads have so much time, and so many bytes."""
+def bounded(config: HttpConfig, parser: Any = _Parser) -> type[asyncio.Protocol]:
+    """Return the protocol of connections whose requests are no longer than they may be.
+
+    The time of a body is for who reads it.
+    """
+    max_head, max_body = config.max_head_bytes, _FRAMES * config.max_body_bytes
 
     class Bounded(parser):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
-        _num_bytes = 0  # of a head that has begun
+        _num_bytes = 0  # of a head, or of what has come behind one
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -32,12 +40,17 @@ def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[async
             super().data_received(data)
             if self.cycle is not before:
                 self._stop_waiting()
-            elif self._is_waiting:
+                return
+            is_new = self._is_waiting and self._timer is None
+            is_rest = before is not None and before.response_complete and before.more_body
+            size = 0 if is_rest else len(data)  # of a body that was refused
+            self._num_bytes = size if is_new else self._num_bytes + size
+            if self._is_waiting:
                 self._wait()
-                is_rest = before is not None and before.more_body  # of a body that was refused
-                self._num_bytes += 0 if is_rest else len(data)
-                if self._num_bytes > max_bytes:
-                    self.send_400_response(f"the head has more than {max_bytes:,} bytes")
+                if self._num_bytes > max_head:
+                    self.send_400_response(f"the head has more than {max_head:,} bytes")
+            elif self._num_bytes > max_head + max_body:
+                self.transport.abort()
 
         def shutdown(self) -> None:
             super().shutdown()
@@ -61,7 +74,7 @@ def bounded(seconds: float, max_bytes: int, parser: Any = _Parser) -> type[async
         def _wait(self) -> None:
             if self._timer is None:
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(seconds, self._end_late_one)
+                self._timer = loop.call_later(config.head_seconds, self._end_late_one)
 
         def _stop_waiting(self) -> None:
             self._num_bytes = 0

@@ -35,7 +35,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             application(client, config, history),
-            http=bounded(config.head_seconds, config.max_head_bytes),
+            http=bounded(config),
             lifespan="off",
             ws="none",
             log_config=None,

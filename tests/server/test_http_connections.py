@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,8 +24,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture(params=sorted(PARSERS, key=str), ids=lambda parser: parser.__name__)
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def chosen(seconds: float, max_bytes: int) -> type[asyncio.Protocol]:
-        return bounded(seconds, max_bytes, request.param)
+    def chosen(config: HttpConfig) -> type[asyncio.Protocol]:
+        return bounded(config, request.param)
 
     monkeypatch.setattr(serving, "bounded", chosen)
     return request.param
@@ -69,22 +70,29 @@ async def test_the_next_head_of_a_connection_is_not_waited_for_either(parser: An
 
 
 async def test_a_head_without_an_end_is_cut_off(parser: Any):
-    async with http(max_head_bytes=1000) as caller, connected(caller, GET) as (reader, writer):
-        sent = 0
+    async with http(max_head_bytes=1000) as caller, connected(caller, GET + b"X: ") as streams:
+        sending = asyncio.create_task(send_without_end(streams[1]))
+        assert (await asyncio.wait_for(streams[0].readline(), 60)).startswith(b"HTTP/1.1 400")
+        sending.cancel()
 
-        async def sending() -> None:
-            nonlocal sent
-            writer.write(b"X: ")
-            while True:
-                writer.write(b"y" * 1000)
-                await writer.drain()
-                sent += 1000
-                await asyncio.sleep(0.001)
 
-        send = asyncio.create_task(sending())
-        assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 400")
-        send.cancel()
-    assert sent < 1_000_000
+async def test_what_stands_behind_a_body_is_cut_off_too(parser: Any):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with http(max_head_bytes=1000, max_body_bytes=1000) as caller:
+        async with connected(caller, head + b"1\r\na\r\n0\r\nX: ") as (reader, writer):
+            sending = asyncio.create_task(send_without_end(writer))
+            with contextlib.suppress(ConnectionError):
+                answer = await asyncio.wait_for(reader.read(), 20)
+                assert answer.startswith(b"HTTP/1.1 400") or not answer
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+
+async def send_without_end(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"y" * 1000)
+        await writer.drain()
+        await asyncio.sleep(0.001)
 
 
 async def test_who_sends_whole_requests_is_answered_on_one_connection_for_longer(parser: Any):
@@ -96,6 +104,27 @@ async def test_who_sends_whole_requests_is_answered_on_one_connection_for_longer
                     pass
                 assert await reader.readexactly(24) == b'{"status":"NOT_SERVING"}'
                 await asyncio.sleep(0.15)
+
+
+async def test_what_a_body_has_is_not_counted_to_the_next_head(parser: Any):
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
+    async with http(max_head_bytes=1000) as caller, connected(caller, post) as streams:
+        reader, writer = streams
+        for _ in range(2):
+            for _ in range(5):
+                writer.write(b"x" * 1000)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+            length = 0
+            while (line := await reader.readline()) != b"\r\n":
+                if line.startswith(b"content-length:"):
+                    length = int(line.split()[1])
+            assert b"Invalid JSON" in await reader.readexactly(length)
+            for part in (post[:20], post[20:]):
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.05)
 
 
 async def test_what_follows_a_refused_body_is_not_read_for_ever(parser: Any):
