@@ -65,6 +65,9 @@ class EngineConfig:
     # step took when the model was tried out; inf: never.
     max_step_seconds: float = 8.0
     device: Device | None = None  # None: what the package was made for
+    # Whether a model that generates has a process for itself, beside that of the event loop; None:
+    # on a GPU, which would wait for it. On a CPU both want the same cores.
+    own_process: bool | None = None
     gpu_memory_utilization: float = 0.9  # of the device's memory, what this engine may use
     # Rows of a decode call on a device, rising: the smallest that holds the batch is taken.
     # (): one, of max_num_seqs. With several a row is no longer computed alike in every batch.
@@ -110,6 +113,10 @@ class EngineConfig:
                 "`tokenweir export --target cuda`, or leave the device out"
             )
         return self.device or target
+
+    def has_own_process(self, device: Device) -> bool:
+        """Return whether a model that generates on this device has a process for itself."""
+        return device == "cuda" if self.own_process is None else self.own_process
 
     def _check_num_seqs(self) -> None:
         if self.max_num_seqs < 0:

@@ -49,6 +49,14 @@ class TokenweirError(Exception):
 
     reason: ClassVar[str] = "INTERNAL"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it cross to another process as it is, whatever it was made of."""
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(kind: type[TokenweirError], args: tuple[object, ...]) -> TokenweirError:
+    return kind.__new__(kind, *args)
+
 
 @dataclass(frozen=True)
 class FieldViolation:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from engine.device.device import CudaDevice
     from engine.generation.async_engine import AsyncEngine
     from engine.generation.core import EngineCore
+    from engine.generation.messages import EngineParts, Tell
     from engine.one_pass.engine import EncoderEngine
     from engine.slots.runner import ModelRunner, SlotModelRunner
     from engine.text.chat_template import ChatTemplate
@@ -41,7 +43,7 @@ def load_engine(
     """Load the graphs of a checked package; the engine is to be started by the caller.
 
     While it starts on a device, `tell` is given a line for every call that is captured there, in
-    the engine's thread; without it they go to the log.
+    the engine's thread, or if that has a process on the event loop; without it they go to the log.
 
     Raises PackageError if a graph or the tokenizer is not what the manifest says, or if a file was
     changed since it was checked, or if nothing shows what it gives on this device, in decode calls
@@ -49,15 +51,14 @@ def load_engine(
     onnxruntime is installed that has it; DeviceError if there is none; OutOfDeviceMemory if it has
     no room for so many sequences.
     """
-    contract = package.manifest.generation
-    device = _open_device(package, config)
-    if device is not None:
-        config = settings_as_shown(package, device, config)
+    where = device_of(package.manifest, package.path, config)
     engine: AsyncEngine | EncoderEngine
-    if contract is not None:
-        engine = _load_generating(package, contract, config, device, tell or _log.info)
+    if package.manifest.generation is None:
+        engine = _load_one_pass(package, config, where)
+    elif config.has_own_process(where):
+        engine = _load_in_process(package, config, where, tell or _log.info)
     else:
-        engine = _load_one_pass(package, config.with_num_seqs(DEFAULT_NUM_SEQS), device)
+        engine = _load_in_thread(package, config, where, tell or _log.info)
     package.check_unchanged()
     return engine
 
@@ -80,65 +81,98 @@ def device_of(manifest: Manifest, place: Path | str, config: EngineConfig) -> De
 # onnxruntime takes long to import: what only reads packages must not pay for it.
 
 
-def _open_device(package: Package, config: EngineConfig) -> CudaDevice | None:
-    """Return the GPU that a package is to run on; None: it runs on the CPU."""
-    if device_of(package.manifest, package.path, config) == "cpu":
-        return None
+def _opened(
+    package: Package, config: EngineConfig, where: Device
+) -> tuple[CudaDevice | None, EngineConfig]:
+    """Return the GPU that a package is to run on, and the settings that it was shown with.
+
+    None: it runs on the CPU.
+    """
+    if where == "cpu":
+        return None, config
     from engine.device.device import open_device
 
-    return open_device()
+    device = open_device()
+    return device, settings_as_shown(package, device, config)
 
 
-def _load_generating(
-    package: Package,
-    contract: GenerationContract,
-    config: EngineConfig,
-    device: CudaDevice | None,
-    tell: Callable[[str], None],
+def _load_in_thread(
+    package: Package, config: EngineConfig, where: Device, tell: Tell
 ) -> AsyncEngine:
     from engine.generation.async_engine import AsyncEngine
+
+    parts = _nicely(where, lambda: load_parts(package, config, tell))
+    return AsyncEngine(
+        package,
+        parts.core,
+        parts.tokenizer,
+        parts.config,
+        constraints=parts.constraints,
+        chat=_load_chat(package),
+        warm_up=parts.warm_up,
+    )
+
+
+def _load_in_process(
+    package: Package, config: EngineConfig, where: Device, tell: Tell
+) -> AsyncEngine:
+    from engine.generation.async_engine import AsyncEngine
+    from engine.generation.engine_process import EngineProcess
+    from engine.text.source_and_target import SourceAndTarget
+
+    chat, texts = _load_chat(package), SourceAndTarget(*_load_tokenizers(package))
+    process = EngineProcess(
+        package.manifest.name,
+        partial(load_parts, package, config),
+        config.max_step_seconds,
+        niceness=NICENESS if where == "cpu" else 0,
+        tell=tell,
+    )
+    return AsyncEngine(package, process, texts, process.config, constraints=process, chat=chat)
+
+
+def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EngineParts:
+    """Load what an engine is made of, in the process that runs it; errors as of `load_engine`."""
+    from engine.generation.messages import EngineParts
     from engine.slots.invariance import rows_are_bit_equal
     from engine.slots.largest_step import largest_step_seconds
     from engine.slots.warm_up import warm_up
     from engine.text.constraint import ConstraintCompiler
     from engine.text.source_and_target import SourceAndTarget
 
-    tokenizer, target = _load_tokenizers(package, contract)
-    runner = _nicely(device, lambda: load_runner(package, contract, config, device))
+    contract = package.manifest.generation
+    assert contract is not None, "it generates"
+    device, config = _opened(package, config, device_of(package.manifest, package.path, config))
+    tokenizer, target = _load_tokenizers(package)
+    runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
-    widest = config.limits.most_sequences
-    core = core_on_slots(config, contract, runner)
 
     def warm() -> Trial:
         name = package.manifest.name
         warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
         seconds = largest_step_seconds(runner, contract, config, package.path)
+        widest = config.limits.most_sequences
         is_equal = _shown(
             package, config, device, lambda: rows_are_bit_equal(runner, contract, widest)
         )
         runner.num_padding = 0  # all of it was nobody's: there was no request yet
         return Trial(is_equal, seconds)
 
-    eos_ids = contract.eos_token_ids
-    constraints = ConstraintCompiler(target, contract.vocab_size, eos_ids)
-    texts = SourceAndTarget(tokenizer, target)
-    return AsyncEngine(
-        package,
-        core,
-        texts,
+    return EngineParts(
+        core_on_slots(config, contract, runner),
+        SourceAndTarget(tokenizer, target),
+        ConstraintCompiler(target, contract.vocab_size, contract.eos_token_ids),
         config,
-        constraints=constraints,
-        chat=_load_chat(package),
-        warm_up=warm,
+        warm,
     )
 
 
-def _nicely(device: CudaDevice | None, load: Callable[[], _T]) -> _T:
+def _nicely(where: Device, load: Callable[[], _T]) -> _T:
     """Load graphs so that their threads are as nice to others as the engine's, which they help.
 
     If they were less nice, they would wait, spinning, on the processor that it is to run on.
     """
-    if device is not None or sys.platform != "linux":
+    if where != "cpu" or sys.platform != "linux":
         return load()
     with ThreadPoolExecutor(1, initializer=lambda: os.nice(NICENESS)) as thread:
         return thread.submit(load).result()
@@ -203,21 +237,21 @@ def core_on_slots(
     return EngineCore(scheduler, SlotStepRunner(model, Sampler()))
 
 
-def _load_one_pass(
-    package: Package, config: EngineConfig, device: CudaDevice | None
-) -> EncoderEngine:
+def _load_one_pass(package: Package, config: EngineConfig, where: Device) -> EncoderEngine:
     from engine.one_pass.engine import EncoderEngine
     from engine.one_pass.warm_up import warm_up_one_pass
     from engine.package.graph_io import check_graphs, one_pass_shape
     from engine.session import create_session
 
+    device, config = _opened(package, config, where)
+    config = config.with_num_seqs(DEFAULT_NUM_SEQS)
     text = package.manifest.encoding
     tokenizer = None
     if text is not None:
         tokenizer = _load_tokenizer(package, text.vocab_size, cut_at=text.cut_at)
     path = package.file("model.onnx")
     threads = config.num_threads
-    session = _nicely(device, lambda: create_session(path, num_threads=threads, device=device))
+    session = _nicely(where, lambda: create_session(path, num_threads=threads, device=device))
     check_graphs((session, one_pass_shape(package.manifest)))
 
     def warm() -> Trial:
@@ -252,10 +286,12 @@ def _shown(
     return False
 
 
-def _load_tokenizers(package: Package, contract: GenerationContract) -> tuple[Tokenizer, Tokenizer]:
+def _load_tokenizers(package: Package) -> tuple[Tokenizer, Tokenizer]:
     """Return the tokenizer of what is read, and that of what is written, mostly the same."""
     from engine.text.tokenizer import Tokenizer
 
+    contract = package.manifest.generation
+    assert contract is not None, "it generates"
     source = _load_tokenizer(package, contract.prompt_vocab_size)
     if TARGET_TOKENIZER_NAME not in package.manifest.files:
         return source, source

@@ -230,8 +230,14 @@ def make_core(make_contract: Callable[..., GenerationContract], clock: FakeClock
 
 
 @pytest.fixture(scope="session")
-def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def byte_tokenizer(byte_tokenizer_file: Path) -> Tokenizer:
     """A tokenizer whose ids are the bytes of the text."""
+    return Tokenizer(byte_tokenizer_file)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the same."""
     chars = _byte_chars()
     made = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(chars)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -239,7 +245,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     made.add_special_tokens(["<s>", "</s>"])
     path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
-    return Tokenizer(path)
+    return path
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.device.device import CudaDevice
 from engine.session import Session, create_session
 from tests.engine.fake_cuda import FakeCuda
@@ -52,6 +53,8 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
 
     _put(monkeypatch, _OPENED, "open_device", give)
     _put(monkeypatch, _LOADED, "create_session", load)
+    # An engine's own process would not find it.
+    monkeypatch.setattr(EngineConfig, "has_own_process", lambda config, device: False)
     _put(monkeypatch, ("engine.package.device_certificate",), "cuda_version", lambda: "1.31.1")
     return device
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -13,11 +12,13 @@ from functools import partial
 from engine.config import EngineConfig
 from engine.errors import ExpiredInQueue
 from engine.generation.core import EngineCore, StepTimes
+from engine.generation.engine_process import EngineProcess
 from engine.generation.engine_thread import EngineThread
 from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
-from engine.life.engine import Engine
-from engine.life.lifecycle import ErrorOf, draining, failure
+from engine.generation.steps import Steps
+from engine.life.engine import Engine, life_in_thread
+from engine.life.lifecycle import ErrorOf, Lifecycle, draining, failure
 from engine.life.trial import Trial
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
@@ -29,10 +30,6 @@ from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
 
 _log = logging.getLogger(__name__)
-
-# After so long the event loop lets another thread go on. The next step is to begin while a device
-# computes, and by Python's own setting the loop may keep it from that for several steps.
-_SWITCH_SECONDS = 0.0005
 
 _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is refused there
     "generate",
@@ -57,13 +54,16 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
 )
 
 
-class AsyncEngine(Engine):
-    """Runs an EngineCore in a thread of its own; streams and text are touched on the event loop."""
+class AsyncEngine(Engine[Lifecycle]):
+    """Streams and texts of what an EngineCore makes in a thread or a process of its own.
+
+    Streams and text are touched on the event loop.
+    """
 
     def __init__(
         self,
         package: Package,
-        core: EngineCore,
+        core: EngineCore | EngineProcess,
         tokenizer: GenerationTokenizer,
         config: EngineConfig,
         *,
@@ -72,19 +72,26 @@ class AsyncEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
-        """`warm_up` runs the model before the first request, and returns what that has shown.
+        """`core` gets a thread, unless it has a process, which knows how the model is tried out.
+
+        `warm_up` runs the model before the first request, and returns what that has shown.
 
         `chat` makes texts of conversations, and is closed when the engine stops.
         """
         generation = package.manifest.generation
         assert generation is not None
-        super().__init__(package, config, "engine", warm_up)
-        self._core = core
+        self._steps: Steps
+        if isinstance(core, EngineProcess):
+            self._steps = core
+            super().__init__(package, config, core)
+        else:
+            life = life_in_thread(package, config, "engine", warm_up)
+            self._steps = EngineThread(core, life)
+            super().__init__(package, config, life)
         self._tokenizer = tokenizer
         self._chat = chat
         self._reader = RequestReader(generation, tokenizer, constraints, config, chat)
         self._clock = clock
-        self._thread = EngineThread(core, self._life, self._receive)
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
         self._num_discarded = 0  # tokens that streams have thrown away
@@ -112,16 +119,16 @@ class AsyncEngine(Engine):
     @property
     def step_times(self) -> StepTimes:
         """Where the time of all steps so far went."""
-        return self._core.times
+        return self._steps.times
 
     @property
     def measures(self) -> StepMeasures:
         """What the steps so far took."""
-        return self._core.measures
+        return self._steps.measures
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""
-        load = self._thread.load()
+        load = self._steps.load()
         return replace(load, wasted=load.wasted + WastedWork(discarded_tokens=self._num_discarded))
 
     async def start(self) -> None:
@@ -129,16 +136,14 @@ class AsyncEngine(Engine):
 
         Raises PackageError if the model fails at any kind of call.
         """
-        if self._core.runs_ahead:
-            sys.setswitchinterval(_SWITCH_SECONDS)
-        await self._life.start(self._thread.run, self._fail_open)
+        await self._steps.start(self._receive, self._fail_open)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest.
 
         The rest fails with Draining, but what has begun and allows it ends with what there is.
         """
-        await self._life.stop(grace, self._wait_for_streams, self._thread.stop)
+        await self._life.stop(grace, self._wait_for_streams, self._steps.end)
         self._fail_open(lambda request_id: draining())
         if self._chat is not None:
             self._chat.close()
@@ -186,16 +191,16 @@ class AsyncEngine(Engine):
         return Score(total, end.prompt_logprobs, end.usage, end.timing)
 
     def _submit(self, asked: TokenRequest) -> RequestStream:
-        """Hand a request to the engine's thread."""
+        """Let a request be scheduled."""
         self._life.refuse_if_closed()
         if asked.deadline is not None and self._clock() >= asked.deadline:
             raise ExpiredInQueue(f"{asked.request_id}: its deadline passed before it was queued")
         key = asked.key
-        finish_sequence = partial(self._thread.finish_sequence, key)
+        finish_sequence = partial(self._steps.finish_sequence, key)
         stream = RequestStream(asked, self._tokenizer, finish_sequence)
         self._streams[key] = stream
         self._no_streams.clear()
-        self._thread.add(asked)
+        self._steps.add(asked)
         return stream
 
     def _close(self, key: int, stream: RequestStream) -> None:
@@ -204,7 +209,7 @@ class AsyncEngine(Engine):
         if not self._streams:
             self._no_streams.set()
         if not stream.has_ended:
-            self._thread.abort(key)
+            self._steps.abort(key)
 
     def _receive(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
@@ -216,7 +221,7 @@ class AsyncEngine(Engine):
             except Exception:
                 _log.exception("the output of %s cannot be decoded", stream.request_id)
                 stream.take(FailedOutput(output.key, failure(stream.request_id)))
-                self._thread.abort(output.key)
+                self._steps.abort(output.key)
 
     def _fail_open(self, error_of: ErrorOf) -> None:
         for key, stream in self._streams.items():

@@ -45,9 +45,10 @@ class _Limit(NamedTuple):
 class Constraints(Protocol):
     """Compiles what an output must match; `engine.text.constraint` in production."""
 
-    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> TokenMatcher:
+    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> TokenMatcher | None:
         """Return what follows a sequence behind the given beginning of its text; any thread asks.
 
+        None: it is made in the process that makes the steps, from the request.
         Raises InvalidRequest for a constraint that is wrong or too large, or that no text matches
         which begins so; CapabilityNotSupported if the model's tokenizer cannot follow any.
         """

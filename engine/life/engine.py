@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from engine.config import EngineConfig
 from engine.life.lifecycle import Lifecycle
+from engine.life.thread_life import ThreadLife
 from engine.life.trial import Trial
 from engine.machine import num_cores
 from engine.package.device_certificate import device_name
@@ -16,24 +18,17 @@ from engine.package.package import Package
 # came before it waits for the whole of it. A GPU waits for its thread, which needs little time too.
 NICENESS = 5
 
+_Life = TypeVar("_Life", bound=Lifecycle)
 
-class Engine:
-    """An engine on a package, in a thread of its own."""
 
-    def __init__(
-        self, package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], Trial]
-    ) -> None:
-        """`warm_up` runs the model before the first request, and returns what that has shown."""
+class Engine(Generic[_Life]):
+    """An engine on a package."""
+
+    def __init__(self, package: Package, config: EngineConfig, life: _Life) -> None:
         self._package = package
         self._device = device_name(package, config)
         self._num_threads = config.num_threads or num_cores()
-        self._life = Lifecycle(
-            package.manifest.name,
-            thread_name,
-            warm_up,
-            config.max_step_seconds,
-            niceness=NICENESS if self._device == "cpu" else 0,
-        )
+        self._life = life
 
     @property
     def package(self) -> Package:
@@ -57,5 +52,21 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """False if the engine's thread is not running, or stuck, or the last steps all failed."""
+        """False if what runs the engine is gone, or stuck, or the last steps all failed."""
         return self._life.healthy
+
+
+def life_in_thread(
+    package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], Trial]
+) -> ThreadLife:
+    """Return the life of an engine in a thread of this process.
+
+    `warm_up` runs the model before the first request, and returns what that has shown.
+    """
+    return ThreadLife(
+        package.manifest.name,
+        thread_name,
+        warm_up,
+        config.max_step_seconds,
+        niceness=NICENESS if device_name(package, config) == "cpu" else 0,
+    )

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
@@ -14,6 +15,13 @@ _PATIENCE = 4  # times the largest step of the trial: others may use the cores, 
 _LOOKS = 8  # in the time that a step may take
 _JOIN_PAUSE = 0.2  # seconds between two looks whether the last step will ever end
 _JOIN_TIMEOUT = 30.0  # seconds
+
+
+class StepState(NamedTuple):
+    """Since when a step has run, if one does, and how many failed in a row."""
+
+    since: float | None = None  # on the monotonic clock
+    consecutive_failures: int = 0
 
 
 class StepWatch:
@@ -54,15 +62,30 @@ class StepWatch:
         self.consecutive_failures = 0 if error is None else self.consecutive_failures + 1
 
     @property
+    def state(self) -> StepState:
+        """How the steps are now, for `follow` in another process."""
+        return StepState(self._since, self.consecutive_failures)
+
+    def follow(self, state: StepState) -> None:
+        """Watch the steps of another process, as it tells of them; the clock is the same."""
+        self._since, self.consecutive_failures = state
+
+    @property
     def is_over(self) -> bool:
         """Whether the step that runs has taken longer than it may."""
         since = self._since
         return since is not None and self._clock() - since > self._limit
 
-    async def wait_until_over(self) -> None:
-        """Return once a step has taken longer than it may."""
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks."""
+        return min(self._limit / _LOOKS, 1.0)
+
+    async def wait_until_over(self, look: Callable[[], None] = lambda: None) -> None:
+        """Return once a step has taken longer than it may; `look` is called from time to time."""
         while not self.is_over:
-            await asyncio.sleep(min(self._limit / _LOOKS, 1.0))
+            look()
+            await asyncio.sleep(self.pause)
         _log.error(
             "a step of %s has taken more than %.3g s, the most that it may: the engine counts as "
             "hung",

@@ -15,8 +15,9 @@ from engine.errors import (
     TokenBudgetFull,
     TokenweirError,
 )
-from engine.life.engine import Engine
+from engine.life.engine import Engine, life_in_thread
 from engine.life.lifecycle import EngineState, ErrorOf, draining, failure
+from engine.life.thread_life import ThreadLife
 from engine.life.trial import Trial
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 
 
-class EncoderEngine(Engine):
+class EncoderEngine(Engine[ThreadLife]):
     """Batches the items of all waiting requests by equal length.
 
     A batch is formed whenever the model is free: the oldest waiting item and all that have its
@@ -54,7 +55,8 @@ class EncoderEngine(Engine):
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
-        super().__init__(package, config, "encoder-engine", warm_up)
+        life = life_in_thread(package, config, "encoder-engine", warm_up)
+        super().__init__(package, config, life)
         self._graph = graph
         self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
         self._config = config

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from engine.errors import ConfigError
-from engine.generation.engine_thread import MOMENT
+from engine.generation.engine_loop import MOMENT
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package, load_package
 from loadtest.benchmark.engine_bench import EngineBench

@@ -1,6 +1,7 @@
 """Serves random requests of every kind on the emulated device, whose kernels compute nothing.
 
-Takes packages; prints as JSON for each how its requests ended and what the engine told.
+Takes packages; prints as JSON for each how its requests ended and what the engine told, by path;
+what the first of them gives in a process of its own is there as "process".
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,9 +29,12 @@ from engine.requests.request import (
     SamplingParams,
     ScoreRequest,
 )
+from tests.emulated.unshown import given_settings, load_unshown_parts
 
 NUM_REQUESTS = 48
-CONFIG = EngineConfig(max_num_seqs=8, max_num_batched_tokens=16, prefill_chunk_size=4)
+CONFIG = EngineConfig(
+    max_num_seqs=8, max_num_batched_tokens=16, prefill_chunk_size=4, own_process=False
+)
 KINDS: list[dict[str, Any]] = [
     {},
     {"logprobs": 3},
@@ -66,14 +71,14 @@ async def ending(engine: AsyncEngine, asked: GenerationRequest) -> str:
     return "finished" if isinstance(last, RequestFinished) else repr(last)
 
 
-async def serve(path: str) -> dict[str, Any]:
+async def serve(path: str, config: EngineConfig = CONFIG) -> dict[str, Any]:
     package, lines, threads = load_package(path), [], set()
 
     def tell(line: str) -> None:
         lines.append(line)
         threads.add(threading.current_thread().name)
 
-    engine = load_engine(package, CONFIG, tell=tell)
+    engine = load_engine(package, config, tell=tell)
     assert isinstance(engine, AsyncEngine) and package.manifest.generation is not None
     await engine.start()
     has_source = package.manifest.generation.cross_cache is not None
@@ -93,5 +98,8 @@ async def serve(path: str) -> dict[str, Any]:
 
 
 # What these packages give on a device was shown nowhere.
-with mock.patch("engine.factory.settings_as_shown", lambda package, device, config: config):
-    print(json.dumps({path: asyncio.run(serve(path)) for path in sys.argv[1:]}))
+with mock.patch("engine.factory.settings_as_shown", given_settings):
+    found = {path: asyncio.run(serve(path)) for path in sys.argv[1:]}
+with mock.patch("engine.factory.load_parts", load_unshown_parts):
+    found["process"] = asyncio.run(serve(sys.argv[1], replace(CONFIG, own_process=None)))
+print(json.dumps(found))

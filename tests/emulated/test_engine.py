@@ -32,6 +32,9 @@ def test_every_kind_of_request_is_served(on_device: RunScript, tmp_path: Path) -
 
     found = on_device("run_engine.py", *paths)
 
+    process = found["process"]
+    assert (process["ended"], process["running"]) == ({"finished": 48}, 0)
+    assert process["captured"] == found[paths[0]]["captured"]
     for path in paths:
         assert found[path]["ended"] == {"finished": 48}
         assert found[path]["scored"] == 2 and found[path]["running"] == 0

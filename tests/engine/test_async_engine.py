@@ -564,7 +564,7 @@ async def test_a_deadline_that_has_passed_is_refused_before_the_queue(
 async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
     make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_thread.MOMENT", 60.0)
+    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 60.0)
     engine, runner = await make_engine(spell("x"))
 
     for _ in range(2):
@@ -577,7 +577,7 @@ async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
 async def test_an_idle_engine_sleeps(
     make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_thread.MOMENT", 0.01)
+    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 0.01)
     engine, runner = await make_engine(spell("x"))
     await collect(engine, request())
     while any(runner.rows):
@@ -660,7 +660,7 @@ async def test_room_that_a_fault_has_left_behind_is_given_back_when_nobody_waits
     engine, runner = await make_engine(spell("hello"), config=EngineConfig(max_num_seqs=1))
 
     def leave_something() -> None:
-        engine._core.scheduler._num_sequences += 1  # of a request that is gone
+        engine._steps._core.scheduler._num_sequences += 1  # of a request that is gone
         runner.before_step = lambda: None
 
     runner.before_step = leave_something

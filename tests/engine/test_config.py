@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import Device, EngineConfig
 from engine.errors import ConfigError
 
 
@@ -64,3 +64,13 @@ def test_a_step_without_room_for_a_sequence_beside_a_prompt_is_refused() -> None
 def test_fewer_sequences_than_none_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"max_num_seqs \(-1\) must be 1 or more, or 0"):
         EngineConfig(max_num_seqs=-1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "has"),
+    [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+)
+def test_an_engine_has_a_process_for_itself_on_a_gpu_unless_it_is_told_otherwise(
+    asked: bool | None, device: Device, has: bool
+) -> None:
+    assert EngineConfig(own_process=asked).has_own_process(device) is has

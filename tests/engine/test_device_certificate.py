@@ -18,7 +18,7 @@ import pytest
 
 from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import DeviceError, PackageError
-from engine.life.engine import Engine
+from engine.life.engine import life_in_thread
 from engine.life.trial import Trial
 from engine.package import device_certificate
 from engine.package import package as packages
@@ -405,9 +405,9 @@ async def test_the_thread_of_an_engine_gives_way_where_it_computes_and_not_where
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return Trial()
 
-    engine = Engine(package, replace(CHOSEN, device=device), "engine", warm_up)
+    life = life_in_thread(package, replace(CHOSEN, device=device), "engine", warm_up)
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    await engine._life.start(lambda: None, lambda error_of: None)
+    await life.start(lambda: None, lambda error_of: None)
 
     assert seen == [before + extra]
-    await engine._life.stop(0, asyncio.Event().wait, lambda: None)
+    await life.stop(0, asyncio.Event().wait, lambda: None)

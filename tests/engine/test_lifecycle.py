@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.life.lifecycle import EngineState, Lifecycle
+from engine.life.lifecycle import EngineState
+from engine.life.thread_life import ThreadLife
 from engine.life.trial import Trial
 
 
@@ -43,8 +44,8 @@ class Work:
 
 def life(
     warm_up: Callable[[], Trial] = Trial, *, max_step_seconds: float = 8.0, niceness: int = 0
-) -> Lifecycle:
-    return Lifecycle("tiny", "engine", warm_up, max_step_seconds, niceness=niceness)
+) -> ThreadLife:
+    return ThreadLife("tiny", "engine", warm_up, max_step_seconds, niceness=niceness)
 
 
 async def test_a_life_goes_from_new_to_stopped_and_refuses_but_in_between() -> None:

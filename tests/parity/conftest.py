@@ -100,6 +100,7 @@ class Setup(NamedTuple):
     has_bucket: bool = False  # on a CPU: decode calls of one number of rows, as on a GPU
     device: Device = "cpu"
     is_fake: bool = False  # the device: the kernels are those of the CPU
+    own_process: bool = False  # its steps and memory cannot be looked at there
 
     def has_equal_bits(self, name: str) -> bool:
         """Whether the answers of a model have the same bits whatever else runs.
@@ -114,7 +115,9 @@ class Setup(NamedTuple):
         """Load a package as the engine does; on a GPU one that was shown nothing there, too."""
         package = load_package(package) if isinstance(package, Path) else package
         buckets = (config.max_num_seqs,) if self.has_bucket else ()
-        config = replace(config, device=self.device, decode_buckets=buckets)
+        config = replace(
+            config, device=self.device, decode_buckets=buckets, own_process=self.own_process
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
             if self.is_fake:

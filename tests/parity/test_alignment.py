@@ -238,7 +238,11 @@ async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer
         update={"manifest": manifest.model_copy(update={"generation": contract})}
     )
     with_old = AsyncEngine(
-        older, engine._core, engine._tokenizer, ENGINE, constraints=engine._reader._constraints
+        older,
+        engine._steps._core,
+        engine._tokenizer,
+        ENGINE,
+        constraints=engine._reader._constraints,
     )
     await with_old.start()
 

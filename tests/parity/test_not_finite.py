@@ -124,7 +124,7 @@ async def test_neighbours_and_later_users_of_a_slot_do_not_notice_logits_that_ar
     poisoned: Callable[[str, PackageFormat], Package],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_thread.MOMENT", 0.01)  # 42 times in a row
+    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 0.01)  # 42 times in a row
     engine = setup.load(poisoned(name, setup.form), ENGINE)
     at_rest = between_steps(engine)
     await engine.start()
@@ -157,22 +157,22 @@ def assert_same(found: object, expected: object, name: str, setup: Setup) -> Non
 
 def between_steps(engine: AsyncEngine) -> Lock:
     """Return a lock that every step holds from now on."""
-    step, lock = engine._core.step, Lock()
+    step, lock = engine._steps._core.step, Lock()
 
     def locked() -> list[EngineOutput]:
         with lock:
             return step()
 
-    engine._core.step = locked  # type: ignore[method-assign]
+    engine._steps._core.step = locked  # type: ignore[method-assign]
     return lock
 
 
 async def come_to_rest(engine: AsyncEngine) -> None:
-    while engine._core.scheduler.has_work or engine._thread.has_commands:
+    while engine._steps._core.scheduler.has_work or engine._steps.has_commands:
         await asyncio.sleep(0.001)
 
 
 def assert_is_finite(engine: AsyncEngine) -> None:
-    cache = engine._core._runner.model.cache
+    cache = engine._steps._core._runner.model.cache
     assert np.isfinite(cache.rows.memory).all()
     assert cache.sources is None or np.isfinite(cache.sources.memory).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
@@ -201,7 +202,7 @@ class Watch:
     """Counts an engine's steps, which are its clock, and sees what runs in each."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self.engine, self.core = engine, engine._core
+        self.engine, self.core = engine, engine._steps._core
         self.scheduler, self.runner = self.core.scheduler, self.core._runner.model
         self.num_steps = 0
         self.is_in_step = False
@@ -233,7 +234,7 @@ class Watch:
 
     async def come_to_rest(self) -> None:
         engine = self.engine
-        while self.scheduler.has_work or self.is_in_step or engine._thread.has_commands:
+        while self.scheduler.has_work or self.is_in_step or engine._steps.has_commands:
             await asyncio.sleep(0.001)
 
 
@@ -260,8 +261,10 @@ async def answer(engine: AsyncEngine, request: Ask, leaves_at_event: int | None 
     return tuple(found), end.prompt_logprobs, end.seed, end.usage.output_tokens
 
 
-async def under_load(watch: Watch, plans: list[Plan]) -> list[Answer | Literal["late", "left"]]:
-    """Send everything when it is due."""
+async def under_load(
+    engine: AsyncEngine, plans: list[Plan], deadline_in: Callable[[float], float]
+) -> list[Answer | Literal["late", "left"]]:
+    """Send everything when it is due; `deadline_in` is asked for the end of so many steps."""
 
     async def send(plan: Plan) -> Answer:
         await asyncio.sleep(plan.arrival)
@@ -273,8 +276,8 @@ async def under_load(watch: Watch, plans: list[Plan]) -> list[Answer | Literal["
     async def send_now(plan: Plan) -> Answer | None:
         request = plan.request
         if plan.steps_allowed is not None:
-            request = replace(request, deadline=watch.num_steps + plan.steps_allowed)
-        asked = answer(watch.engine, request, plan.leaves_at_event)
+            request = replace(request, deadline=deadline_in(plan.steps_allowed))
+        asked = answer(engine, request, plan.leaves_at_event)
         if plan.leaves_after is None:
             return await asked
         task = asyncio.create_task(asked)
@@ -308,6 +311,30 @@ def assert_nothing_is_left(watch: Watch) -> None:
     for memory in filter(None, (cache.rows, cache.sources)):
         num_rows, _, length, _ = memory.layers[0].key.shape
         assert all(np.isfinite(memory.read(row, length)).all() for row in range(num_rows))
+
+
+def assert_equal_answers(
+    plans: list[Plan], answers: list[Any], alone: list[Answer], setup: Setup, name: str
+) -> None:
+    outcomes = Counter()
+    for plan, found, expected in zip(plans, answers, alone, strict=True):
+        if found == "left":
+            assert plan.leaves_after is not None or plan.leaves_at_event is not None
+            outcomes[found] += 1
+        elif found == "late":
+            assert plan.steps_allowed is not None
+            outcomes[found] += 1
+        elif is_cut(found):
+            assert_is_part(found, expected)
+            outcomes["cut"] += 1
+        else:
+            if setup.has_equal_bits(name):
+                assert found == expected, plan.request
+            else:
+                assert_near(found, expected, NEAR[setup.form.precision])
+            outcomes["whole"] += 1
+    assert sum(outcomes.values()) == len(plans)
+    assert all(outcomes[outcome] for outcome in ("whole", "left", "late")), "it tried nothing"
 
 
 def objects_of(*types: type) -> dict[type, int]:
@@ -386,7 +413,7 @@ async def test_every_request_under_random_load_gets_what_it_gets_alone(
     before = objects_of(Request, Sequence, RequestStream, BeamSearch)
 
     try:
-        answers = await under_load(watch, plans)
+        answers = await under_load(engine, plans, lambda steps: watch.num_steps + steps)
         await watch.come_to_rest()
         assert_nothing_is_left(watch)
         alone = [await answer(lonely, plan.request) for plan in plans]
@@ -394,26 +421,39 @@ async def test_every_request_under_random_load_gets_what_it_gets_alone(
         await engine.stop()
         await lonely.stop()
 
-    outcomes = Counter()
-    for plan, found, expected in zip(plans, answers, alone, strict=True):
-        if found == "left":
-            assert plan.leaves_after is not None or plan.leaves_at_event is not None
-            outcomes[found] += 1
-        elif found == "late":
-            assert plan.steps_allowed is not None
-            outcomes[found] += 1
-        elif is_cut(found):
-            assert_is_part(found, expected)
-            outcomes["cut"] += 1
-        else:
-            if setup.has_equal_bits(name):
-                assert found == expected, plan.request
-            else:
-                assert_near(found, expected, NEAR[setup.form.precision])
-            outcomes["whole"] += 1
-    assert sum(outcomes.values()) == num_requests
-    assert all(outcomes[outcome] for outcome in ("whole", "left", "late")), "it tried nothing"
+    assert_equal_answers(plans, answers, alone, setup, name)
     assert watch.too_late == []
     assert objects_of(Request, Sequence, RequestStream, BeamSearch) == before
     matchers = objects_of(ConstraintMatcher)[ConstraintMatcher]
     assert matchers == 2 * len(CONSTRAINTS), "only those that are compiled once, in each engine"
+
+
+@pytest.mark.parametrize("name", ["gpt", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "num_requests",
+    [200, pytest.param(NUM_REQUESTS_LONG, marks=(pytest.mark.long, pytest.mark.timeout(900)))],
+)
+async def test_every_request_to_a_process_of_its_own_gets_what_it_gets_alone_in_a_thread(
+    name: str, num_requests: int, exported: Callable[..., Exported]
+) -> None:
+    package = exported(name, CPU.form).package
+    plans = RandomRequests(name, seed=6).plans(num_requests)
+    engine = CPU._replace(own_process=True).load(package, ENGINE)
+    lonely = CPU.load(package, replace(ENGINE, reuse_prefixes=False))
+    await engine.start()
+    await lonely.start()
+
+    try:
+        answers = await under_load(engine, plans, lambda steps: time.monotonic() + steps / 1000)
+        async with asyncio.timeout(60):
+            while engine.load().running:
+                await asyncio.sleep(0.01)
+        alone = [await answer(lonely, plan.request) for plan in plans]
+        load = engine.load()
+    finally:
+        await engine.stop()
+        await lonely.stop()
+
+    assert_equal_answers(plans, answers, alone, CPU, name)
+    assert (load.waiting, load.waiting_tokens, load.cache_used) == (0, 0, 0.0)
+    assert not engine._streams

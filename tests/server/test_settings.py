@@ -49,6 +49,7 @@ max_queue_size = 9
 decode_buckets = [1, 8]
 max_num_seqs = 8
 device = "cpu"
+own_process = true
 max_step_seconds = inf
 [engine.limits]
 max_inputs = 3
@@ -76,6 +77,7 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         max_queue_size=9,
         decode_buckets=(1, 8),
         device="cpu",
+        own_process=True,
         max_step_seconds=math.inf,
         limits=RequestLimits(max_inputs=3),
     )

@@ -1,0 +1,30 @@
+"""What the loop of an engine is asked to do between two steps, beside a new TokenRequest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.scheduling.sequence import TokenRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nothing more is wanted of a request."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSequence:
+    """A stop string was found in the text of a sequence."""
+
+    key: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The loop is to end."""
+
+
+Command = TokenRequest | Abort | FinishSequence | Stop

@@ -1,0 +1,55 @@
+"""The seam between an engine on an event loop and what makes its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.generation.core import StepTimes
+from engine.life.lifecycle import FailOpen
+from engine.requests.load import LoadSnapshot
+from engine.scheduling.output import EngineOutput
+from engine.scheduling.sequence import TokenRequest
+from engine.step_measures import StepMeasures
+
+Receive = Callable[[list[EngineOutput]], None]
+
+# After so long a thread lets another one of its process go on. Where the next step is to begin
+# while a device computes, Python's own setting may keep the engine from that for several steps.
+SWITCH_SECONDS = 0.0005
+
+
+class Steps(Protocol):
+    """Makes the steps of an engine: EngineThread, or EngineProcess in a process of its own.
+
+    All is asked on one event loop, and outputs come back there.
+    """
+
+    async def start(self, receive: Receive, fail_open: FailOpen) -> None:
+        """Try the model out, then take requests; raise what fails in the trial.
+
+        What a step brings comes in one call of `receive`. If no more comes, `fail_open` is called.
+        """
+
+    def add(self, request: TokenRequest) -> None:
+        """Let a request be scheduled."""
+
+    def abort(self, key: int) -> None:
+        """Let a request end, of which nothing more is wanted."""
+
+    def finish_sequence(self, key: int, index: int) -> None:
+        """Let a sequence end: a stop string was found in its text."""
+
+    def end(self) -> None:
+        """Let it end after the step in flight; what can end with what there is does so."""
+
+    def load(self) -> LoadSnapshot:
+        """Return how busy the engine is now."""
+
+    @property
+    def times(self) -> StepTimes:
+        """Where the time of all steps so far went."""
+
+    @property
+    def measures(self) -> StepMeasures:
+        """What the steps so far took."""
