@@ -4,9 +4,10 @@
 
 The model computes nothing. Its engine is asked step by step, then as AsyncEngine, then behind a
 worker, then behind a worker and a gateway, then the same by TLS with a token that has quotas;
-worker, gateway and client have a process each. Counted
-is processor time, so what else the machine does changes little. The same requests are made with
-short and with long outputs: the difference is what tokens cost, the rest what requests cost.
+worker, gateway and client have a process each. The engine has a thread, or in stages of that name a
+process, too. Counted is processor time, so what else the machine does changes little. The same
+requests are made with short and with long outputs: the difference is what tokens cost, the rest
+what requests cost.
 
 Deltas are joined by 16 tokens, or each token is a message. For that a step waits so long that its
 messages have gone before the next one has others: if not, they would be fewer.

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -56,8 +56,13 @@ class Used(NamedTuple):
     full_steps: FullSteps  # of the model meanwhile
 
 
+def _processor_seconds(pid: int) -> float:
+    return time.clock_gettime((~pid << 3) | 2)  # the kernel has a clock for every process
+
+
 Ask = Callable[[Work], Awaitable[int]]  # returns the number of messages
 Do = Callable[[Work], Awaitable[Used]]
+Stage = Callable[[int, str], AbstractAsyncContextManager[Do]]  # slots, what a step takes
 
 
 class Part(NamedTuple):
@@ -65,6 +70,7 @@ class Part(NamedTuple):
 
     process: subprocess.Popen[str]
     address: str
+    engine: int | None  # the number of the process of its engine, if that has one for itself
 
     def full_steps(self) -> FullSteps:
         """Return those of its model since this was asked last."""
@@ -74,8 +80,8 @@ class Part(NamedTuple):
         return FullSteps(*json.loads(_line(self.process)))
 
     def processor_seconds(self) -> float:
-        """Return what it has used so far; the kernel has a clock for every process."""
-        return time.clock_gettime((~self.process.pid << 3) | 2)
+        """Return what it has used so far."""
+        return _processor_seconds(self.process.pid)
 
 
 @asynccontextmanager
@@ -91,40 +97,46 @@ async def core_alone(num_slots: int, step: str) -> AsyncIterator[Do]:
             _run(core)
         return work.num_requests * work.num_tokens
 
-    yield _measured(ask, {"engine": time.process_time}, model.take_full_steps)
+    yield _measured(ask, {"engine": time.process_time}, model.log.take)
 
 
 @asynccontextmanager
-async def engine_alone(num_slots: int, step: str) -> AsyncIterator[Do]:
-    """Let streams be read from the engine in this process."""
-    model, names = StandInModel(num_slots, step_time(step)), count()
+async def engine_alone(
+    num_slots: int, step: str, *, own_process: bool = False
+) -> AsyncIterator[Do]:
+    """Let streams be read from the engine in this process, or from its own."""
+    names = count()
     with tempfile.TemporaryDirectory() as directory:
-        engine = stand_in_engine(stand_in_config(num_slots), model, Path(directory))
+        made = stand_in_engine(num_slots, step, Path(directory), own_process=own_process)
 
         async def ask(work: Work) -> int:
-            return await _in_streams(work, lambda: _read_engine(engine, f"{next(names)}", work))
+            return await _in_streams(
+                work, lambda: _read_engine(made.engine, f"{next(names)}", work)
+            )
 
-        await engine.start()
-        yield _measured(ask, {"engine": time.process_time}, model.take_full_steps)
-        await engine.stop()
+        processes = {"engine": time.process_time}
+        if made.pid is not None:
+            processes = {"streams": time.process_time, **_engine_process(made.pid)}
+        await made.engine.start()
+        yield _measured(ask, processes, made.log.take)
+        await made.engine.stop()
 
 
 @asynccontextmanager
-async def behind_worker(num_slots: int, step: str) -> AsyncIterator[Do]:
+async def behind_worker(num_slots: int, step: str, *, worker: str = "worker") -> AsyncIterator[Do]:
     """Let a client in this process ask a worker."""
-    with part("worker", num_slots, step) as worker:
-        async with _client(worker.address) as ask:
-            processes = {"client": time.process_time, "worker": worker.processor_seconds}
-            yield _measured(ask, processes, worker.full_steps)
+    with part(worker, num_slots, step) as asked:
+        async with _client(asked.address) as ask:
+            yield _measured(ask, _processes(asked), asked.full_steps)
 
 
 @asynccontextmanager
-async def behind_gateway(num_slots: int, step: str) -> AsyncIterator[Do]:
+async def behind_gateway(num_slots: int, step: str, *, worker: str = "worker") -> AsyncIterator[Do]:
     """Let a client in this process ask a gateway, and that a worker."""
-    with part("worker", num_slots, step) as worker:
-        with part("gateway", num_slots, worker.address) as gateway:
+    with part(worker, num_slots, step) as asked:
+        with part("gateway", num_slots, asked.address) as gateway:
             async with _client(gateway.address) as ask:
-                yield _measured(ask, _processes(gateway, worker), worker.full_steps)
+                yield _measured(ask, _processes(asked, gateway), asked.full_steps)
 
 
 @asynccontextmanager
@@ -134,7 +146,7 @@ async def behind_doors(num_slots: int, step: str) -> AsyncIterator[Do]:
         with part("gateway", num_slots, worker.address, folder) as gateway:
             async with _client_of_doors(Path(folder), gateway.address) as client:
                 ask = partial(_ask, client)
-                yield _measured(ask, _processes(gateway, worker), worker.full_steps)
+                yield _measured(ask, _processes(worker, gateway), worker.full_steps)
 
 
 def _client_of_doors(folder: Path, address: str) -> AsyncClient:
@@ -146,8 +158,20 @@ def _client_of_doors(folder: Path, address: str) -> AsyncClient:
     return AsyncClient(channel=channel, timeout=600, token=found["token"])
 
 
-SERVED = {"worker": behind_worker, "gateway": behind_gateway, "doors": behind_doors}
-STAGES = {"core": core_alone, "engine": engine_alone, **SERVED}
+# The engine of a worker has a thread of it, or a process.
+SERVED: dict[str, Stage] = {
+    "worker": behind_worker,
+    "worker-process": partial(behind_worker, worker="worker-process"),
+    "gateway": behind_gateway,
+    "gateway-process": partial(behind_gateway, worker="worker-process"),
+    "doors": behind_doors,
+}
+STAGES: dict[str, Stage] = {
+    "core": core_alone,
+    "engine": engine_alone,
+    "engine-process": partial(engine_alone, own_process=True),
+    **SERVED,
+}
 
 
 @contextmanager
@@ -161,7 +185,8 @@ def part(what: str, num_slots: int, *arguments: str) -> Iterator[Part]:
         text=True,
     )
     try:
-        yield Part(process, _line(process).strip())
+        address, *engine = _line(process).split()
+        yield Part(process, address, int(engine[0]) if engine else None)
     finally:
         process.communicate()  # it ends with its input
 
@@ -196,12 +221,17 @@ async def _ask(client: AsyncClient, work: Work) -> int:
     return await _in_streams(work, lambda: _read_client(client, work))
 
 
-def _processes(gateway: Part, worker: Part) -> Mapping[str, Callable[[], float]]:
+def _processes(worker: Part, gateway: Part | None = None) -> Mapping[str, Callable[[], float]]:
     return {
         "client": time.process_time,
-        "gateway": gateway.processor_seconds,
+        **({"gateway": gateway.processor_seconds} if gateway else {}),
         "worker": worker.processor_seconds,
+        **(_engine_process(worker.engine) if worker.engine else {}),
     }
+
+
+def _engine_process(pid: int) -> dict[str, Callable[[], float]]:
+    return {"engine": lambda: _processor_seconds(pid)}
 
 
 async def _in_streams(work: Work, read: Callable[[], Awaitable[int]]) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +20,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
+from engine.generation.engine_process import EngineProcess
+from engine.generation.messages import EngineParts, Tell
+from engine.life.trial import Trial
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.lazy_rows import LazyRows, Row
@@ -34,7 +40,10 @@ NAME = "stand-in"
 _NUM_WORDS = 1000  # behind the 256 bytes; what it says are words
 _EOS = 256 + _NUM_WORDS  # never said
 _VOCAB_SIZE = _EOS + 1
+_TOKENIZER = "tokenizer.json"
 _MOST_COLUMNS = 256  # of the likeliest tokens
+
+_FULL_STEPS = struct.Struct("@qddd")
 
 StepSeconds = Callable[[int], float]  # what a step takes, by the number of its sequences
 
@@ -63,6 +72,31 @@ class FullSteps(NamedTuple):
         return 1 - self.busy / (self.last - self.first)
 
 
+class StepLog:
+    """Full steps of a model, whose process may be another than that of who asks for them."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path` is what the other process makes its own with; both may be first."""
+        size = _FULL_STEPS.size
+        if path is None:
+            self._memory = mmap.mmap(-1, size)
+            return
+        with path.open("a+b") as file:
+            file.truncate(size)
+            self._memory = mmap.mmap(file.fileno(), size)
+
+    def add(self, num_tokens: int, began: float, ends: float) -> None:
+        """Count one more."""
+        steps = FullSteps(*_FULL_STEPS.unpack(self._memory[:]))
+        self._memory[:] = _FULL_STEPS.pack(*steps.with_step(num_tokens, began, ends))
+
+    def take(self) -> FullSteps:
+        """Return those since this was asked last; to be asked while no step is made."""
+        steps = FullSteps(*_FULL_STEPS.unpack(self._memory[:]))
+        self._memory[:] = bytes(_FULL_STEPS.size)
+        return steps
+
+
 def step_time(name: str) -> StepSeconds | None:
     """Return what a step takes: "at once", "gpu", or so many seconds "0.001 a row"."""
     if name == "at once":
@@ -80,9 +114,11 @@ class StandInModel:
     and whoever wants what it brings waits for its end without holding the interpreter.
     """
 
-    def __init__(self, num_slots: int, seconds: StepSeconds | None = None) -> None:
+    def __init__(
+        self, num_slots: int, seconds: StepSeconds | None = None, log: StepLog | None = None
+    ) -> None:
         self.num_padding = 0
-        self._full_steps = FullSteps()
+        self.log = log or StepLog()
         self._num_slots = num_slots
         self._seconds = seconds
         # Distances of the likeliest from each other do not matter, as long as all may be drawn.
@@ -100,11 +136,6 @@ class StandInModel:
     def row_lengths(self) -> RowLengths:
         """How many tokens each row holds."""
         return RowLengths(tuple(self._lengths.tolist()), (0,) * self._num_slots)
-
-    def take_full_steps(self) -> FullSteps:
-        """Return the full steps since this was asked last."""
-        steps, self._full_steps = self._full_steps, FullSteps()
-        return steps
 
     def run(self, batch: ScheduledBatch) -> StepLogits:
         """Begin one step, see ModelRunner."""
@@ -129,7 +160,7 @@ class StandInModel:
         self._last_end = began + seconds
         self._ends.append(self._last_end)
         if num_decoding >= 0.9 * self._num_slots:
-            self._full_steps = self._full_steps.with_step(num_decoding, began, self._last_end)
+            self.log.add(num_decoding, began, self._last_end)
 
     def _behind(self, last_ids: NDArray[np.int64], num_top: int) -> StepLogits:
         N, k = len(last_ids), min(num_top, _MOST_COLUMNS)
@@ -190,17 +221,40 @@ def stand_in_core(config: EngineConfig, model: StandInModel) -> EngineCore:
     return EngineCore(scheduler, StandInRunner(model))
 
 
-def stand_in_engine(config: EngineConfig, model: StandInModel, directory: Path) -> AsyncEngine:
-    """Return an engine on a stand-in; its tokenizer is written into a directory."""
-    contract = _contract()
-    tokenizer = Tokenizer(_written_tokenizer(directory))
-    return AsyncEngine(
-        Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32)),
-        stand_in_core(config, model),
-        tokenizer,
-        config,
-        constraints=ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids),
-    )
+class StandInEngine(NamedTuple):
+    """An engine on a stand-in."""
+
+    engine: AsyncEngine
+    log: StepLog
+    pid: int | None  # of its process; None: it is a thread
+
+
+def stand_in_engine(
+    num_slots: int, step: str, directory: Path, *, own_process: bool
+) -> StandInEngine:
+    """Return an engine on a stand-in that takes `step_time`; its files are in a directory."""
+    contract, log = _contract(), StepLog(directory / "steps")
+    _write_tokenizer(directory)
+    make = partial(_stand_in_parts, num_slots, step, directory)
+    package = Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32))
+    if not own_process:
+        parts = make(print)
+        engine = AsyncEngine(
+            package, parts.core, parts.tokenizer, parts.config, constraints=parts.constraints
+        )
+        return StandInEngine(engine, log, None)
+    process = EngineProcess(NAME, make, 8.0, niceness=0, tell=print)
+    tokenizer = Tokenizer(directory / _TOKENIZER)
+    engine = AsyncEngine(package, process, tokenizer, process.config, constraints=process)
+    return StandInEngine(engine, log, process.pid)
+
+
+def _stand_in_parts(num_slots: int, step: str, directory: Path, tell: Tell) -> EngineParts:
+    contract, config = _contract(), stand_in_config(num_slots)
+    model = StandInModel(num_slots, step_time(step), StepLog(directory / "steps"))
+    tokenizer = Tokenizer(directory / _TOKENIZER)
+    constraints = ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids)
+    return EngineParts(stand_in_core(config, model), tokenizer, constraints, config, Trial)
 
 
 def _contract() -> GenerationContract:
@@ -240,8 +294,8 @@ def _manifest(contract: GenerationContract) -> Manifest:
     )
 
 
-def _written_tokenizer(directory: Path) -> Path:
-    """Write a byte-level tokenizer whose words have the length of those of GPT-2; say where."""
+def _write_tokenizer(directory: Path) -> None:
+    """Write a byte-level tokenizer whose words have the length of those of GPT-2."""
     draw = random.Random(0)
     words = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     while len(words) < 256 + _NUM_WORDS:
@@ -251,5 +305,4 @@ def _written_tokenizer(directory: Path) -> Path:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["</s>"])
-    made.save(str(path := directory / "tokenizer.json"))
-    return path
+    made.save(str(directory / _TOKENIZER))

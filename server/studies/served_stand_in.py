@@ -2,8 +2,9 @@
 
 `python -m server.studies.served_stand_in worker 256 gpu`, or `... gateway 256 ADDRESS`; `worker
 16 PACKAGE` serves a package under the same name, `gateway 256 ADDRESS FOLDER` has the doors of
-stand_in_doors. It prints its address, then a line of JSON for each that it reads: the stand-in's
-full steps. It ends when there is no more to read.
+stand_in_doors. The engine of a `worker-process` has a process for itself. It prints its address and
+the number of that process, then a line of JSON for each that it reads: the stand-in's full steps.
+It ends when there is no more to read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -22,10 +26,8 @@ from engine.package.package import load_package
 from loadtest.studies.stand_in import (
     NAME,
     FullSteps,
-    StandInModel,
-    stand_in_config,
+    StandInEngine,
     stand_in_engine,
-    step_time,
 )
 from server.config import GatewayConfig, WorkerConfig
 from server.garbage import keep_what_is_there
@@ -36,16 +38,15 @@ from server.worker.engines import Engine
 # worker has a process without that.
 
 
-async def serve_worker(num_slots: int, model: str) -> None:
+async def serve_worker(num_slots: int, model: str, *, own_process: bool = False) -> None:
     """Run a worker on a package, or on a model that takes the time of `step_time`."""
     if (package := Path(model)).is_dir():
-        config = EngineConfig(max_num_seqs=num_slots)
+        config = EngineConfig(max_num_seqs=num_slots, own_process=own_process)
         await _serve(load_engine(load_package(package), config), None)
         return
-    stand_in = StandInModel(num_slots, step_time(model))
     with tempfile.TemporaryDirectory() as directory:
-        engine = stand_in_engine(stand_in_config(num_slots), stand_in, Path(directory))
-        await _serve(engine, stand_in)
+        made = stand_in_engine(num_slots, model, Path(directory), own_process=own_process)
+        await _serve(made.engine, made)
 
 
 async def serve_gateway(num_slots: int, worker: str, folder: str = "") -> None:
@@ -63,22 +64,26 @@ async def serve_gateway(num_slots: int, worker: str, folder: str = "") -> None:
     await gateway.close()
 
 
-async def _serve(engine: Engine, stand_in: StandInModel | None) -> None:
+async def _serve(engine: Engine, made: StandInEngine | None) -> None:
     from server.worker.worker import Worker
 
     worker = Worker({NAME: engine}, WorkerConfig())
-    await _tell(await worker.start(), stand_in)
+    await _tell(await worker.start(), made)
     await worker.drain(0)
 
 
-async def _tell(address: str, model: StandInModel | None) -> None:
+async def _tell(address: str, made: StandInEngine | None) -> None:
     keep_what_is_there()
-    print(address, flush=True)
+    print(address, (made and made.pid) or "", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(model.take_full_steps() if model else FullSteps()), flush=True)
+        print(json.dumps(made.log.take() if made else FullSteps()), flush=True)
 
 
 if __name__ == "__main__":
     what, slots, *arguments = sys.argv[1:]
-    serve = serve_worker if what == "worker" else serve_gateway
-    uvloop.run(serve(int(slots), *arguments))
+    serve: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+        "worker": serve_worker,
+        "worker-process": partial(serve_worker, own_process=True),
+        "gateway": serve_gateway,
+    }
+    uvloop.run(serve[what](int(slots), *arguments))

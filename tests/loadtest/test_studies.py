@@ -47,10 +47,12 @@ from loadtest.studies.machine import Machine
 from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.studies.places import Places, turn_of
+from loadtest.studies.places import Turn as PlaceTurn
 from loadtest.studies.serving import Pair, Share
 from loadtest.studies.sight import Turn as SightTurn
 from loadtest.studies.sight import ratios as sight_ratios
-from loadtest.studies.stand_in import FullSteps
+from loadtest.studies.stand_in import FullSteps, StepLog
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
 from loadtest.work.ask import texts
 from tests.server.scripted_server import scripted_server, stream_messages
@@ -472,6 +474,35 @@ async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(sta
     assert 0 < used.num_messages <= (16 if stage == "core" else 4)
     assert used.full_steps.num_tokens > 0
     assert all(seconds > 0 for seconds in used.processor.values())
+
+
+def test_full_steps_of_another_process_are_counted_and_forgotten(tmp_path: Path) -> None:
+    ours, theirs = StepLog(tmp_path / "steps"), StepLog(tmp_path / "steps")
+
+    theirs.add(32, 1.0, 1.5)
+    theirs.add(30, 2.0, 2.25)
+
+    assert ours.take() == FullSteps(num_tokens=62, busy=0.75, first=1.0, last=2.25)
+    assert ours.take() == FullSteps()
+
+
+def test_places_are_compared_turn_by_turn() -> None:
+    thread = [PlaceTurn(100.0, 5.0), PlaceTurn(50.0, 9.0), PlaceTurn(80.0, 7.0)]
+    process = [PlaceTurn(90.0, 6.0), PlaceTurn(60.0, 9.5), PlaceTurn(80.0, 9.0)]
+    found = Places(16, {"thread": thread, "process": process})
+
+    assert (found.ratio, found.later) == (1.0, 1.0)
+
+
+def test_a_turn_counts_the_tokens_from_the_first_request_to_the_last_answer() -> None:
+    done = [
+        RequestRecord(0, 0, 0.0, 1.0, 2.0, "OK", token_times=(1.5,), output_tokens=7),
+        RequestRecord(1, 1, 0.0, 1.5, 3.0, "OK", token_times=(2.5, 3.0), output_tokens=3),
+    ]
+
+    assert turn_of(done) == (5.0, 750.0)
+    with pytest.raises(LoadTestError, match="1 of 3 requests had no answer"):
+        turn_of([*done, RequestRecord(2, 2, 0.0, 1.5, 3.0, "UNAVAILABLE")])
 
 
 def test_a_model_that_waits_is_idle_between_its_steps() -> None:
