@@ -26,7 +26,7 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
-from server.last_moment import InTime, abort
+from server.last_moment import Deadlines, InTime, abort
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 from server.telemetry.logs import with_fields
@@ -78,11 +78,16 @@ class WrappingInterceptor(aio.ServerInterceptor):
 class StatusInterceptor(WrappingInterceptor):
     """Answers every error with its status and details; never with a stack trace."""
 
+    def __init__(self) -> None:
+        self._deadlines = Deadlines()
+
     def wrap(self, method: str, handler: Handler) -> Handler:
+        deadlines = self._deadlines
+
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
             _request_id.set("")
             try:
-                async with InTime(context, _DEADLINE_MARGIN):
+                async with InTime(context, _DEADLINE_MARGIN, deadlines):
                     return await behavior(request, context)
             except TokenweirError as error:
                 await _abort(context, error)
@@ -124,6 +129,9 @@ class ParsingInterceptor(WrappingInterceptor):
 class StreamParsingInterceptor(aio.ServerInterceptor):
     """Does the same for calls with a stream of requests, and answers their errors."""
 
+    def __init__(self) -> None:
+        self._deadlines = Deadlines()
+
     async def intercept_service(
         self,
         continuation: Callable[
@@ -136,13 +144,14 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
         if handler is None or handler.stream_stream is None or not handler.request_deserializer:
             return handler
         method, parse = handler_call_details.method, handler.request_deserializer
+        deadlines = self._deadlines
         answer = cast(Callable[[Any, Context], AsyncIterator[Any]], handler.stream_stream)
 
         async def behavior(messages: AsyncIterator[bytes], context: Context) -> None:
             _request_id.set("")
             requests = (_parsed(parse, message, method) async for message in messages)
             try:
-                async with InTime(context, _DEADLINE_MARGIN):
+                async with InTime(context, _DEADLINE_MARGIN, deadlines):
                     async for response in answer(requests, context):
                         await context.write(response)
             except TokenweirError as error:

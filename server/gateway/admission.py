@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
@@ -45,7 +46,8 @@ class Admission:
         self._lock = threading.Lock()  # of the calls that are coming
         self._coming: Counter[tuple[str, int]] = Counter()  # by tenant and priority
         self._drain = Drain()
-        self._own_times: deque[float] = deque(maxlen=_NUM_OWN_TIMES)
+        self._own_times: deque[float] = deque()
+        self._sorted_times: list[float] = []  # the same
         self._own_time = 0.0  # seconds that a call may be hoped to take from its turn
         self._caution = _CAUTION
         self._refusal: TokenweirError | None = None
@@ -180,7 +182,10 @@ class Admission:
         """Take in what a call took: of late, as how much the next one asks is not known."""
         self._caution = max(_CAUTION, self._caution - _TRUST_IF_IN_TIME)
         self._own_times.append(seconds)
-        self._own_time = sorted(self._own_times)[len(self._own_times) // 2]
+        insort(self._sorted_times, seconds)
+        if len(self._own_times) > _NUM_OWN_TIMES:
+            del self._sorted_times[bisect_left(self._sorted_times, self._own_times.popleft())]
+        self._own_time = self._sorted_times[len(self._sorted_times) // 2]
 
     def _needs_no_turn(self, share: Share) -> bool:
         if self._places is None:

@@ -51,7 +51,7 @@ from server.identity.quotas import Visit
 from server.identity.tls import server_credentials
 from server.identity.tokens import Identity
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.last_moment import LAST_WORDS, InTime, abort
+from server.last_moment import LAST_WORDS, Deadlines, InTime, abort
 from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -128,6 +128,7 @@ class Gateway:
             self._outcomes.counts,
         )
         self._calls: set[asyncio.Task[Any]] = set()
+        self._deadlines = Deadlines()
         self._requests = RunningRequests()
         self._admin: AdminPort | None = None
         self.admin_port: int | None = None  # once it is open
@@ -376,7 +377,7 @@ class Gateway:
         """Return the one message of an answer, while the bytes of its request are counted."""
         self._wall.hold(len(request))
         try:
-            async with InTime(call, _DEADLINE_MARGIN):
+            async with InTime(call, _DEADLINE_MARGIN, self._deadlines):
                 return await self._response(call, request, share)
         finally:
             self._wall.release(len(request))

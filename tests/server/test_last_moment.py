@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.last_moment import InTime, abort
+from server.last_moment import Deadlines, InTime, abort
 from server.status import call_status
 from tests.server.calls import Stubs, failure, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
@@ -46,26 +46,71 @@ async def test_a_call_ends_before_its_deadline() -> None:
     begun = time.monotonic()
 
     with pytest.raises(ExpiredInDecode, match="the deadline passed"):
-        async with InTime(context(remaining=1.0), margin=0.9), asyncio.timeout(60):
+        async with (
+            InTime(context(remaining=1.0), margin=0.9, deadlines=Deadlines()),
+            asyncio.timeout(60),
+        ):
             await asyncio.Event().wait()
 
     assert time.monotonic() - begun >= 0.9  # a short time is not cut to nothing
 
 
 async def test_a_call_without_a_deadline_is_left_alone() -> None:
-    async with InTime(context(), margin=0.9):
+    async with InTime(context(), margin=0.9, deadlines=Deadlines()):
         await asyncio.sleep(0)
+
+
+async def test_a_far_deadline_comes_near_and_one_timer_looks_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.last_moment._NEAR", 0.05)
+    monkeypatch.setattr("server.last_moment._LOOK_PERIOD", 0.02)
+    loop = asyncio.get_running_loop()
+    timers: list[object] = []
+    call_at = loop.call_at
+    monkeypatch.setattr(loop, "call_at", lambda *a, **k: timers.append(a) or call_at(*a, **k))
+    deadlines, begun = Deadlines(), loop.time()
+
+    async def wait(remaining: float) -> float:
+        with pytest.raises(ExpiredInDecode):
+            async with InTime(context(remaining), margin=0.0, deadlines=deadlines):
+                await asyncio.Event().wait()
+        return loop.time() - begun
+
+    async def answer() -> None:
+        async with InTime(context(remaining=600.0), margin=0.0, deadlines=deadlines):
+            pass
+
+    ends = asyncio.gather(*(wait(0.2 + n / 100) for n in range(3)))
+    await asyncio.gather(*(answer() for _ in range(50)))
+    assert len(timers) == 1
+
+    assert [0.2 + n / 100 <= end < 60 for n, end in enumerate(await ends)] == [True] * 3
+
+
+async def test_who_is_cancelled_at_the_deadline_by_somebody_else_too_is_cancelled() -> None:
+    async def wait() -> None:
+        async with InTime(context(remaining=0.01), margin=0.0, deadlines=Deadlines()):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                task.cancel()
+
+    task = asyncio.create_task(wait())
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_timeout_of_something_else_is_no_expired_deadline() -> None:
     with pytest.raises(TimeoutError):
-        async with InTime(context(remaining=60.0), margin=0.1):
+        async with InTime(context(remaining=60.0), margin=0.1, deadlines=Deadlines()):
             raise TimeoutError
 
 
 async def test_where_nothing_can_be_sent_any_more_a_call_ends_as_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
-        async with InTime(context(), margin=0.1):
+        async with InTime(context(), margin=0.1, deadlines=Deadlines()):
             raise GONE
     with pytest.raises(asyncio.CancelledError):
         await abort(context(), call_status(EngineFailure("too late"), "r"))
