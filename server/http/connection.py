@@ -1,15 +1,15 @@
-"""Connections of uvicorn that end where the head of a request does not come, or has no end.
+"""Connections of uvicorn that end where a request does not come, or has no end.
 
 uvicorn waits for a head as long as the client likes, and one of its parsers keeps any length of it,
-and of what may stand behind a body.
-To a client that says nothing, asyncio says goodbye by TLS for half a minute, and a server that ends
-waits for that.
+and of what may stand behind a body. To a client that says nothing, asyncio says goodbye by TLS for
+half a minute, and a server that ends waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -25,72 +25,80 @@ def bounded(config: HttpConfig, parser: Any = _Parser) -> type[asyncio.Protocol]
 
     The time of a body is for who reads it.
     """
-    max_head, max_body = config.max_head_bytes, _FRAMES * config.max_body_bytes
+    return type("Bounded", (_Bounded, parser), {"bounds": config})
 
-    class Bounded(parser):  # type: ignore[misc]
-        _timer: asyncio.TimerHandle | None = None
-        _num_bytes = 0  # of a head, or of what has come behind one
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self._wait()
+class _Bounded(asyncio.Protocol):
+    """What is done beside one of uvicorn's protocols, which comes behind it."""
 
-        def data_received(self, data: bytes) -> None:
-            before = self.cycle
-            super().data_received(data)
-            if self.cycle is not before:
-                self._stop_waiting()
-                return
-            is_new = self._is_waiting and self._timer is None
-            is_rest = before is not None and before.response_complete and before.more_body
-            size = 0 if is_rest else len(data)  # of a body that was refused
-            self._num_bytes = size if is_new else self._num_bytes + size
-            if self._is_waiting:
-                self._wait()
-                if self._num_bytes > max_head:
-                    self.send_400_response(f"the head has more than {max_head:,} bytes")
-            elif self._num_bytes > max_head + max_body:
-                self.transport.abort()
+    bounds: HttpConfig
+    transport: asyncio.Transport
+    cycle: Any  # the last request whose head has come, None before the first
+    send_400_response: Callable[[str], None]
+    _timer: asyncio.TimerHandle | None = None
+    _num_bytes = 0  # of a head, or of what has come behind one
 
-        def shutdown(self) -> None:
-            super().shutdown()
-            self._leave()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._wait()
 
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self._leave()
-
-        def connection_lost(self, exc: Exception | None) -> None:
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
             self._stop_waiting()
-            super().connection_lost(exc)
+            return
+        is_new = self._is_waiting and self._timer is None
+        is_rest = before is not None and before.response_complete and before.more_body
+        size = 0 if is_rest else len(data)  # of a body that was refused
+        self._num_bytes = size if is_new else self._num_bytes + size
+        most = self.bounds.max_head_bytes
+        if self._is_waiting:
+            self._wait()
+            if self._num_bytes > most:
+                self.send_400_response(f"the head has more than {most:,} bytes")
+        elif self._num_bytes > most + _FRAMES * self.bounds.max_body_bytes:
+            self.transport.abort()
 
-        @property
-        def _is_waiting(self) -> bool:
-            """Whether no request is being answered."""
-            if self.transport.is_closing():
-                return False
-            return self.cycle is None or bool(self.cycle.response_complete)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
 
-        def _wait(self) -> None:
-            if self._timer is None:
-                loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(config.head_seconds, self._end_late_one)
+    def shutdown(self) -> None:
+        """End an idle connection, because the server ends."""
+        cast(Any, super()).shutdown()
+        self._leave()
 
-        def _stop_waiting(self) -> None:
-            self._num_bytes = 0
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection behind an answer."""
+        cast(Any, super()).timeout_keep_alive_handler()
+        self._leave()
 
-        def _end_late_one(self) -> None:
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no request is being answered."""
+        if self.transport.is_closing():
+            return False
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.bounds.head_seconds, self._end_late_one)
+
+    def _stop_waiting(self) -> None:
+        self._num_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
             self._timer = None
-            if self._is_waiting:
-                self.transport.close()
-                self._leave()
 
-        def _leave(self) -> None:
-            """Do not wait long for the other side, if it has all that was sent."""
-            if self.transport.is_closing() and not self.transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(_GOODBYE, self.transport.abort)
+    def _end_late_one(self) -> None:
+        self._timer = None
+        if self._is_waiting:
+            self.transport.close()
+            self._leave()
 
-    return Bounded
+    def _leave(self) -> None:
+        """Do not wait long for the other side, if it has all that was sent."""
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(_GOODBYE, self.transport.abort)
