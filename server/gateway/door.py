@@ -76,13 +76,14 @@ class Door:
     def leave(self, visit: Visit, call: ServerCall) -> None:
         """Count a call as ended, with what it took."""
         metered = visit.identity.tokens_per_minute is not None
-        self._quotas.leave(visit, _num_tokens(call) if metered else 0)
+        self._quotas.leave(visit, _num_tokens(call, visit) if metered else 0)
 
 
-def _num_tokens(call: ServerCall) -> int | None:
-    """Return the tokens that an answer tells; of a stream that was cut short, its messages.
+def _num_tokens(call: ServerCall, visit: Visit) -> int | None:
+    """Return the tokens that an answer tells; None if nothing was told, because nobody waited.
 
-    None if nothing was told, because nobody waited for it.
+    A stream that was cut short does not tell: it has as many as was expected, or as its messages
+    where these are more. One that is joined has many in a message, and its prompt was read.
     """
     if not call.last_message:
         return None if call.code in _CUT_SHORT else 0
@@ -93,4 +94,4 @@ def _num_tokens(call: ServerCall) -> int | None:
         return 0
     usage = getattr(answer, "summary", answer).usage
     num_tokens = usage.input_tokens + usage.output_tokens + usage.discarded_tokens
-    return int(num_tokens or getattr(answer, "sequence_number", 0))
+    return int(num_tokens or max(visit.reserved, getattr(answer, "sequence_number", 0)))

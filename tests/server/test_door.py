@@ -228,9 +228,10 @@ async def test_a_request_that_is_wrong_costs_nothing(tmp_path: Path) -> None:
             assert refused.reason == "INVALID_FIELD"
 
 
-async def test_of_a_stream_that_is_cut_short_its_messages_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quota", [1, 60])  # less than two messages, and than what is expected
+async def test_a_stream_that_is_cut_short_is_counted(quota: int, tmp_path: Path) -> None:
     engine = FakeGenerator()
-    async with served(tmp_path, engine, tokens_per_minute=1) as stubs:
+    async with served(tmp_path, engine, tokens_per_minute=quota) as stubs:
         call = stubs.generation.GenerateStream(stream("SLOW b HOLD"), metadata=ACME)
         for _ in range(2):
             await call.read()
