@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from server import connections as connections_module
 from server.connections import Connection, Connections, Corked
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="only Linux has it")
@@ -64,6 +65,18 @@ def test_few_calls_are_not_held_back(pair: tuple[socket.socket, socket.socket]) 
     connection = Connections().of(peer_of(server))
 
     with Corked([connection, Connection(b"ipv4:127.0.0.1:1"), connection]):
+        server.send(b"one")
+        assert client.recv(100) == b"one"
+
+
+def test_among_many_files_none_is_looked_for(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections_module, "_MOST_FILES", 3)
+    server, client = pair
+    connection = Connections().of(peer_of(server))
+
+    with Corked([connection] * 3):
         server.send(b"one")
         assert client.recv(100) == b"one"
 
