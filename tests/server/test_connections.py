@@ -69,16 +69,19 @@ def test_few_calls_are_not_held_back(pair: tuple[socket.socket, socket.socket]) 
         assert client.recv(100) == b"one"
 
 
+@pytest.mark.parametrize(("most", "is_corked"), [(3, False), (10_000, True)])
 def test_among_many_files_none_is_looked_for(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+    most: int,
+    is_corked: bool,
+    pair: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections_module, "_MOST_FILES", 3)
-    server, client = pair
+    monkeypatch.setattr(connections_module, "_MOST_FILES", most)
+    server, _ = pair
     connection = Connections().of(peer_of(server))
 
     with Corked([connection] * 3):
-        server.send(b"one")
-        assert client.recv(100) == b"one"
+        assert bool(server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK)) is is_corked
 
 
 def test_a_connection_without_calls_is_let_go(pair: tuple[socket.socket, socket.socket]) -> None:
