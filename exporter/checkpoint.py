@@ -202,9 +202,13 @@ def streamed_weights(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
     yield len(text).to_bytes(8, "little") + text
-    for weight, tensor in zip(described, weights, strict=True):
+    remaining = iter(weights)  # not in a zip, which keeps a weight while it asks for the next
+    for weight in described:
+        tensor = next(remaining)
         assert tensor.shape == weight.shape and tensor.dtype == torch.float32, weight.name
         yield tensor.contiguous().numpy().data
+        del tensor
+    assert next(remaining, None) is None, "there are no more weights than are described"
 
 
 def check_checkpoint(directory: Path) -> CheckpointConfig:

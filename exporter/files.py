@@ -133,5 +133,6 @@ def _write_synced(path: Path, content: Content) -> None:
     with path.open("wb") as file:
         for piece in [content] if isinstance(content, bytes) else content:
             file.write(piece)
+            del piece  # before the next one is made
         file.flush()
         os.fsync(file.fileno())

@@ -79,6 +79,11 @@ class WriterConfig(OriginalConfig):
                 f"architectures is {shortened(given[0])}; supported: classes that end in "
                 f"{', '.join(_WRITERS)}"
             )
+        if given and given[0].endswith("EncoderModel"):
+            raise ValueError(
+                f"architectures is {shortened(given[0])}, an encoder without the decoder that "
+                "writes; supported: models with both"
+            )
         return given
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import BeamEnd
@@ -76,6 +76,12 @@ class GenerationOptions(BaseModel):
     max_new_tokens: int | None = None
     min_length: int | None = None  # likewise
     min_new_tokens: int | None = None
+
+    @field_validator("eos_token_id", "pad_token_id")
+    @classmethod
+    def _is_none_below_zero(cls, given: Ids) -> Ids:
+        """Take an id that no token has for none, as older Llamas have it."""
+        return None if isinstance(given, int) and given < 0 else given
 
     @property
     def eos_token_ids(self) -> list[int]:

@@ -140,6 +140,14 @@ def test_all_tokens_that_end_a_sequence_are_in_the_contract(tmp_path: Path) -> N
     assert contract is not None and contract.eos_token_ids == (28, 5, 9)
 
 
+def test_an_id_below_zero_is_that_of_no_token(tmp_path: Path) -> None:
+    imported(save_gpt2, tmp_path, pad_token_id=-1, eos_token_id=-1)
+
+    config = load_checkpoint(tmp_path / "checkpoint").config.model
+
+    assert (config.pad_token_id, config.eos_token_id) == (0, None)
+
+
 def test_defaults_reach_a_request_that_says_nothing(tmp_path: Path) -> None:
     defaults, _ = imported(save_gpt2, tmp_path, num_beams=3)
 

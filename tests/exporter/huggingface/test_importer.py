@@ -214,13 +214,18 @@ PEAK = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("kept", ["safetensors", "torch"])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"n_embd": 512, "n_layer": 6, "n_head": 8}, {"n_embd": 256, "vocab_size": 80_000}],
+    ids=["layers", "one table"],
+)
 def test_an_import_takes_no_more_memory_than_the_checkpoint_and_a_third(
-    kept: str, tmp_path: Path
+    sizes: dict[str, int], kept: str, tmp_path: Path
 ) -> None:
     """... beside what the process takes for a model of a few numbers."""
     small, large = tmp_path / "small", tmp_path / "large"
     save_gpt2(small)
-    twin = save_gpt2(large, n_embd=512, n_layer=6, n_head=8)
+    twin = save_gpt2(large, **sizes)
     if kept == "torch":
         (large / "model.safetensors").unlink()
         torch.save(twin.state_dict(), large / "pytorch_model.bin")

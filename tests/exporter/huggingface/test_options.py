@@ -118,6 +118,7 @@ def test_an_option_that_counts_in_transformers_counts_here(
         ),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types names 1 layers, and num"),
         ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is not supported"),
+        ("t5", {"architectures": ["T5EncoderModel"]}, "T5EncoderModel, an encoder without the de"),
         ("bert", {"num_labels": 2**40}, "num_labels is 1099511627776: Input should be less than"),
         (
             "modernbert",
