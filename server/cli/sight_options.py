@@ -20,7 +20,7 @@ _OTHERS: tuple[Decorator, ...] = (
         "--metrics-host",
         default="127.0.0.1",
         show_default=True,
-        help="Interface of that port.",
+        help="Interface of that port; one that others reach needs --tls-cert and --admin-tokens.",
     ),
     click.option(
         "--otlp-endpoint",
