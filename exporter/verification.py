@@ -32,6 +32,8 @@ _NOTHING = 1e-7
 _FIRST_VERSION = Manifest.model_fields["version"].default  # where nobody chose one
 # What a newer version of made, this machine cannot show: it writes graphs, or runs them.
 _JUDGED = ("tokenweir", "opset", "onnxruntime", "onnxruntime-gpu")
+# A package is often exported beside the one and verified on a GPU beside the other.
+_OTHER_RUNTIME = {"onnxruntime": "onnxruntime-gpu", "onnxruntime-gpu": "onnxruntime"}
 _OF_TEXT = frozenset(
     f"loss.{name}"
     for name in (
@@ -140,10 +142,11 @@ def _check_no_others(package: Package, checkpoint: Checkpoint) -> None:
 def _check_toolchain(package: Package, here: Mapping[str, str]) -> None:
     for name in _JUDGED:
         stored = package.manifest.toolchain.get(name)
-        if stored is not None and name in here and not _is_at_most(stored, here[name]):
+        installed = here.get(name, here.get(_OTHER_RUNTIME.get(name, name)))
+        if stored is not None and installed and not _is_at_most(stored, installed):
             raise CertificateError(
                 f"{package.path / MANIFEST_NAME}: its toolchain has {name} {shortened(stored)}, "
-                f"which {here[name]} of this machine cannot show; verify it where that is "
+                f"which {installed} of this machine cannot show; verify it where that is "
                 "installed, or export it again here"
             )
 

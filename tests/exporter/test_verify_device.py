@@ -151,7 +151,11 @@ def test_a_package_of_other_weights_stays_as_it_was(
     assert {path.name: path.read_bytes() for path in package.iterdir()} == before
 
 
-def test_a_package_is_looked_at_before_it_is_compared(package: Path, checkpoint: Path) -> None:
+@pytest.mark.parametrize("installed", ["onnxruntime", "onnxruntime-gpu"])
+def test_a_package_is_looked_at_before_it_is_compared(
+    installed: str, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "read_toolchain", lambda: {installed: "1.31.1"})
     _edit(package, lambda m: m["toolchain"].update(onnxruntime="99.9"))
     with pytest.raises(CertificateError, match="its toolchain has onnxruntime 99.9"):
         verify_on_device(package, checkpoint, CONFIG)
