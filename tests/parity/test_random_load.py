@@ -362,12 +362,13 @@ LONG = {
     ("encoder-decoder", "cuda-int8-blocks"): rounded("int8-blocks"),
     ("encoder-decoder", "cuda-int4"): rounded("int4"),
     ("encoder-decoder", "cuda-fp16"): CUDA_FP16,
-    ("llama", "cuda-fp16, more"): CUDA_FP16,
-    ("encoder-decoder", "cuda-fp32, more"): CUDA_FP32,
 }
 QUICK = {
     ("gpt", "cpu"): CPU,
     ("encoder-decoder", "cpu"): CPU,
+    ("encoder-decoder", "fake-gpu-fp32"): FAKE_FP32,
+}
+QUICK_FOR_CUDA = {
     ("llama", "cuda-fp16"): CUDA_FP16,
     ("encoder-decoder", "cuda-fp32"): CUDA_FP32,
 }
@@ -391,11 +392,13 @@ def cases() -> list[Any]:
         pytest.param(name, setup, count, id=f"{name}-{how}", marks=marks)
         for setups, count, marks in (
             (QUICK, NUM_REQUESTS, ()),
+            (QUICK_FOR_CUDA, NUM_REQUESTS_LONG, ()),
             (LONG, NUM_REQUESTS_LONG, (pytest.mark.long, pytest.mark.timeout(900))),
             (ON_FAKE, NUM_REQUESTS, pytest.mark.long),
             (ON_GPU, NUM_REQUESTS_LONG, pytest.mark.gpu),
         )
         for (name, how), setup in setups.items()
+        if setups is not ON_FAKE or (name, how) not in QUICK
     ]
 
 
