@@ -88,7 +88,8 @@ class CallServer:
         self._server.start()
         for _ in range(_ASKED_FOR):
             self._ask_for_next()
-        start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._rests)
+        poll, is_idle = self._queue.poll, self._is_idle
+        start_event_thread("gRPC calls", poll, self._pass_on, self._rests, is_idle)
 
     async def wait_until_quiet(self) -> None:
         """Return when no call has come for a moment; not later than after a second of calls.
@@ -130,6 +131,10 @@ class CallServer:
         with self._lock:
             if not self._is_stopping:
                 self._server.request_call(self._queue, self._queue, _ARRIVAL)
+
+    def _is_idle(self) -> None:
+        """In the thread: let go what it has written, and hold back what it writes next."""
+        self._connections.burst.begin()
 
     def _pass_on(self, event: Event) -> bool:
         """Pass on what has happened; return whether more may come."""
@@ -231,6 +236,7 @@ class ServerCall:
             return
         self._has_ended = True
         self._open_calls.discard(self)
+        self.connection.note_write(self)
         watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
         self._call.start_server_batch((*self._ending(status), watch), _nothing_to_do)
 
@@ -309,6 +315,7 @@ class ServerCall:
         self._has_ended, self.code = True, grpc.StatusCode.OK
         self._ends()
         self._is_sending = True
+        self.connection.note_write(self)
         return not (self._has_failed or self._call.start_server_batch(operations, self._has_gone))
 
     async def wait_until_sent(self) -> None:
@@ -395,6 +402,7 @@ class ServerCall:
 
     def _pass(self, operations: tuple[Any, ...], passed: Callable[[bool], object]) -> None:
         self._is_sending, self._passed = True, passed
+        self.connection.note_write(self)
         if self._has_failed or self._call.start_server_batch(operations, self._has_passed):
             self._is_sending, self._passed = False, None
             passed(False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from urllib.parse import unquote
@@ -18,6 +19,8 @@ _DESCRIPTORS = "/proc/self/fd"
 _CORK: int | None = getattr(socket, "TCP_CORK", None)  # only Linux has it
 _LEAST = 3  # calls, for which looking for a socket pays
 _MOST_FILES = 256  # of this process, among which one is looked for: each takes 20 us
+_MOST = 32  # writes of a burst; then what is held back goes
+_PAUSE = 50  # times as long as looking for a socket took, before another one is looked for
 _MAPPED = "::ffff:"  # begins an address of IPv4 as a socket of IPv6 has it
 
 
@@ -25,6 +28,8 @@ class Connections:
     """Those of a server that have calls, by the address of the client; any thread may ask."""
 
     def __init__(self) -> None:
+        self.burst = Burst()
+        self._next_look = 0.0  # on the monotonic clock
         self._lock = threading.Lock()
         self._found: WeakValueDictionary[bytes, Connection] = WeakValueDictionary()
 
@@ -32,32 +37,86 @@ class Connections:
         """Return the connection of a client, whose address is as gRPC writes it."""
         with self._lock:
             if (found := self._found.get(peer)) is None:
-                found = self._found[peer] = Connection(peer)
+                found = self._found[peer] = Connection(peer, self)
             return found
+
+    def may_look(self) -> bool:
+        """Say whether it is time to look for another socket: clients that come and go cost more."""
+        return time.monotonic() >= self._next_look
+
+    def looked(self, seconds: float) -> None:
+        """Note what looking for a socket took."""
+        self._next_look = time.monotonic() + _PAUSE * seconds
 
 
 class Connection:
     """One client's connection, as long as somebody has it."""
 
-    def __init__(self, peer: bytes) -> None:
+    def __init__(self, peer: bytes, others: Connections) -> None:
         self.peer = peer
+        self._others = others
         self._socket: socket.socket | None = None
         self._is_looked_for = False
+
+    def note_write(self, call: object) -> None:
+        """Know that something is to be written to a call, see Burst."""
+        self._others.burst.note_write(self, call)
 
     def cork(self, is_corked: bool) -> None:
         """Hold back what is written from now on, or let it go; nothing where that is not known."""
         if _CORK is None:
             return
         with suppress(OSError):  # the client has gone, or this process has no list of its files
-            if not self._is_looked_for:
-                self._is_looked_for = True
-                self._socket = _socket_to(self.peer)
+            if not self._is_looked_for and self._others.may_look():
+                self._look()
             if self._socket is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, _CORK, is_corked)
+
+    def _look(self) -> None:
+        started = time.monotonic()
+        self._is_looked_for = True
+        self._socket = _socket_to(self.peer)
+        self._others.looked(time.monotonic() - started)
 
     def __del__(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+
+class Burst:
+    """What one thread writes before it waits: once it is for several calls of a client, held back.
+
+    What a call alone says goes at once: a socket is looked for anew when a client had no calls.
+    """
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._num_writes = 0
+        self._first: dict[Connection, object] = {}  # calls
+        self._corked: set[Connection] = set()
+
+    def begin(self) -> None:
+        """Be that of the thread that calls, from now on."""
+        self.end()
+        self._thread = threading.get_ident()
+
+    def note_write(self, connection: Connection, call: object) -> None:
+        """Note that something is to be written to a call; other threads do not count."""
+        if threading.get_ident() != self._thread:
+            return
+        self._num_writes += 1
+        if self._num_writes > _MOST:
+            self.end()
+        if self._first.setdefault(connection, call) is not call and connection not in self._corked:
+            self._corked.add(connection)
+            connection.cork(True)
+
+    def end(self) -> None:
+        """Let all go that was held back."""
+        self._num_writes = 0
+        self._first.clear()
+        while self._corked:
+            self._corked.pop().cork(False)
 
 
 class Corked:

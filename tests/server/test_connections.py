@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from server import connections as connections_module
-from server.connections import Connection, Connections, Corked
+from server.connections import Connections, Corked
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="only Linux has it")
 
@@ -64,7 +65,7 @@ def test_few_calls_are_not_held_back(pair: tuple[socket.socket, socket.socket]) 
     server, client = pair
     connection = Connections().of(peer_of(server))
 
-    with Corked([connection, Connection(b"ipv4:127.0.0.1:1"), connection]):
+    with Corked([connection, Connections().of(b"ipv4:127.0.0.1:1"), connection]):
         server.send(b"one")
         assert client.recv(100) == b"one"
 
@@ -96,6 +97,76 @@ def test_a_connection_without_calls_is_let_go(pair: tuple[socket.socket, socket.
     assert client.recv(100) == b""  # its end: nobody else has the socket
 
 
+def test_a_burst_for_several_calls_arrives_with_its_end(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    server, client = pair
+    connections = Connections()
+    connection = connections.of(peer_of(server))
+    connections.burst.begin()
+
+    for call in ("one ", "one ", "two ", "three"):
+        connection.note_write(call)
+        server.send(call.encode())
+    at_once = received(client)
+    connections.burst.end()
+    client.settimeout(60)
+
+    assert at_once == b"one one "
+    assert client.recv(100) == b"two three"
+
+
+def test_a_long_burst_goes_in_parts(pair: tuple[socket.socket, socket.socket]) -> None:
+    server, client = pair
+    connections = Connections()
+    connection = connections.of(peer_of(server))
+    connections.burst.begin()
+
+    def write(calls: range) -> None:
+        for call in calls:
+            connection.note_write(call)
+            server.send(b"x")
+
+    write(range(32))
+    assert received(client) == b"x"
+    write(range(32, 33))
+
+    client.settimeout(60)
+    came = b""
+    while len(came) < 32:
+        came += client.recv(100)
+
+
+def test_what_other_threads_write_goes_at_once(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    server, client = pair
+    connections = Connections()
+    connection = connections.of(peer_of(server))
+    begun = threading.Thread(target=connections.burst.begin)
+    begun.start()
+    begun.join()
+
+    for call in range(3):
+        connection.note_write(call)
+        server.send(b"x")
+        assert client.recv(100) == b"x"
+
+
+def test_looking_for_sockets_takes_little_of_the_time(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bytes] = []
+    monkeypatch.setattr(connections_module, "_socket_to", looks.append)
+    monkeypatch.setattr(connections_module, "_PAUSE", 10**9)
+    known = Connections()
+
+    for number in range(10):
+        known.of(b"ipv4:127.0.0.1:%d" % number).cork(True)
+
+    assert looks == [b"ipv4:127.0.0.1:0"]
+
+
 def test_calls_of_a_client_have_one_connection() -> None:
     connections = Connections()
     one, other = connections.of(b"ipv4:127.0.0.1:1"), connections.of(b"ipv4:127.0.0.1:2")
@@ -108,7 +179,7 @@ def test_calls_of_a_client_have_one_connection() -> None:
     "peer", [b"unix:", b"unix:/tmp/socket", b"ipv4:127.0.0.1:1", b"ipv6:%5B::1%5D:1"]
 )
 def test_what_has_no_socket_here_is_written_as_ever(peer: bytes) -> None:
-    with Corked([Connection(peer)] * 3):
+    with Corked([Connections().of(peer)] * 3):
         pass
 
 

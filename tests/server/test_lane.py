@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 
 from server.call_server import CallServer, ServerCall
-from server.connections import Connection
+from server.connections import Connection, Connections
 from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.gateway.worker_calls import WorkerCalls
 from server.lane import (
@@ -186,7 +186,7 @@ async def test_what_goes_to_several_calls_of_a_client_at_once_is_held_together(
             corked.append(is_corked)
 
     class Passing(Client):
-        connection = Noting(b"unix:")
+        connection = Noting(b"unix:", Connections())
 
         def pass_message(self, *given: Any, **named: Any) -> None:
             passed.append(corked[-1:] == [True])
