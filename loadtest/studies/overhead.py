@@ -144,7 +144,20 @@ def _overhead(
 
 @click.command()
 @click.option("--streams", default="1,32,256", show_default=True, metavar="COUNT,...")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Of what is counted; 0: nothing is.",
+)
+@click.option(
+    "--turns",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of models as fast as a GPU.",
+)
 @click.option("--stages", default=",".join(STAGES), show_default=True, metavar="STAGE,...")
 @click.option(
     "--package",
@@ -152,17 +165,20 @@ def _overhead(
     help="One that takes dates: its first tokens are measured too.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(streams: str, rounds: int, stages: str, package: Path | None, out: Path) -> None:
+def main(
+    streams: str, rounds: int, turns: int, stages: str, package: Path | None, out: Path
+) -> None:
     """Measure what tokens and requests cost outside of the model, and write OUT.json."""
     counts, names = [int(count) for count in streams.split(",")], stages.split(",")
     overheads: list[Overhead] = []
-    for stage in names:
+    for stage in names if rounds else ():
         for deltas in _deltas_of(stage):
             found = uvloop.run(measure_overhead(stage, deltas, counts, rounds))
             overheads += found
             _tell(found)
     paced = [
         uvloop.run(measure_paced(name, deltas, n))
+        for _ in range(turns)
         for name in names
         for deltas in _deltas_of(name)
         for n in counts
