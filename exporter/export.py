@@ -23,7 +23,7 @@ from engine.package.manifest import (
     Weights,
 )
 from engine.package.package import MANIFEST_NAME, write_manifest
-from exporter.certificate.cases import Progress
+from exporter.certificate.cases import Progress, no_progress
 from exporter.certificate.certificate import certify
 from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
 from exporter.certificate.scored_text import read_text
@@ -75,7 +75,7 @@ def export_package(
         with stage(out) as staging:
             directory = staging.directory
             _write_files(checkpoint, form, directory)
-            report = progress or _no_progress
+            report = progress or no_progress
             found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
             manifest = _write_manifest(title, checkpoint, form, directory, found)
             staging.publish()
@@ -175,7 +175,3 @@ def _check_replaceable(out: Path) -> None:
             f"{out} exists and is not a package, so it is not replaced; "
             "give another directory, or remove it"
         )
-
-
-def _no_progress(done: int, total: int) -> None:
-    pass

@@ -14,7 +14,7 @@ from engine.errors import CertificateError
 from engine.package.manifest import Certificate, DeviceCertificate, Manifest
 from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
-from exporter.certificate.cases import Progress
+from exporter.certificate.cases import Progress, no_progress
 from exporter.certificate.certificate import certify
 from exporter.certificate.loss import DEFAULT_LIMITS, limits_of
 from exporter.certificate.scored_text import read_text
@@ -86,7 +86,7 @@ def verify_package(
     found = certify(
         checkpoint,
         package.path,
-        progress or _no_progress,
+        progress or no_progress,
         form=manifest.format,
         limits=limits_of(stored.loss) if stored.loss else None,
         text=read_text(text, checkpoint) if text else None,
@@ -252,7 +252,3 @@ def _agrees(name: str, one: object, other: object, tokens: float) -> bool:
     if name == "tokens_equal" and isinstance(one, int) and isinstance(other, int):
         return abs(one - other) <= tokens
     return one == other
-
-
-def _no_progress(done: int, total: int) -> None:
-    pass

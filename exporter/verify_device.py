@@ -13,7 +13,7 @@ from engine.package.device_certificate import DeviceUse, use_of, with_buckets
 from engine.package.manifest import DeviceCertificate
 from engine.package.package import MANIFEST_NAME, Package, write_manifest
 from engine.wording import listed
-from exporter.certificate.cases import Progress
+from exporter.certificate.cases import Progress, no_progress
 from exporter.certificate.device import certify_device
 from exporter.certificate.device_digest import find_elsewhere
 from exporter.certificate.execution import OnDevice
@@ -64,7 +64,7 @@ def verify_on_device(
     execution = OnDevice(package, with_buckets(config, elsewhere.buckets), device)
     use = use_of(device, elsewhere.buckets)
     found = certify_device(
-        package, checkpoint, execution, use, elsewhere.digest, progress or _no_progress
+        package, checkpoint, execution, use, elsewhere.digest, progress or no_progress
     )
     package.check_unchanged()
     was_there = _is_found_again(package, found, use)
@@ -103,7 +103,3 @@ def _write(package: Package, found: DeviceCertificate) -> None:
     manifest = package.manifest
     certificate = manifest.certificate.model_copy(update={"device": found})
     write_manifest(manifest.model_copy(update={"certificate": certificate}), package.path)
-
-
-def _no_progress(done: int, total: int) -> None:
-    pass

@@ -40,6 +40,10 @@ MIN_STEPS = 4
 MAX_COUNTING = 1.5e12
 
 
+def no_progress(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
 def affordable_prompts(num_parameters: int, num_tokens: Callable[[int], int]) -> int:
     """Return how many prompts of each length to try; all cases have `num_tokens` of them."""
     prompts = MAX_PER_LENGTH

@@ -6,7 +6,6 @@ is none if that is more than the limits allow.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,9 +28,10 @@ from exporter.certificate.perplexity import measure_perplexity
 from exporter.certificate.scored_text import ScoredText
 from exporter.certificate.sides import Sides
 from exporter.certificate.subject import Subject, subject_of
+from exporter.certificate.twin import twin_graphs
+from exporter.certificate.unrounded import certify_unrounded
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.contracts import contract_of
-from exporter.graphs.package_graphs import build_package_graphs, write_graphs
 from exporter.graphs.target import target_of
 
 _PLAIN = PackageFormat()
@@ -50,10 +50,13 @@ def certify(
     """Compare the graphs in `directory` with the checkpoint's eager model.
 
     With `limits` differences are counted, and compared with them in the end; perplexity and chrF
-    are measured on `text`. Graphs for CUDA are run on the CPU here: those of the same bodies in
-    float32 must be equal to the eager model, those in float16 as near as it is itself in that type.
+    are measured on `text`; before it rounds, such a format must be equal too. Graphs for CUDA are
+    run on the CPU here: those of the same bodies in float32 must be equal to the eager model, those
+    in float16 as near as it is itself in that type.
     Raises CertificateError: without limits, saying where, at the first difference.
     """
+    if form.is_lossy:
+        certify_unrounded(checkpoint, form)
     subject = subject_of(checkpoint, form)
     with _runnable(checkpoint, directory, form) as (runnable, in_it):
         shown = replace(subject, contract=contract_of(checkpoint.config.model, in_it))
@@ -77,10 +80,8 @@ def _runnable(
     weights = "fp32" if form.weights == form.precision else form.weights
     kv_cache = "fp32" if form.kv_cache == form.precision else form.kv_cache
     twin = PackageFormat(form.target, "fp32", weights, kv_cache)
-    with tempfile.TemporaryDirectory(prefix="tokenweir-twin-") as name:
-        same = target_of(form).functions[form.precision]
-        write_graphs(build_package_graphs(checkpoint, twin, same), Path(name))
-        yield Path(name), twin
+    with twin_graphs(checkpoint, form, twin) as directory:
+        yield directory, twin
 
 
 def _certify(

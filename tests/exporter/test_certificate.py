@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import CertificateError
+from engine.package.manifest import CacheDtype, Weights
 from exporter import export
 from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
@@ -1329,7 +1330,7 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    checkpoint, graphs = tiny_graphs(family)
+    checkpoint, _ = tiny_graphs(family)
     write_graphs = export.write_graphs
 
     def write_mutant(quantized: Graphs, directory: Path) -> None:
@@ -1337,10 +1338,50 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
         mutate(surgery)
         write_graphs({**quantized, file: surgery.graph()}, directory)
 
-    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: tiny_graphs(family)[1])
     monkeypatch.setattr(export, "write_graphs", write_mutant)
 
     with pytest.raises(CertificateError, match=message):
         export.export_package(checkpoint, tmp_path / "package", weights="int8", kv_cache="fp32")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+# Before anything is rounded: some faults change less than rounding may
+
+
+SMALLER_THAN_ROUNDING = [
+    ("encoder-decoder", "scale_missing"),
+    ("encoder-decoder", "encoder_made_causal"),
+    ("encoder-decoder", "lengths_of_rows_swapped"),
+    ("encoder-decoder", "alignment_scale_missing"),
+    ("gpt", "causal_flag_lost"),
+]
+
+
+@pytest.mark.usefixtures("few_cases")
+@pytest.mark.parametrize(("family", "name"), SMALLER_THAN_ROUNDING)
+@pytest.mark.parametrize(("weights", "kv_cache"), [("int8", "fp32"), ("fp32", "int8")])
+def test_a_format_that_rounds_excuses_no_faulty_graph(
+    family: str,
+    name: str,
+    weights: Weights,
+    kv_cache: CacheDtype,
+    tiny_graphs: TinyGraphs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    checkpoint, graphs = tiny_graphs(family)
+    file, mutate = MUTANTS[family, name]
+    surgery = Surgery(graphs[file])
+    mutate(surgery)
+    monkeypatch.setattr(
+        package_graphs,
+        "build_graphs",
+        lambda model, **_: {**tiny_graphs(family)[1], file: surgery.graph()},
+    )
+
+    with pytest.raises(CertificateError, match=f"before anything is rounded: .*({PLACE})"):
+        export.export_package(checkpoint, tmp_path / "package", weights=weights, kv_cache=kv_cache)
 
     assert list(tmp_path.iterdir()) == []

@@ -64,8 +64,8 @@ LLAMA = {
 def test_a_cache_in_8_bits_is_near_the_eager_model(
     family: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    checkpoint, graphs = tiny_graphs(family)
-    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
+    checkpoint, _ = tiny_graphs(family)
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: tiny_graphs(family)[1])
 
     export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=ANY_LOSS)
 
@@ -87,8 +87,8 @@ def test_a_cache_in_8_bits_is_near_the_eager_model(
 def test_weights_and_cache_may_both_be_8_bits(
     tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    checkpoint, graphs = tiny_graphs("gpt")
-    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
+    checkpoint, _ = tiny_graphs("gpt")
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: tiny_graphs("gpt")[1])
 
     export_package(
         checkpoint, tmp_path / "package", weights="int8", kv_cache="int8", limits=ANY_LOSS
