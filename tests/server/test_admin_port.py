@@ -99,13 +99,14 @@ async def test_the_log_tells_who_has_changed_something_and_not_who_looks(
     operated: Operated, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = operated.admin.admin
-    with caplog.at_level(logging.INFO, "server.gateway.admin_port"):
+    with caplog.at_level(logging.INFO, "server.gateway"):
         await admin.GetLoad(pb.GetLoadRequest(), metadata=OPERATOR)
         await admin.GetServerInfo(pb.GetServerInfoRequest(), metadata=OPERATOR)
         await admin.ListModels(pb.ListModelsRequest(), metadata=OPERATOR)
         await admin.AbortRequests(abort("a"), metadata=OPERATOR)
 
-    assert caplog.messages == ["/tokenweir.v1.AdminService/AbortRequests, asked by ann"]
+    told = [message for message in caplog.messages if "asked by" in message]
+    assert told == ["/tokenweir.v1.AdminService/AbortRequests, asked by ann"]
 
 
 async def test_load_and_server_are_those_of_all_workers(operated: Operated) -> None:
