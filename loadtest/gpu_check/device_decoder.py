@@ -206,10 +206,8 @@ class DeviceDecoder:
         return self._calls[key]
 
     def _bind(self, first: int, num_rows: int, num_tokens: int, num_top: int) -> Call:
-        binding, arrays = (
-            self._graph.bind(first, first + num_rows),
-            self._layout(num_rows, num_tokens),
-        )
+        binding = self._graph.bind(first, first + num_rows)
+        arrays = self._layout(num_rows, num_tokens)
         num_bytes = sum(aligned(max(1, array.nbytes)) for array in arrays.values())
         memory, inputs, at = self._device.memory, {}, 0
         host, device = memory.pinned(num_bytes), memory.zeros((num_bytes,), "int8")

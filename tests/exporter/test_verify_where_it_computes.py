@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("few_cases")
 
 ROWS = 5
 PROMPTS = [(3,), (4, 5, 6), (7, 3)]
-AS_SHOWN = EngineConfig(max_num_seqs=0, own_process=False)  # the fake device is of this one
+AS_SHOWN = EngineConfig(max_num_seqs=0)
 
 
 @pytest.mark.parametrize(
