@@ -18,6 +18,7 @@ from engine.errors import PackageError
 from engine.life.engine import NICENESS
 from engine.life.trial import Trial
 from engine.package.device_certificate import is_invariant_as_shown, settings_as_shown
+from engine.package.graph_io import DRAW_GRAPH
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package
 
@@ -191,8 +192,9 @@ def load_runner(
 
     decoder = package.file("decoder.onnx")
     encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
+    draw = package.file(DRAW_GRAPH) if device and DRAW_GRAPH in package.manifest.files else None
     threads, widest = config.num_threads, config.limits.most_sequences
-    sessions = load_sessions(contract, decoder, encoder, num_threads=threads, device=device)
+    sessions = load_sessions(contract, decoder, encoder, draw, num_threads=threads, device=device)
     if device is None:
         num_slots = config.with_num_seqs(DEFAULT_NUM_SEQS).max_num_seqs
         return SlotModelRunner(
@@ -231,9 +233,13 @@ def core_on_slots(
     from engine.sampling.sampler import Sampler
     from engine.scheduling.scheduler import Scheduler
     from engine.slots.cache import SlotKVCache
+    from engine.slots.device_step_runner import DeviceStepRunner
+    from engine.slots.runner import SlotModelRunner
     from engine.slots.step_runner import SlotStepRunner
 
     scheduler = Scheduler(config, contract, SlotKVCache(config, contract), clock=clock)
+    if isinstance(model, SlotModelRunner) and model.is_on_device:
+        return EngineCore(scheduler, DeviceStepRunner(model, Sampler()))
     return EngineCore(scheduler, SlotStepRunner(model, Sampler()))
 
 

@@ -38,6 +38,7 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "int32": 6,
     "int64": 7,
     "float16": 10,
+    "float64": 11,
     "bfloat16": 16,
 }
 # Of its messages, for which it has no class: of its allocator, and of the library of CUDA.

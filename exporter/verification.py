@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.errors import CertificateError
+from engine.package.graph_io import DRAW_GRAPH
 from engine.package.manifest import Certificate, DeviceCertificate, Manifest
 from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
@@ -21,6 +22,7 @@ from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import Checkpoint
 from exporter.export import copied_files, opened
 from exporter.graphs.contracts import contract_of
+from exporter.graphs.target import target_of
 from exporter.toolchain import read_toolchain
 
 # What is measured differs a little from processor to processor: a largest difference by up to
@@ -130,8 +132,10 @@ def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
 
 def _check_no_others(package: Package, checkpoint: Checkpoint) -> None:
     """Refuse files that no export of the checkpoint has: the engine might read one of them."""
-    graphs = package.manifest.graphs
+    manifest, graphs = package.manifest, package.manifest.graphs
     exported = {*copied_files(checkpoint), *graphs, *(f"{name}.data" for name in graphs)}
+    if manifest.generation and target_of(manifest.format).has_draws:
+        exported.add(DRAW_GRAPH)
     if others := sorted(package.manifest.files.keys() - exported):
         raise CertificateError(
             f"{package.path / others[0]} is not of {checkpoint.path}, which exports to no such "

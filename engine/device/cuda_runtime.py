@@ -1,6 +1,7 @@
 """The CUDA runtime through ctypes: memory, copies and one stream, beside onnxruntime's own use.
 
-The functions are those of the CUDA Runtime API, "Memory Management" and "Stream Management".
+The functions are those of the CUDA Runtime API: "Memory Management", "Stream Management" and "Event
+Management".
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _LIBRARY = "libcudart.so.13"
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NO_DEVICE = (35, 100)  # cudaErrorInsufficientDriver (or none at all), cudaErrorNoDevice
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
+_WITHOUT_TIMES = 2  # cudaEventDisableTiming
 _TO_DEVICE, _TO_HOST, _ON_DEVICE, _BY_ADDRESS = 1, 2, 3, 4  # cudaMemcpyKind
 _PROPERTIES_BYTES = 8192  # of cudaDeviceProp, with room: it begins with the name, of 256 bytes
 
@@ -63,6 +65,10 @@ class _Copy(Structure):
 
 _SIGNATURES: Mapping[str, list[Any]] = {
     "cudaDriverGetVersion": [POINTER(c_int)],
+    "cudaEventCreateWithFlags": [POINTER(c_void_p), c_uint],
+    "cudaEventDestroy": [c_void_p],
+    "cudaEventRecord": [c_void_p, c_void_p],
+    "cudaEventSynchronize": [c_void_p],
     "cudaFree": [c_void_p],
     "cudaFreeHost": [c_void_p],
     "cudaGetDeviceCount": [POINTER(c_int)],
@@ -184,6 +190,24 @@ class CudaRuntime:
         """Wait until everything that was queued is done."""
         self._call("cudaStreamSynchronize", self.stream)
 
+    def create_event(self) -> int:
+        """Return the address of a new event, which can be queued and waited for."""
+        event = c_void_p()
+        self._call("cudaEventCreateWithFlags", byref(event), _WITHOUT_TIMES)
+        return event.value or 0
+
+    def destroy_event(self, event: int) -> None:
+        """Give an event back."""
+        self._call("cudaEventDestroy", event)
+
+    def queue_event(self, event: int) -> None:
+        """Queue an event, which happens when everything that was queued before it is done."""
+        self._call("cudaEventRecord", event, self.stream)
+
+    def wait_for(self, event: int) -> None:
+        """Wait until an event has happened that was queued; one that never was has happened."""
+        self._call("cudaEventSynchronize", event)
+
     def _num_devices(self) -> int:
         count = c_int()
         code = self._functions["cudaGetDeviceCount"](byref(count))
@@ -220,7 +244,7 @@ def load_functions() -> Functions:
     queueing = ctypes.PyDLL(_LIBRARY, handle=waiting._handle)
     functions: dict[str, Callable[..., Any]] = {}
     for name, arguments in _SIGNATURES.items():
-        function = getattr(queueing if name.endswith("Async") else waiting, name)
+        function = getattr(queueing if name.endswith(("Async", "Record")) else waiting, name)
         function.argtypes = arguments
         functions[name] = function
     for name in _TEXTS:

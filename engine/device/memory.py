@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device.cuda_runtime import CudaRuntime
+from engine.device.cuda_runtime import CudaRuntime, Extent, Region
 
 ALIGNMENT = 256  # bytes; what cudaMalloc gives, and wide loads of kernels want
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,24 @@ class DeviceMemory:
         _check_sizes(target, origin)
         self.runtime.download(target.ctypes.data, origin.address, target.nbytes)
 
+    def copy_column(self, target: DeviceArray, origin: DeviceArray) -> None:
+        """Queue a copy of the first column of an array [n, k] to an array [n, 1]."""
+        (num_rows, width), size = origin.shape, DTYPE_BYTES[origin.dtype]
+        if (target.dtype, target.shape) != (origin.dtype, (num_rows, 1)):
+            raise ValueError(f"the first column of {origin} is not of the shape of {target}")
+        if width == 1:
+            self.runtime.copy(target.address, origin.address, target.num_bytes)
+            return
+        rows = (
+            Region(target.address, size, num_rows),
+            Region(origin.address, width * size, num_rows),
+        )
+        self.runtime.copy_region(*rows, Extent(size, num_rows, 1))
+
+    def mark(self) -> DeviceMark:
+        """Return a mark to be put into the queue."""
+        return DeviceMark(self.runtime)
+
     def pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return zeros in memory of the host that the device copies itself, with nobody waiting."""
         size = max(1, num_bytes)
@@ -92,6 +118,22 @@ class DeviceMemory:
         array = np.frombuffer(memoryview(buffer), np.uint8)
         array[:] = 0
         return array[:num_bytes]
+
+
+class DeviceMark:
+    """A mark in the queue of a device's stream: what was queued before it can be waited for."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime, self._event = runtime, runtime.create_event()
+        weakref.finalize(self, runtime.destroy_event, self._event).atexit = False
+
+    def put(self) -> None:
+        """Queue the mark, behind everything that is queued; it is no longer where it was."""
+        self._runtime.queue_event(self._event)
+
+    def wait(self) -> None:
+        """Wait until the device has come to the mark; nobody waits for one that was never put."""
+        self._runtime.wait_for(self._event)
 
 
 class _Owner:

@@ -55,6 +55,13 @@ class StepRunner(Protocol):
     feeds_ids: bool
     """Whether a step may be submitted whose tokens the one under way chooses, see Parts.fed."""
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the earliest step is done that was not collected.
+
+        It is taken in before the next one begins: nothing is won by letting it wait.
+        """
+
     def submit(self, step: Step) -> None:
         """Begin a step, behind those that are under way; it may be done when this returns."""
 
@@ -102,7 +109,8 @@ class EngineCore:
         started = perf_counter()
         if not self._under_way:
             self._begin(self.scheduler.schedule())
-        if self.runs_ahead and (ahead := self.scheduler.schedule_ahead()):
+        may_follow = self.runs_ahead and not self._runner.has_result
+        if may_follow and (ahead := self.scheduler.schedule_ahead()):
             self._begin(ahead)
         step = self._under_way.popleft()
         result = self._runner.collect()
@@ -118,8 +126,8 @@ class EngineCore:
 
     def _measure(self, step: Step, started: float, ended: float) -> None:
         encoding, chunks, decoding, *_ = step.parts
-        num_continued = len(step.plain)  # all of these go on
-        if num_continued < len(decoding):
+        num_continued = len(step.plain)  # all of these go on, unless some begin
+        if num_continued < len(decoding) or step.begins:
             num_continued = sum([sequence.num_generated != 1 for sequence in decoding])
         self.measures.took_step(
             started,

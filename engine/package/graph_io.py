@@ -26,6 +26,9 @@ ALIGNMENT_IDX, ALIGNMENT_SOURCES = "alignment_idx", "alignment_sources"
 LENGTHS, PIXEL_VALUES, TOKEN_TYPE_IDS = "lengths", "pixel_values", "token_type_ids"
 LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS = "logits", "top_ids", "top_logits", "top_logprobs"
 ALIGNMENT, EMBEDDING = "alignment", "embedding"
+LAST_COLUMN, TEMPERATURE, TOP_P = "last_column", "temperature", "top_p"
+LEAST_SCORE, UNIFORM = "least_score", "uniform"
+DRAWN_IDS, DRAWN_LOGPROBS = "drawn_ids", "drawn_logprobs"
 # Of keys and values, before the layer and which of the two: see `layer_names`.
 PAST, PRESENT = "past_key_values", "present"  # the decoder's own positions, before and after a call
 CROSS = "cross_key_values"  # the sources, as the decoder reads them
@@ -33,6 +36,8 @@ PAST_CROSS, PRESENT_CROSS = "past_cross_key_values", "present_cross_key_values" 
 READ_ON_HOST = (NUM_TOP, TOTAL_SEQ)  # inputs that kernels for a device want there
 
 TOPS = (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
+DRAWN = (DRAWN_IDS, DRAWN_LOGPROBS)
+DRAW_GRAPH = "draw.onnx"  # packages for a device have it
 
 # By numpy's names; of keys and values it is that of their cache.
 DTYPES = {
@@ -42,6 +47,9 @@ DTYPES = {
     **dict.fromkeys((ALIGNMENT_IDX, ALIGNMENT_SOURCES, LENGTHS, TOKEN_TYPE_IDS), "int64"),
     **dict.fromkeys((PIXEL_VALUES, LOGITS, TOP_LOGITS, TOP_LOGPROBS), "float32"),
     **dict.fromkeys((ALIGNMENT, EMBEDDING), "float32"),
+    **dict.fromkeys((LAST_COLUMN, DRAWN_IDS), "int64"),
+    **dict.fromkeys((TEMPERATURE, LEAST_SCORE, DRAWN_LOGPROBS), "float32"),
+    **dict.fromkeys((TOP_P, UNIFORM), "float64"),
 }
 CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
@@ -148,6 +156,24 @@ def encoder_shape(cross: CacheShape) -> GraphShape:
         _values({INPUT_IDS: _TOKENS}) | _layers(PAST_CROSS, cross, "batch"),
         _layers(PRESENT_CROSS, cross, "batch"),
     )
+
+
+def draw_shape() -> GraphShape:
+    """Return what `draw.onnx` takes and gives: the next tokens of the rows of a decode call.
+
+    Whatever stands in a row beside it, with a last column of 0 it gives the likeliest token.
+    """
+    asked = (
+        LAST_COLUMN,  # of the likeliest tokens that the row draws from, counted from 0
+        TEMPERATURE,  # above 0
+        TOP_P,  # a share of the weight of these; infinity: all of it
+        LEAST_SCORE,  # log of the smallest weight, where the largest is 1; -infinity: all
+        UNIFORM,  # in [0, 1)
+    )
+    top: _Shape = ("rows", "num_top")
+    one: _Shape = ("rows", 1)
+    inputs = {**dict.fromkeys(TOPS, top), **dict.fromkeys(asked, one)}
+    return GraphShape(_values(inputs), _values(dict.fromkeys(DRAWN, one)))
 
 
 class OnePassContract(Protocol):

@@ -13,6 +13,13 @@ from engine.sampling.lazy_rows import LazyRows
 Floats = NDArray[np.float32]
 
 
+class Drawn(NamedTuple):
+    """The next tokens of rows, as the graph for it has drawn them."""
+
+    ids: NDArray[np.int64]  # [B]
+    logprobs: Floats  # [B]
+
+
 class StepLogits(NamedTuple):
     """What the model gives for a step; the arrays are overwritten by the next step.
 
@@ -24,6 +31,7 @@ class StepLogits(NamedTuple):
     top_logits: Floats  # [N, k]
     top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
     alignment: Floats | None = None  # [num_aligned, longest source], if any
+    drawn: Drawn | None = None  # of the first rows, those that decode; None: nobody asked
 
     @property
     def all_logits(self) -> Floats:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.requests.request import SamplingParams
 from engine.sampling.beam_candidates import num_columns as num_beam_columns
 from engine.sampling.logit_controls import is_controlled
-from engine.sampling.random_stream import SequenceDraws
+from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.top_k import MAX_COLUMNS
 from engine.sampling.truncation import Truncations
 
@@ -29,6 +29,7 @@ class SampledColumns(NamedTuple):
     how: Truncations
     is_decided: NDArray[np.bool_]  # whatever is drawn is among the columns
     needs_total: Sequence[int]  # those that look at the weights of all tokens
+    suits_graph: NDArray[np.bool_]  # the graph for draws, which has the columns and nothing else
 
     @classmethod
     def of(
@@ -43,14 +44,24 @@ class SampledColumns(NamedTuple):
         decided = [
             one.top_k > 0 or width == vocab_size for one, width in zip(params, widths, strict=True)
         ]
+        of_all = [one.top_k == 0 and one.top_p < 1 for one in params]
         return cls(
             np.array(which, np.intp),
             params,
             draws,
             Truncations.of(params, widths),
             np.array(decided, np.bool_),
-            [i for i, one in enumerate(params) if one.top_k == 0 and one.top_p < 1],
+            [i for i, is_of_all in enumerate(of_all) if is_of_all],
+            np.array(decided, np.bool_) & ~np.array(of_all, np.bool_),
         )
+
+
+class GraphDraws(NamedTuple):
+    """What the graph for draws is told, an entry a draw."""
+
+    rows: NDArray[np.intp]  # that decode
+    how: Truncations
+    uniform: NDArray[np.float64]
 
 
 class PlainDraws(NamedTuple):
@@ -59,6 +70,20 @@ class PlainDraws(NamedTuple):
     rows: Rows  # of logits
     sampled: SampledColumns | None = None
     positions: Sequence[int] = ()  # of the sampled tokens, counted from the start of the sequence
+
+    def rows_of(self, which: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the rows of some of the draws."""
+        return which if isinstance(self.rows, slice) else self.rows[which]
+
+    def for_graph(self, stream: RandomStream) -> GraphDraws | None:
+        """Return those of the sampled tokens that suit the graph for draws; None: none does."""
+        sampled = self.sampled
+        if sampled is None or not sampled.suits_graph.any():
+            return None
+        uniform = np.array(stream.uniforms(sampled.draws, self.positions))
+        suits = sampled.suits_graph
+        rows = self.rows_of(sampled.which[suits])
+        return GraphDraws(rows, sampled.how.of_rows(suits), uniform[suits])
 
 
 class PlainChoices(NamedTuple):

@@ -13,7 +13,7 @@ from engine.requests.request import SamplingParams
 from engine.sampling.beam_candidates import best_candidates
 from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
 from engine.sampling.logit_controls import adjusted, is_controlled
-from engine.sampling.logits import Floats, StepLogits
+from engine.sampling.logits import Drawn, Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.plain import (
     PlainChoices,
@@ -45,6 +45,18 @@ def num_top(params: SamplingParams) -> int:
     return max(1, params.logprobs or 0, params.prompt_logprobs or 0, num_columns(params) or 0)
 
 
+def reads_rows(draw: Draw | BeamDraw) -> bool:
+    """Say whether a draw may look at its whole row of logits, beside the likeliest tokens."""
+    if isinstance(draw, BeamDraw):
+        return True
+    params = draw.params
+    if draw.banned or draw.forced is not None or draw.matcher is not None or is_controlled(params):
+        return True
+    if params.strategy == "greedy":
+        return False
+    return params.top_k == 0 or num_columns(params) is None
+
+
 def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
     width = num_columns(draw.params)
@@ -71,12 +83,13 @@ def _takes_likeliest(draw: Draw) -> bool:
     return is_greedy and is_free and not is_controlled(params)
 
 
-def _drawn_columns(
+def drawn_columns(
     top_logits: Floats, rows: Ids, totals: Doubles, uniform: Doubles, how: Truncations
 ) -> tuple[Ids, NDArray[np.bool_]]:
     """Return which of the likeliest tokens of each row is drawn, and whether its columns were cut.
 
-    Where they were not, what may be drawn can go on behind them.
+    Where they were not, what may be drawn can go on behind them. `totals` are those of the weights
+    of all tokens, NaN where only the columns count.
     """
     scores = tempered(top_logits[rows, : how.num_columns.max()], how.temperature)  # [n, k]
     weights, is_cut = truncated_weights(scores, totals, how)
@@ -84,6 +97,16 @@ def _drawn_columns(
     cumulative = weights.cumsum(axis=1, dtype=np.float64)
     columns: Ids = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(axis=1)
     return columns, is_cut
+
+
+def _take_drawn(
+    drawn: Drawn, plain: PlainDraws, which: NDArray[np.intp], found: PlainChoices
+) -> None:
+    """Put what the graph has drawn for some of the plain draws into `found`."""
+    rows = plain.rows_of(which)
+    ids, logprobs = drawn.ids[rows].tolist(), drawn.logprobs[rows].tolist()
+    for i, token_id, logprob in zip(which.tolist(), ids, logprobs, strict=True):
+        found.token_ids[i], found.logprobs[i] = token_id, logprob
 
 
 class Sampler:
@@ -143,21 +166,25 @@ class Sampler:
         failed = () if is_finite.all() else (~is_finite).nonzero()[0].tolist()
         best_ids = logits.top_ids[plain.rows, 0]
         found = PlainChoices(best_ids.tolist(), best_logprobs.tolist(), failed)
-        if plain.sampled is not None:
-            self._choose_sampled(logits, plain, plain.sampled, found)
+        if (sampled := plain.sampled) is not None:
+            drawn = logits.drawn
+            if drawn is None or not sampled.suits_graph.all():
+                self._choose_sampled(logits, plain, sampled, found)
+            if drawn is not None:
+                _take_drawn(drawn, plain, sampled.which[sampled.suits_graph], found)
         return found
 
     def _choose_sampled(
         self, logits: StepLogits, plain: PlainDraws, sampled: SampledColumns, found: PlainChoices
     ) -> None:
         """Put what is drawn into `found`, in the place of the likeliest tokens."""
-        rows = sampled.which if isinstance(plain.rows, slice) else plain.rows[sampled.which]
+        rows = plain.rows_of(sampled.which)
         totals = np.full(len(rows), np.nan)
         for i in sampled.needs_total:
             totals[i] = math.exp(-float(logits.top_logprobs[rows[i], 0]))
         uniform = np.array(self._stream.uniforms(sampled.draws, plain.positions))
         with np.errstate(invalid="ignore", over="ignore"):  # in rows that are not finite
-            columns, is_cut = _drawn_columns(logits.top_logits, rows, totals, uniform, sampled.how)
+            columns, is_cut = drawn_columns(logits.top_logits, rows, totals, uniform, sampled.how)
         np.minimum(columns, sampled.how.num_columns - 1, out=columns)  # in such rows: any
         ids, logprobs = logits.top_ids[rows, columns], logits.top_logprobs[rows, columns]
         for i, token_id, logprob in zip(
@@ -178,7 +205,7 @@ class Sampler:
     ) -> None:
         """Choose from whole rows: what may be drawn goes on behind the columns."""
         places = sampled.which[which]
-        rows = places if isinstance(plain.rows, slice) else plain.rows[places]
+        rows = plain.rows_of(places)
         logits.fetch(rows.tolist())
         model = ModelLogprobs(logits)
         for i, place, row in zip(which.tolist(), places.tolist(), rows.tolist(), strict=True):
@@ -223,7 +250,7 @@ class Sampler:
         rows = np.array([draw.logits_row for draw in draws])
         totals = np.array([self._total(model, draw) for draw in draws])
         uniform = np.array([self._uniform(draw) for draw in draws])
-        columns, is_cut = _drawn_columns(model.logits.top_logits, rows, totals, uniform, how)
+        columns, is_cut = drawn_columns(model.logits.top_logits, rows, totals, uniform, how)
         for (i, draw, width), column, cut in zip(
             found, columns.tolist(), is_cut.tolist(), strict=True
         ):

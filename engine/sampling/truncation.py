@@ -18,7 +18,7 @@ Ids = NDArray[np.intp]
 _NUM_BINS = 1024  # of keys, to find the border of top_p or typical_p
 _BINNED_RANGE = 40.0  # tokens that are less likely by e**-40 share the last bin
 _BLOCK = 512  # of weights that are summed up at a time
-_SMALLEST_NORMAL = np.finfo(np.float32).tiny
+SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 def tempered(logits: Floats, temperature: float | Floats, out: Floats | None = None) -> Floats:
@@ -26,7 +26,7 @@ def tempered(logits: Floats, temperature: float | Floats, out: Floats | None = N
 
     Logits are a row, or several with a temperature for each, [n, 1].
     """
-    divisor = np.maximum(np.array(temperature, np.float32), _SMALLEST_NORMAL)
+    divisor = np.maximum(np.array(temperature, np.float32), SMALLEST_NORMAL)
     shifted: Floats = np.subtract(logits, logits.max(axis=-1, keepdims=True), out=out)
     with np.errstate(over="ignore"):  # to -inf: a probability of 0
         return np.divide(shifted, divisor, out=shifted)
@@ -72,6 +72,12 @@ class Truncations(NamedTuple):
     temperature: Floats  # [n, 1]
     top_p: NDArray[np.float64]  # [n]; inf: all
     least: Floats  # log of min_p, [n, 1]; -inf: all
+
+    def of_rows(self, which: NDArray[np.bool_]) -> Truncations:
+        """Return those of some rows."""
+        return Truncations(
+            self.num_columns[which], self.temperature[which], self.top_p[which], self.least[which]
+        )
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], num_columns: Sequence[int]) -> Truncations:

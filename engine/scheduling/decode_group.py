@@ -22,6 +22,7 @@ class DecodeGroup:
         self.plain = tuple([self.sequences[row] for row in rows])
         for i, sequence in enumerate(self.plain):
             sequence.plain_index = i
+        self.begins = any(one.num_generated == 0 for one in self.plain)
         is_all = len(rows) == len(self.sequences)
         self._rows: Rows = slice(len(rows)) if is_all else np.array(rows, np.intp)
         self.others = {} if is_all else self._others()  # their rows

@@ -374,6 +374,7 @@ class Scheduler:
             places=self._cache.places(parts),
             plain_draws=group.plain_draws(),
             plain=group.plain,
+            begins=group.begins,
             draws=tuple(drawn.draws),
             drawing=tuple(drawn.drawing),
             scores=tuple(drawn.scores),
@@ -427,7 +428,7 @@ class Scheduler:
         return num_tokens
 
     def _take_plain(self, step: Step, choices: PlainChoices, now: float) -> int:
-        """Take in what was drawn for plain sequences, which have all had their first token.
+        """Take in what was drawn for plain sequences.
 
         Little is done for each: this is what a token costs.
         """
@@ -442,6 +443,8 @@ class Scheduler:
                 continue
             num_tokens += 1
             request = sequence.request
+            if request.first_token is None:
+                self._first_token(request, now)
             request.last_token = now
             sequence.tokens.append(token_id)
             sequence.num_generated += 1

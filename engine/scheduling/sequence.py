@@ -168,8 +168,8 @@ class Request:
 
     @property
     def draws_plainly(self) -> bool:
-        """Whether the draws of its sequences are plain now; the first ones are more than draws."""
-        return self.is_plain and self.first_token is not None
+        """Whether the draws of its sequences are plain now; the first ones of several are more."""
+        return self.is_plain and (self.first_token is not None or len(self.sequences) == 1)
 
     @property
     def num_forced(self) -> int:

@@ -87,6 +87,7 @@ class Step(NamedTuple):
     places: Places
     plain_draws: PlainDraws
     plain: tuple[Sequence, ...]  # one a plain draw
+    begins: bool  # some of these may draw their first token
     draws: tuple[Draw | BeamDraw, ...]
     drawing: tuple[Sequence | Request, ...]  # one a draw; a beam search draws as a request
     scores: tuple[ScoreDraw, ...]

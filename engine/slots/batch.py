@@ -61,4 +61,6 @@ class ScheduledBatch:
     decode_sources: tuple[int, ...] = ()  # encoder-decoder: the source of row 0, 1, ...
     num_top: int = 1  # of the largest logits, as many as are looked at
     aligned: tuple[int, ...] = ()  # rows of logits whose attention to the source is wanted, rising
-    fed: tuple[int, ...] = ()  # see Parts
+    # See Parts; the model runner of a device takes, for each of its rows, that of the step before
+    # whose likeliest token it gets.
+    fed: tuple[int, ...] = ()

@@ -77,6 +77,7 @@ class DecodeCalls:
                 f"{num_slots}"
             )
         self._input_ids = block.standing(INPUT_IDS, (num_slots, 1))
+        self.input_ids = self._input_ids.bound  # where the graph reads the tokens, of row 0, 1, ...
         self._position_ids = block.standing(POSITION_IDS, (num_slots, 1))
         self._seqlens_k = block.standing(SEQLENS_K, (num_slots,))
         self._logit_idx = block.standing(LOGIT_IDX, (num_slots,))

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMemory, aligned
-from engine.package.graph_io import ALIGNMENT, DTYPES, LOGITS, TOPS
+from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMark, DeviceMemory, aligned
+from engine.package.graph_io import ALIGNMENT, DRAWN, DTYPES, LOGITS, TOPS
 from engine.package.manifest import GenerationContract
 from engine.sampling.lazy_rows import LazyRows
-from engine.sampling.logits import Floats, StepLogits
-from engine.slots.step_block import Bound, CallOutputs, Standing, StepSize, numpy_dtypes
+from engine.sampling.logits import Drawn, Floats, StepLogits
+from engine.slots.step_block import (
+    Bound,
+    CallOutputs,
+    Pending,
+    Standing,
+    StepSize,
+    numpy_dtypes,
+)
 
-_ROW_BYTES = 128  # of standing inputs, a row
+_ROW_BYTES = 168  # of standing inputs, a row
 _TOKEN_BYTES = 64  # of the inputs of a source or chunk, a token
 _READ_BYTES = 4096  # of the inputs of a source or chunk beside its tokens
+
+_Top = tuple[DeviceArray, DeviceArray, DeviceArray]  # ids, logits, log-probabilities
+_Drawn = tuple[DeviceArray, DeviceArray]  # ids, log-probabilities
 
 
 class DeviceStepBlock:
@@ -27,6 +38,9 @@ class DeviceStepBlock:
     Inputs are written to pinned memory of the host, at the same distances as on the device. The
     logits of all tokens stay on the device; rows of them are fetched when they are read. Where a
     decode call reads and writes never changes; see StepBlock.
+
+    A step may begin while the one before is under way: its inputs are written when those of the
+    other have gone, and what both give comes to two places on the host.
     """
 
     def __init__(
@@ -59,6 +73,8 @@ class DeviceStepBlock:
         self._outputs: dict[int, _SmallOutputs] = {}
         self._fetched: NDArray[np.uint8] | None = None
         self._dtypes = numpy_dtypes()
+        self._uploaded = memory.mark()
+        self._number = self._received = 0  # of the last step that began, that was received
 
     def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
         """See StepBlock."""
@@ -73,6 +89,10 @@ class DeviceStepBlock:
 
     def begin(self, size: StepSize) -> None:
         """See StepBlock."""
+        if self._received < self._number:
+            self._uploaded.wait()  # not for long: its turn comes with the step before it
+        self._number += 1
+        self._num_fetched = 0
         self._size = size
         self._end = self._end_of_standing
         self._calls.clear()
@@ -88,11 +108,17 @@ class DeviceStepBlock:
     def upload(self) -> None:
         """See StepBlock."""
         self._memory.upload(self._read[: self._end], self._written[: self._end])
+        self._uploaded.put()
 
     def decode_outputs(self, num_rows: int, num_top: int) -> CallOutputs:
         """See StepBlock."""
         top = self._outputs_of(num_top).decode
         return CallOutputs(self._logits[:num_rows], *(array[:num_rows] for array in top))
+
+    def drawn_outputs(self, num_rows: int, num_top: int) -> tuple[Bound, Bound]:
+        """See StepBlock."""
+        ids, logprobs = self._outputs_of(num_top).drawn
+        return ids[:num_rows], logprobs[:num_rows]
 
     def chunk_outputs(self, first: int, last: int) -> CallOutputs:
         """See StepBlock."""
@@ -105,14 +131,19 @@ class DeviceStepBlock:
         """See StepBlock."""
         return self._outputs_of(self._size.num_top).alignment[first:last]
 
-    def result(self) -> StepLogits:
-        """See StepBlock; waits until all calls of the step have run."""
-        size = self._size
-        top_ids, top_logits, top_logprobs, alignment = self._outputs_of(size.num_top).download()
-        num_rows = size.num_decoding + size.num_chunk_logits
-        logits = LazyRows(num_rows, self._vocab_size, self._fetch)
-        self._num_fetched = 0
-        return StepLogits(logits, top_ids, top_logits, top_logprobs, alignment)
+    def send(self) -> Pending:
+        """See StepBlock."""
+        return partial(self._receive, self._number, self._outputs_of(self._size.num_top).send())
+
+    def _receive(self, number: int, sent: _Sent) -> StepLogits:
+        """Wait until all calls of a step have run; return what they have written."""
+        sent.mark.wait()
+        self._received = max(self._received, number)
+        top_ids, top_logits, top_logprobs = sent.top()
+        logits = LazyRows(len(top_ids), self._vocab_size, partial(self._fetch, number))
+        return StepLogits(
+            logits, top_ids, top_logits, top_logprobs, sent.aligned(), sent.drawn_rows()
+        )
 
     def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Standing:
         """Return the next free bytes as an array on both sides."""
@@ -128,8 +159,10 @@ class DeviceStepBlock:
             self._outputs[k] = _SmallOutputs(self._memory, k, rows, self._longest)
         return self._outputs[k]
 
-    def _fetch(self, rows: Sequence[int]) -> Iterable[Floats]:
+    def _fetch(self, number: int, rows: Sequence[int]) -> Iterable[Floats]:
         """Copy logits of rows to the host: into pinned memory as far as there is some left."""
+        if number != self._number:
+            raise RuntimeError("logits are read of a step that the next one has overwritten")
         if self._fetched is None:
             self._fetched = self._memory.pinned(self._logits.num_bytes)
         pinned = self._fetched.view(self._logits.dtype).reshape(self._logits.shape)
@@ -171,6 +204,45 @@ class DeviceStepBlock:
         return self._chunk_logits.view(start, self._logits.dtype, (last - first, self._vocab_size))
 
 
+class _Sent(NamedTuple):
+    """What a step has written, on its way to the host."""
+
+    size: StepSize
+    device: DeviceArray
+    host: NDArray[np.uint8]  # laid out as on the device
+    mark: DeviceMark  # behind the copy
+    decode: _Top
+    drawn: _Drawn
+    chunks: _Top
+    alignment: DeviceArray
+
+    def top(self) -> Iterable[NDArray[Any]]:
+        """Return the likeliest tokens: of the rows that decode, then of those of chunks."""
+        return [self._joined(*arrays) for arrays in zip(self.decode, self.chunks, strict=True)]
+
+    def aligned(self) -> Floats | None:
+        """Return the attention to sources, if it is wanted."""
+        return self._on_host(self.alignment) if self.size.num_aligned else None
+
+    def drawn_rows(self) -> Drawn | None:
+        """Return what was drawn for the rows that decode, if it was."""
+        if not self.size.is_drawn:
+            return None
+        return Drawn(*(self._on_host(each)[: self.size.num_decoding, 0] for each in self.drawn))
+
+    def _joined(self, decode: DeviceArray, chunks: DeviceArray) -> NDArray[Any]:
+        of_decode = self._on_host(decode)[: self.size.num_decoding]
+        of_chunks = self._on_host(chunks)[: self.size.num_chunk_logits]
+        if not len(of_chunks):
+            return of_decode
+        return np.concatenate((of_decode, of_chunks)) if len(of_decode) else of_chunks
+
+    def _on_host(self, array: DeviceArray) -> NDArray[Any]:
+        start = array.address - self.device.address
+        piece = self.host[start : start + array.num_bytes]
+        return piece.view(array.dtype).reshape(array.shape)
+
+
 class _SmallOutputs:
     """The k largest logits of all rows of a step, and the attention that is wanted.
 
@@ -185,11 +257,14 @@ class _SmallOutputs:
         self._memory, self._k, self._longest = memory, k, longest
         row = sum(DTYPE_BYTES[DTYPES[name]] for name in TOPS) * k
         row += DTYPE_BYTES[DTYPES[ALIGNMENT]] * longest
-        num_bytes = sum(num_rows) * row + 16 * aligned(1)
+        row_drawn = sum(DTYPE_BYTES[DTYPES[name]] for name in DRAWN)
+        num_bytes = sum(num_rows) * row + num_rows[0] * row_drawn + 16 * aligned(1)
         self._device = memory.zeros((num_bytes,), "int8")
-        self._host = memory.pinned(num_bytes)
+        self._hosts = [(memory.pinned(num_bytes), memory.mark()) for _ in range(2)]
         self._end = 0
         self.decode = self._top(num_rows[0])
+        ids, logprobs = (self._array(DTYPES[name], (num_rows[0], 1)) for name in DRAWN)
+        self.drawn: _Drawn = ids, logprobs
         self._behind = self._end
 
     def begin(self, size: StepSize) -> None:
@@ -200,33 +275,21 @@ class _SmallOutputs:
         self.chunks = self._top(size.num_chunk_logits + 1)
         self.alignment = self._array(DTYPES[ALIGNMENT], (size.num_aligned, self._longest))
 
-    def download(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], Floats | None]:
-        """Wait for the step; return the rows that decode, then those of chunks."""
+    def send(self) -> _Sent:
+        """Queue the copy of what the step writes: to where that of the step before does not lie."""
         size = self._size
+        self._hosts.reverse()
+        host, mark = self._hosts[0]
         start = 0 if size.num_rows else self._behind
         stop = self._end if size.num_chunk_logits or size.num_aligned else self._behind
         if start < stop:
             piece = self._device.view(start, "int8", (stop - start,))
-            self._memory.download(self._host[start:stop], piece)
-        self._memory.runtime.synchronize()
-        ids, logits, logprobs = (
-            self._joined(*arrays) for arrays in zip(self.decode, self.chunks, strict=True)
-        )
-        return ids, logits, logprobs, self._on_host(self.alignment) if size.num_aligned else None
+            self._memory.download(host[start:stop], piece)
+        mark.put()
+        written = self.decode, self.drawn, self.chunks, self.alignment
+        return _Sent(size, self._device, host, mark, *written)
 
-    def _joined(self, decode: DeviceArray, chunks: DeviceArray) -> NDArray[Any]:
-        of_decode = self._on_host(decode)[: self._size.num_decoding]
-        of_chunks = self._on_host(chunks)[: self._size.num_chunk_logits]
-        if not len(of_chunks):
-            return of_decode
-        return np.concatenate((of_decode, of_chunks)) if len(of_decode) else of_chunks
-
-    def _on_host(self, array: DeviceArray) -> NDArray[Any]:
-        start = array.address - self._device.address
-        piece = self._host[start : start + array.num_bytes]
-        return piece.view(array.dtype).reshape(array.shape)
-
-    def _top(self, num_rows: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    def _top(self, num_rows: int) -> _Top:
         ids, logits, logprobs = (self._array(DTYPES[name], (num_rows, self._k)) for name in TOPS)
         return ids, logits, logprobs
 

@@ -22,12 +22,14 @@ class GenerationSessions(NamedTuple):
 
     decoder: Session
     encoder: Session | None
+    draw: Session | None
 
 
 def load_sessions(
     contract: GenerationContract,
     decoder_path: str | os.PathLike[str],
     encoder_path: str | os.PathLike[str] | None,
+    draw_path: str | os.PathLike[str] | None = None,
     *,
     num_threads: int = 0,
     device: CudaDevice | None = None,
@@ -49,4 +51,7 @@ def load_sessions(
     encoder = None
     if encoder_path is not None:
         encoder = create_session(encoder_path, num_threads=num_threads, device=device)
-    return GenerationSessions(decoder, encoder)
+    draw = None
+    if draw_path is not None:
+        draw = create_session(draw_path, num_threads=1, device=device)
+    return GenerationSessions(decoder, encoder, draw)

@@ -10,23 +10,26 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from engine.config import RequestLimits
+from engine.device.memory import DeviceArray
 from engine.errors import PackageError
-from engine.package.graph_io import check_graphs, decoder_shape, encoder_shape
+from engine.package.graph_io import check_graphs, decoder_shape, draw_shape, encoder_shape
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
+from engine.sampling.plain import GraphDraws
 from engine.session import Session
 from engine.slots.batch import Encode, RowLengths, ScheduledBatch
 from engine.slots.chunk_calls import ChunkCalls
 from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.device_step_block import DeviceStepBlock
+from engine.slots.draw_calls import DrawCalls
 from engine.slots.encode_calls import EncodeCalls
 from engine.slots.generation_sessions import load_sessions
 from engine.slots.graph_call import GraphCall
 from engine.slots.memory import Allocate, DeviceCacheMemory, HostCacheMemory
 from engine.slots.rows import SlotCache
 from engine.slots.source_index import padded
-from engine.slots.step_block import HostStepBlock, StepBlock, StepSize
+from engine.slots.step_block import Bound, HostStepBlock, Pending, StepBlock, StepSize
 
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice
@@ -68,6 +71,7 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder: Session,
         encoder: Session | None,
+        draw: Session | None = None,
         *,
         num_slots: int,
         buckets: Sequence[int] = (),
@@ -88,14 +92,16 @@ class SlotModelRunner:
         self._contract = contract
         self._decoder = decoder
         self._encoder = encoder
+        self._draw = draw
         self._device = device
         self._num_tokens = num_tokens
         self._graph_ids = count() if graph_ids is None else graph_ids
+        self._next_ids: Bound | None = None  # that the last step has chosen, in the first column
         self.num_slots = num_slots
         self.widest_group = min(widest_group, num_slots)
         self.buckets = tuple(buckets) or (() if device is None else (num_slots,))
         self.num_padding = 0
-        _check_graphs(contract, decoder, encoder)
+        _check_graphs(contract, decoder, encoder, draw)
         allocate: Allocate = HostCacheMemory
         if device is not None:
             allocate = partial(DeviceCacheMemory, device.memory)
@@ -111,6 +117,7 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder_path: str | os.PathLike[str],
         encoder_path: str | os.PathLike[str] | None,
+        draw_path: str | os.PathLike[str] | None = None,
         *,
         num_slots: int,
         num_threads: int = 0,
@@ -119,7 +126,7 @@ class SlotModelRunner:
     ) -> SlotModelRunner:
         """Load the graphs of a package; PackageError if they are not as the contract says."""
         sessions = load_sessions(
-            contract, decoder_path, encoder_path, num_threads=num_threads, device=device
+            contract, decoder_path, encoder_path, draw_path, num_threads=num_threads, device=device
         )
         return cls(contract, *sessions, num_slots=num_slots, buckets=buckets, device=device)
 
@@ -129,12 +136,23 @@ class SlotModelRunner:
             self._contract,
             self._decoder,
             self._encoder,
+            self._draw,
             num_slots=num_slots,
             device=self._device,
             num_tokens=self._num_tokens,
             graph_ids=self._graph_ids,
             widest_group=self.widest_group,
         )
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether steps are computed by a device, while the host does other things."""
+        return self._device is not None
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether tokens are drawn by a graph, for those who ask with a step."""
+        return self._draw is not None
 
     @property
     def most_tokens(self) -> int:
@@ -161,21 +179,34 @@ class SlotModelRunner:
         if self._device is not None:  # a step that failed may have left copies in the queue
             self._device.runtime.synchronize()
 
-    def run(self, batch: ScheduledBatch) -> StepLogits:
-        """Run one step, see ModelRunner."""
+    def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+        """Run one step, see ModelRunner and `start`."""
+        return self.start(batch, draws)()
+
+    def start(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> Pending:
+        """Begin a step; on a device it runs behind the one before, which may not be waited for yet.
+
+        Of more than one that was not waited for something is overwritten, see StepBlock. With
+        `draws` the next tokens of all rows that decode are drawn behind it, by the graph.
+        """
         self.cache.apply(batch.row_ops)
         is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)
         self.cache.settle(at_rest=is_at_rest)
-        size = self._size_of(batch)
+        size = self._size_of(batch)._replace(is_drawn=draws is not None)
         if not self._block.holds(size):
             self._make_room(size)
         self._block.begin(size)
         calls = self._plan(batch, size)
+        if draws is not None:
+            assert self._draws is not None, "who has a graph for draws is asked for some"
+            calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
+        self._feed(batch.fed)
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
             call.run()
-        return self._block.result()
+        self._next_ids = self._ids_of(size)
+        return self._block.send()
 
     def encode(self, row: int, *sources: Sequence[int]) -> None:
         """Encode sources: fill the cross keys and values of rows from `row` on."""
@@ -198,6 +229,23 @@ class SlotModelRunner:
             self.num_padding += num_padding
             calls.append(call)
         return calls
+
+    def _ids_of(self, size: StepSize) -> Bound | None:
+        """Return where a step writes the tokens that come next in the rows that decode."""
+        if not size.num_rows:
+            return None
+        if size.is_drawn:
+            return self._block.drawn_outputs(size.num_rows, size.num_top)[0]
+        return self._block.decode_outputs(size.num_rows, size.num_top).top_ids
+
+    def _feed(self, fed: Sequence[int]) -> None:
+        """Queue copies of what the step before has chosen to where tokens are read."""
+        for first, origin, size in _neighbours(fed):
+            target, ids = self._decodes.input_ids, self._next_ids
+            assert self._device is not None and isinstance(target, DeviceArray)
+            assert isinstance(ids, DeviceArray), "a decode call was before"
+            part, rows = slice(first, first + size), slice(origin, origin + size)
+            self._device.memory.copy_column(target[part], ids[rows])
 
     def _size_of(self, batch: ScheduledBatch) -> StepSize:
         num_decoding = len(batch.decode_ids)
@@ -237,6 +285,10 @@ class SlotModelRunner:
         group = padded(self.widest_group) if has_groups else 1
         self._decodes = DecodeCalls(self._graph, block, self.buckets, group=group)
         self._chunks = ChunkCalls(self._graph, block)
+        graph_ids = None if self._device is None else self._graph_ids
+        self._draws = (
+            None if self._draw is None else DrawCalls(self._draw, block, self.num_slots, graph_ids)
+        )
         most = 1 if len(self.buckets) == 1 else None  # every call has one shape, so that bits agree
         self._encodes = (
             EncodeCalls(self._encoder, self.cache, block, most_sources=most)
@@ -252,8 +304,25 @@ class SlotModelRunner:
         return DeviceStepBlock(memory, contract, num_slots, num_tokens=num_tokens, size=size)
 
 
-def _check_graphs(contract: GenerationContract, decoder: Session, encoder: Session | None) -> None:
+def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows that are fed, together where they and what they get lie beside each other.
+
+    Each time that is the first of them, the first row that it gets its token from, and how many.
+    """
+    first = 0
+    for stop in range(1, len(fed) + 1):
+        if stop == len(fed) or fed[first] < 0 or fed[stop] != fed[stop - 1] + 1:
+            if fed[first] >= 0:
+                yield first, fed[first], stop - first
+            first = stop
+
+
+def _check_graphs(
+    contract: GenerationContract, decoder: Session, encoder: Session | None, draw: Session | None
+) -> None:
     graphs = [(decoder, decoder_shape(contract))]
+    if draw is not None:
+        graphs.append((draw, draw_shape()))
     if contract.cross_cache:
         if encoder is None:
             raise PackageError(

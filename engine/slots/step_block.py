@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.device.memory import DeviceArray
-from engine.package.graph_io import ALIGNMENT, DTYPES, LOGITS, TOPS
+from engine.package.graph_io import ALIGNMENT, DRAWN, DTYPES, LOGITS, TOPS
 from engine.package.manifest import GenerationContract
-from engine.sampling.logits import StepLogits
+from engine.sampling.logits import Drawn, StepLogits
 from engine.slots.host_pages import zeros
 
 Bound = NDArray[Any] | DeviceArray  # what a graph is bound to
+Pending = Callable[[], StepLogits]  # what a step gives; whoever calls it waits for it
 
 _Top = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # ids, logits, log-probabilities
 
@@ -28,6 +30,7 @@ class StepSize(NamedTuple):
     num_chunk_logits: int = 0  # rows of logits that chunks want
     num_tokens: int = 0  # of sources and chunks
     num_reads: int = 0  # sources and chunks
+    is_drawn: bool = False  # the next tokens of rows that decode
 
 
 class Standing(NamedTuple):
@@ -49,8 +52,8 @@ class CallOutputs(NamedTuple):
 class StepBlock(Protocol):
     """What the calls of a step read and write.
 
-    Rows of a decode call come first, those of chunks behind them. What `result` gives is
-    overwritten by the next step.
+    Rows of a decode call come first, those of chunks behind them. What a step gives is overwritten
+    by the next one, see `send`.
     """
 
     def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
@@ -60,7 +63,7 @@ class StepBlock(Protocol):
         """Say whether a step fits; else one of its size is to be made."""
 
     def begin(self, size: StepSize) -> None:
-        """Begin a step."""
+        """Begin a step, behind one that may not have been waited for."""
 
     def add(self, name: str, numbers: ArrayLike) -> Bound:
         """Take in the numbers of an input of one call of the step; return what to bind to it."""
@@ -71,14 +74,24 @@ class StepBlock(Protocol):
     def decode_outputs(self, num_rows: int, num_top: int) -> CallOutputs:
         """Return where a decode call writes: the same in all steps."""
 
+    def drawn_outputs(self, num_rows: int, num_top: int) -> tuple[Bound, Bound]:
+        """Return where ids and log-probabilities of drawn tokens are written, each [num_rows, 1].
+
+        It is the same in all steps whose decode calls give as many of the likeliest tokens.
+        """
+
     def chunk_outputs(self, first: int, last: int) -> CallOutputs:
         """Return where a chunk writes, whose logits are these of all chunks' ones."""
 
     def alignment(self, first: int, last: int) -> Bound:
         """Return where these rows of the step's attention to sources are written."""
 
-    def result(self) -> StepLogits:
-        """Return what the calls of the step have written: decoding rows, then those of chunks."""
+    def send(self) -> Pending:
+        """Let what the calls write come to the host: rows that decode, then those of chunks.
+
+        On a device it is overwritten by the second step behind this one, but for logits of all
+        tokens: these are read before the next one begins.
+        """
 
 
 class HostStepBlock:
@@ -96,6 +109,8 @@ class HostStepBlock:
         self._alignment = np.zeros((self._num_rows, longest), DTYPES[ALIGNMENT])
         self._dtypes = numpy_dtypes()
         self._tops: dict[int, _Top] = {}
+        drawn = (np.zeros((num_slots, 1), self._dtypes[name]) for name in DRAWN)
+        self._drawn_ids, self._drawn_logprobs = drawn
 
     def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
         """See StepBlock."""
@@ -122,6 +137,10 @@ class HostStepBlock:
         """See StepBlock."""
         return self._outputs(0, num_rows, num_top)
 
+    def drawn_outputs(self, num_rows: int, num_top: int) -> tuple[Bound, Bound]:
+        """See StepBlock."""
+        return self._drawn_ids[:num_rows], self._drawn_logprobs[:num_rows]
+
     def chunk_outputs(self, first: int, last: int) -> CallOutputs:
         """See StepBlock."""
         behind = self._size.num_rows
@@ -131,8 +150,11 @@ class HostStepBlock:
         """See StepBlock."""
         return self._alignment[first:last]
 
-    def result(self) -> StepLogits:
-        """See StepBlock."""
+    def send(self) -> Pending:
+        """See StepBlock: it is there."""
+        return self._result
+
+    def _result(self) -> StepLogits:
         size = self._size
         top_ids, top_logits, top_logprobs = self._top_of(size.num_top)
         rows = self._rows_of(size)
@@ -142,7 +164,11 @@ class HostStepBlock:
             top_logits[rows],
             top_logprobs[rows],
             self._alignment[: size.num_aligned] if size.num_aligned else None,
+            self._drawn(size.num_decoding) if size.is_drawn else None,
         )
+
+    def _drawn(self, num_rows: int) -> Drawn:
+        return Drawn(self._drawn_ids[:num_rows, 0], self._drawn_logprobs[:num_rows, 0])
 
     def _rows_of(self, size: StepSize) -> slice | NDArray[np.intp]:
         """Return the rows of a step, without those that are padded."""

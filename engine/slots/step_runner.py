@@ -18,6 +18,8 @@ from engine.slots.runner import ModelRunner
 class SlotStepRunner:
     """A StepRunner for the places of a SlotKVCache; a step is computed when it is submitted."""
 
+    has_result = False  # a model that feeds ids has none before it is waited for
+
     def __init__(self, model: ModelRunner, sampler: Sampler, *, feeds_ids: bool = False) -> None:
         """`feeds_ids` is for models that compute behind the caller's back: else nothing is won."""
         self.model = model
@@ -35,22 +37,9 @@ class SlotStepRunner:
         if batch.fed:
             batch = replace(batch, decode_ids=self._fed_ids(batch))
         logits = self.model.run(batch)
-        computed = perf_counter()
-        plain = self._sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
-        self._last_ids = plain.token_ids
-        choices = self._sampler.sample(logits, step.draws) if step.draws else ()
-        scores = [self._sampler.score(logits, draw) for draw in step.scores]
-        self._results.append(
-            StepResult(
-                plain,
-                tuple(choices),
-                tuple(scores),
-                _alignment(logits),
-                self._new_padding(),
-                model_seconds=computed - started,
-                sampling_seconds=perf_counter() - computed,
-            )
-        )
+        result = chosen(self._sampler, step, logits, perf_counter() - started)
+        self._last_ids = result.plain.token_ids
+        self._results.append(result._replace(num_padding=self._new_padding()))
 
     def collect(self) -> StepResult:
         """Return what the earliest step has brought, see StepRunner."""
@@ -72,6 +61,22 @@ class SlotStepRunner:
     def _new_padding(self) -> int:
         before, self._num_padding = self._num_padding, self.model.num_padding
         return self._num_padding - before
+
+
+def chosen(sampler: Sampler, step: Step, logits: StepLogits, model_seconds: float) -> StepResult:
+    """Choose all that a step draws and score what it scores behind its logits."""
+    started = perf_counter()
+    plain = sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
+    choices = sampler.sample(logits, step.draws) if step.draws else ()
+    scores = [sampler.score(logits, draw) for draw in step.scores]
+    return StepResult(
+        plain,
+        tuple(choices),
+        tuple(scores),
+        _alignment(logits),
+        model_seconds=model_seconds,
+        sampling_seconds=perf_counter() - started,
+    )
 
 
 def _alignment(logits: StepLogits) -> Floats | None:

@@ -11,7 +11,10 @@ import numpy as np
 
 from engine.errors import DeviceError, OutOfDeviceMemory, PackageError
 from engine.package.manifest import GenerationContract
+from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
+from engine.sampling.plain import GraphDraws
+from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.device_room import fewer
 from engine.slots.runner import SlotModelRunner
@@ -43,7 +46,10 @@ def warm_up(
     for rows, k in runner.captured:
         name = f"a decode call of {rows} rows with their {_likeliest(k)}"
         started = time.perf_counter()
-        try_out(runner, contract, f"capturing {name}", _captured(contract, rows, k), path)
+        step = _captured(contract, rows, k)
+        try_out(runner, contract, f"capturing {name}", step, path)
+        if runner.has_draws:
+            try_out(runner, contract, f"drawing behind {name}", step, path, _draws(rows, k))
         progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
     for what, batch in _steps(contract, runner):
         try_out(runner, contract, what, batch, path)
@@ -56,10 +62,11 @@ def try_out(
     what: str,
     batch: ScheduledBatch,
     path: str | os.PathLike[str],
+    draws: GraphDraws | None = None,
 ) -> None:
     """Run a step; raises as `warm_up`, saying at what."""
     try:
-        problem = _problem(runner.run(batch), contract.vocab_size)
+        problem = _problem(runner.run(batch, draws), contract.vocab_size)
     except OutOfDeviceMemory as error:
         ways = fewer(runner.num_slots, contract, error.lacking)
         raise OutOfDeviceMemory(f"{path}: {what} failed: {error}; {ways}") from error
@@ -97,6 +104,15 @@ def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> Sche
         decode_ids=_ids(contract.vocab_size, num_rows),
         decode_sources=tuple(range(num_rows)) if contract.cross_cache else (),
         num_top=num_top,
+    )
+
+
+def _draws(num_rows: int, num_top: int) -> GraphDraws:
+    """Return draws of all rows, from all of the likeliest tokens."""
+    return GraphDraws(
+        np.arange(num_rows),
+        Truncations.of([SamplingParams("sampling")] * num_rows, [num_top] * num_rows),
+        np.full(num_rows, 0.5),
     )
 
 
@@ -172,9 +188,8 @@ def _problem(step: StepLogits, vocab_size: int) -> str | None:
         values = getattr(step, name)
         if values is not None and not np.isfinite(values).all():
             return f"{name} are not finite"
-    if step.top_ids.size and not 0 <= step.top_ids.min() <= step.top_ids.max() < vocab_size:
-        return (
-            f"top_ids are {step.top_ids.min()} to {step.top_ids.max()}, "
-            f"the vocabulary is 0 to {vocab_size - 1}"
-        )
+    drawn_ids = step.top_ids[:0] if step.drawn is None else step.drawn.ids
+    for name, ids in (("top_ids", step.top_ids), ("drawn_ids", drawn_ids)):
+        if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+            return f"{name} are {ids.min()} to {ids.max()}, the vocabulary is 0 to {vocab_size - 1}"
     return None

@@ -6,11 +6,13 @@ is none if that is more than the limits allow.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from engine.package.graph_io import DRAW_GRAPH
 from engine.package.manifest import Certificate, HalfPrecision, Loss, PackageFormat
 from exporter.certificate.cases import Covered, Progress
 from exporter.certificate.comparison import Comparison, LossyComparison, exported_graphs
@@ -80,8 +82,11 @@ def _runnable(
     weights = "fp32" if form.weights == form.precision else form.weights
     kv_cache = "fp32" if form.kv_cache == form.precision else form.kv_cache
     twin = PackageFormat(form.target, "fp32", weights, kv_cache)
-    with twin_graphs(checkpoint, form, twin) as directory:
-        yield directory, twin
+    with twin_graphs(checkpoint, form, twin) as twins:
+        (twins / DRAW_GRAPH).unlink(missing_ok=True)
+        if (directory / DRAW_GRAPH).exists():  # it is no twin's, and the package's own is proven
+            shutil.copy(directory / DRAW_GRAPH, twins)
+        yield twins, twin
 
 
 def _certify(

@@ -15,6 +15,7 @@ from engine.errors import CertificateError
 from engine.package.device_certificate import DeviceUse
 from engine.package.manifest import DeviceCertificate
 from engine.package.package import Package
+from exporter.certificate.ahead import certify_ahead
 from exporter.certificate.cases import Progress
 from exporter.certificate.certificate import compare_all
 from exporter.certificate.comparison import Comparison, LossyComparison
@@ -44,6 +45,10 @@ def certify_device(
     held = _Held(package, subject.model)
     cases, _ = compare_all(subject, package.path, held.comparison, progress, execution, held.half)
     held.check_loss()
+    if subject.contract.generation:
+        runner, _ = execution.load_runners(subject.contract.generation, package.path)
+        if runner.is_on_device:
+            certify_ahead(runner, subject.contract.generation)
     here = find(package, execution).digest
     if here != elsewhere:
         raise CertificateError(

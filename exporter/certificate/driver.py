@@ -21,7 +21,9 @@ from engine.one_pass.batch import Graph, stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import LENGTHS
 from engine.sampling.logits import Floats, StepLogits
+from engine.sampling.plain import GraphDraws
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
+from engine.slots.step_block import Pending
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.generation_cases import Case
 from exporter.samples import Tokens
@@ -42,8 +44,19 @@ class Runner(Protocol):
     def buckets(self) -> tuple[int, ...]:
         """The numbers of rows that a decode call may have; (): any number."""
 
-    def run(self, batch: ScheduledBatch) -> StepLogits:
+    @property
+    def is_on_device(self) -> bool:
+        """Whether steps are computed by a device, while the host does other things."""
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether tokens are drawn by a graph, for those who ask with a step."""
+
+    def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
         """Run one step."""
+
+    def start(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> Pending:
+        """Begin one step, and return what waits for it."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +197,12 @@ class Replay:
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
         if last > first:
             self._steps[i].append(_copied(part_of(step, slice(first, last))))
+
+
+def run_step(runner: Runner, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+    """Run a step."""
+    with exported_graphs():
+        return runner.run(batch, draws)
 
 
 def change(runner: Runner, ops: Iterable[RowOp]) -> None:

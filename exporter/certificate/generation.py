@@ -30,6 +30,7 @@ from exporter.certificate.cases import (
     affordable_prompts,
     affordable_steps,
 )
+from exporter.certificate.draws import certify_draws
 from exporter.certificate.driver import WHOLE, Asked, Place, Replay, change, empty
 from exporter.certificate.generation_cases import Case, make_cases
 from exporter.certificate.row_counts import certify_row_counts
@@ -77,6 +78,8 @@ def certify_generation(
     if not sides.batch.buckets:  # a device has no threads to choose
         covered["threads"] = certify_threads(sides, contract.num_heads)
         num_threaded = 1
+    if sides.batch.has_draws:
+        covered["draws"] = certify_draws(sides.batch, contract)
     covered["undecided_tokens"] = sides.comparison.tokens_undecided
     return len(cases) + num_beams + num_counted + num_threaded, covered
 

@@ -55,7 +55,7 @@ class EngineLoop:
         for prompt, key in zip(prompts, self._keys, strict=False):
             tokens[key] = []
             self.core.scheduler.add(TokenRequest(key, "", tuple(prompt), params, 0, 0.0))
-        while self.core.scheduler.has_work:
+        while self.core.has_work:
             for output in self.core.step():
                 if isinstance(output, TokensOutput):
                     tokens[output.key] += output.token_ids

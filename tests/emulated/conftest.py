@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.package.graph_io import DRAW_GRAPH
 from engine.package.manifest import Precision
+from exporter.graphs.draw_graph import draw_graph
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
@@ -83,6 +85,14 @@ def on_device(device: Path) -> RunScript:
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def draw_path(device: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write the graph for draws, which is the same of all models."""
+    directory = tmp_path_factory.mktemp("draws")
+    write_graphs({DRAW_GRAPH: draw_graph()}, directory)
+    return str(directory / DRAW_GRAPH)
 
 
 @pytest.fixture(scope="session")

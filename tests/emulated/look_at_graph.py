@@ -18,7 +18,7 @@ from engine.package.graph_io import SEQLENS_K
 from engine.session import NOT_CAPTURED, create_session
 from tests.emulated.bound_calls import bound, counts
 
-SIZES = {"batch": 8, "num_logits": 8, "num_top": 1, "sources": 8, "beams": 8}
+SIZES = {"rows": 8, "batch": 8, "num_logits": 8, "num_top": 1, "sources": 8, "beams": 8}
 _GRAPH_ID = 7
 
 

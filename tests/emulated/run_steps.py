@@ -1,4 +1,6 @@
-"""Runs steps of a runner on the emulated device; takes a contract as JSON, and a graph or two.
+"""Runs steps of a runner on the emulated device.
+
+Takes a contract as JSON, the graph for draws, and a decoder, with its encoder if it has one.
 
 Prints as JSON what every step made the host do: what it launched, copied and bound, and how often
 it waited.
@@ -11,21 +13,26 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from engine.device.device import open_device
 from engine.device.memory import DeviceMemory
 from engine.package.manifest import GenerationContract
+from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
+from engine.sampling.plain import GraphDraws
+from engine.sampling.truncation import Truncations
 from engine.session import Binding
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
+from engine.slots.step_block import Pending
 
 NUM_SLOTS = 8
 NOTHING = ScheduledBatch()
 COUNTERS = ("launches", "graphs", "syncs", "memcpys")
+Brought = TypeVar("Brought")
 
 counted = dict.fromkeys(("bound", "uploads", "downloads"), 0)
 library = ctypes.CDLL(None)
@@ -50,13 +57,13 @@ for cls, method, name in (
     count_calls(cls, method, name)
 
 
-def during(act: Callable[[], StepLogits]) -> tuple[dict[str, int], StepLogits]:
+def during(act: Callable[[], Brought]) -> tuple[dict[str, int], Brought]:
     for name in COUNTERS:
         getattr(library, f"emu_{name}")()  # begins anew
     counted.update(dict.fromkeys(counted, 0))
-    step = act()
+    brought = act()
     found = {name: getattr(library, f"emu_{name}")() for name in COUNTERS}
-    return found | counted, step
+    return found | counted, brought
 
 
 def steps(contract: GenerationContract) -> Iterator[tuple[str, ScheduledBatch]]:
@@ -90,16 +97,42 @@ def shapes(step: StepLogits) -> list[Any]:
 
 contract = GenerationContract.model_validate_json(sys.argv[1])
 runner = SlotModelRunner.load(
-    contract, *[*sys.argv[2:], None][:2], num_slots=NUM_SLOTS, device=open_device()
+    contract, *[*sys.argv[3:], None][:2], sys.argv[2], num_slots=NUM_SLOTS, device=open_device()
 )
 found: dict[str, Any] = {}
 for name, batch in steps(contract):
     counts, step = during(lambda batch=batch: runner.run(batch))  # type: ignore[misc]
     found[name] = {**counts, "shapes": shapes(step)}
     if name == "decode 1 0":
-        reading, _ = during(lambda step=step: step.fetch([0, 2]))  # type: ignore[misc, return-value]
-        again, _ = during(lambda step=step: step.logits[2])  # type: ignore[misc, return-value]
+        reading, _ = during(lambda step=step: step.fetch([0, 2]))  # type: ignore[misc]
+        again, _ = during(lambda step=step: step.logits[2])  # type: ignore[misc]
         found["fetch"], found["fetch again"] = reading, again
         found["row"] = [str(step.logits[0].dtype), list(np.asarray(step.logits).shape)]
+
+
+def run_ahead(
+    batch: ScheduledBatch, draws: GraphDraws | None = None
+) -> tuple[dict[str, int], StepLogits]:
+    before = runner.start(batch, draws)
+    batch = replace(batch, fed=(0, 1, 2))
+
+    def ahead() -> tuple[Pending, StepLogits]:
+        return runner.start(batch, draws), before()
+
+    counts, (last, step) = during(ahead)
+    last()
+    return counts, step
+
+
+how = Truncations.of([SamplingParams("sampling", top_k=20)] * 2, [20] * 2)
+drawn = GraphDraws(np.array([0, 2]), how, np.array([0.2, 0.7]))
+for k in (1, 20):
+    decode = dict(steps(contract))[f"decode {k} 0"]
+    found[f"ahead {k}"], _ = run_ahead(decode)
+for number in range(2):
+    found[f"drawn {number}"], step = during(lambda: runner.run(decode, drawn))
+found["drawn ahead"], _ = run_ahead(decode, drawn)
+assert step.drawn is not None
+found["drawn rows"] = [list(array.shape) for array in step.drawn]
 
 print(json.dumps(found))

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 # it has, so that one more is seen.
 MOST_LAUNCHES = {("gpt2", 50_257): 131, ("llama", 128_256): 153}
 
+MOST_OF_DRAWS = 23  # likewise
+
 # Of what reads 8 texts or pictures, with two layers in half precision: likewise.
 MOST_LAUNCHES_OF_READERS = {
     "dates": 42,
@@ -79,6 +81,14 @@ def assert_on_device(paths: list[str], on_device: RunScript) -> None:
         captured, again = seen["captured"]
         assert captured["hostcopies"] == 0, path
         assert again == {"launches": 0, "graphs": 1, "syncs": 0, "hostcopies": 0}, path
+
+
+def test_draws_are_computed_on_the_device_in_few_launches(
+    draw_path: str, on_device: RunScript
+) -> None:
+    assert_on_device([draw_path], on_device)
+
+    assert on_device("look_at_graph.py", draw_path)[draw_path]["launches"] <= MOST_OF_DRAWS
 
 
 @pytest.mark.parametrize(("name", "vocab_size"), MOST_LAUNCHES)

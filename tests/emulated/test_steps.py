@@ -25,16 +25,21 @@ CASES = [
 COUNTED = ("launches", "graphs", "syncs", "memcpys", "bound", "uploads", "downloads")
 # Everything goes there in one copy and comes back in one, and the host waits once.
 CAPTURED = dict(zip(COUNTED, (0, 1, 1, 2, 0, 1, 1), strict=True))
+# The ids are copied on the device. The host waits for what the step before has brought, and first
+# for its inputs to have gone.
+AHEAD = CAPTURED | {"syncs": 2, "memcpys": 3}
 
 
 @pytest.fixture(scope="module", params=CASES)
-def steps(request: pytest.FixtureRequest, export: Export, on_device: RunScript) -> Any:
+def steps(
+    request: pytest.FixtureRequest, export: Export, draw_path: str, on_device: RunScript
+) -> Any:
     name, _, precision = request.param.partition("-")
     paths = export(name, precision)
     form = PackageFormat.of("cuda", precision)
     contract = generation_contract(TransformerConfig.model_validate(MODELS[name]), form)
     assert contract is not None
-    return on_device("run_steps.py", contract.model_dump_json(), *sorted(paths))
+    return on_device("run_steps.py", contract.model_dump_json(), draw_path, *sorted(paths))
 
 
 def counts(step: dict[str, Any]) -> dict[str, int]:
@@ -48,6 +53,20 @@ def test_a_captured_decode_step_is_one_launch_and_binds_nothing(steps: Any) -> N
         assert first["launches"] > 0 and first["graphs"] == 1
         assert [counts(step) for step in later] == [CAPTURED, CAPTURED]
     assert counts(steps["decode after it"]) == CAPTURED
+
+
+def test_a_step_that_is_fed_is_one_launch_and_a_copy_more(steps: Any) -> None:
+    for k in (1, 20):
+        assert counts(steps[f"ahead {k}"]) == AHEAD
+
+
+def test_draws_are_one_launch_more(steps: Any) -> None:
+    first, again = steps["drawn 0"], steps["drawn 1"]
+
+    assert first["launches"] > 0
+    assert counts(again) == CAPTURED | {"graphs": 2}
+    assert counts(steps["drawn ahead"]) == AHEAD | {"graphs": 2}
+    assert steps["drawn rows"] == [[3], [3]]
 
 
 def test_every_step_waits_once_and_copies_its_inputs_and_outputs_once(steps: Any) -> None:

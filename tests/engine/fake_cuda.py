@@ -33,6 +33,8 @@ class FakeCuda:
         self.memory: dict[int, Any] = {}  # on the device, by address
         self.pinned: dict[int, Any] = {}
         self._queued: list[Callable[[], object]] = []
+        self._events: dict[int, int] = {}  # by address: how many works were queued before it
+        self._num_queued = self._num_done = 0
         self._functions = {
             name.removeprefix("_fake_"): self._recorded(name.removeprefix("_fake_"))
             for name in dir(self)
@@ -69,11 +71,14 @@ class FakeCuda:
 
     def queue(self, work: Callable[[], object]) -> None:
         self._queued.append(work)
+        self._num_queued += 1
 
-    def _run(self) -> None:
-        queued, self._queued = self._queued, []
-        for work in queued:
-            work()
+    def _run(self, until: int | None = None) -> None:
+        """Do what is queued, as late as may be: up to the work of a number, or all of it."""
+        until = self._num_queued if until is None else until
+        while self._num_done < until:
+            self._num_done += 1
+            self._queued.pop(0)()
 
     def _check(self, address: int, num_bytes: int) -> None:
         for start, buffer in (*self.memory.items(), *self.pinned.items()):
@@ -127,6 +132,18 @@ class FakeCuda:
 
     def _fake_cudaStreamSynchronize(self, stream: int) -> None:
         self._run()
+
+    def _fake_cudaEventCreateWithFlags(self, event: Any, flags: int) -> None:
+        event._obj.value = 8 * (len(self._events) + 1)
+        self._events[event._obj.value] = 0
+
+    def _fake_cudaEventDestroy(self, event: int) -> None: ...
+
+    def _fake_cudaEventRecord(self, event: int, stream: int) -> None:
+        self._events[event] = self._num_queued
+
+    def _fake_cudaEventSynchronize(self, event: int) -> None:
+        self._run(self._events[event])
 
     def _fake_cudaMemsetAsync(self, address: int, byte: int, num_bytes: int, stream: int) -> None:
         self._check(address, num_bytes)

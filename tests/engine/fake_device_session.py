@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from engine.device.device import CudaDevice
 from engine.device.memory import DeviceArray
+from engine.package.graph_io import DRAW_GRAPH
 from engine.session import NOT_CAPTURED, Session, create_session
 from engine.slots.runner import SlotModelRunner
+from exporter.graphs.draw_graph import draw_graph
+from exporter.graphs.package_graphs import write_graphs
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.test_model_runner import TinyModel
 
@@ -75,21 +78,30 @@ class FakeDeviceBinding:
 def load_on(
     cuda: FakeCuda, model: TinyModel, directory: Path, *, num_slots: int, **options: Any
 ) -> tuple[SlotModelRunner, FakeDeviceSession]:
-    """Return a runner on a fake device, and its decoder."""
+    """Return a runner on a fake device, and its decoder.
+
+    It draws by the graph for it if that is in the directory, see `write_draw_graph`.
+    """
     device: CudaDevice = cuda.device()
-    decoder, encoder = (
-        None if path is None else FakeDeviceSession(path, cuda) for path in model.write(directory)
+    paths = *model.write(directory), directory / DRAW_GRAPH
+    decoder, encoder, draw = (
+        FakeDeviceSession(path, cuda) if path and path.exists() else None for path in paths
     )
     runner = SlotModelRunner(
         model.contract,
         decoder,  # type: ignore[arg-type]
         encoder,  # type: ignore[arg-type]
+        draw,  # type: ignore[arg-type]
         num_slots=num_slots,
         device=device,
         **options,
     )
     assert decoder is not None
     return runner, decoder
+
+
+def write_draw_graph(directory: Path) -> None:
+    write_graphs({DRAW_GRAPH: draw_graph()}, directory)
 
 
 def _on_host(array: DeviceArray) -> NDArray[Any]:

@@ -199,7 +199,7 @@ def answers(runner: SlotModelRunner, model: TinyModel, seeds: Iterable[int]) -> 
         )
         core.scheduler.add(request)
     outputs: list[EngineOutput] = []
-    while core.scheduler.has_work:
+    while core.has_work:
         outputs += core.step()
     return outputs
 

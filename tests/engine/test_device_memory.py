@@ -107,3 +107,39 @@ def test_a_copy_of_other_bytes_is_refused(host: np.ndarray, why: str, memory: De
 @pytest.mark.parametrize(("given", "wanted"), [(0, 0), (1, 1), (ALIGNMENT, 1), (ALIGNMENT + 1, 2)])
 def test_sizes_are_rounded_up_to_the_alignment(given: int, wanted: int) -> None:
     assert aligned(given) == wanted * ALIGNMENT
+
+
+@pytest.mark.parametrize("width", [1, 128])
+def test_the_first_column_of_an_array_is_copied_alone(memory: DeviceMemory, width: int) -> None:
+    sent, received = np.arange(4 * width).reshape(4, width), np.full((5, 1), -1)
+    origin, target = memory.zeros((4, width), "int64"), memory.zeros((5, 1), "int64")
+    memory.upload(origin, sent)
+    memory.upload(target, received)
+
+    memory.copy_column(target[2:4], origin[1:3])
+
+    memory.download(received, target)
+    memory.runtime.synchronize()
+    assert received[:, 0].tolist() == [-1, -1, width, 2 * width, -1]
+
+
+def test_a_column_of_another_length_or_type_is_refused(memory: DeviceMemory) -> None:
+    origin = memory.zeros((4, 2), "int64")
+
+    for target in (memory.zeros((3, 1), "int64"), memory.zeros((4, 1), "int32")):
+        with pytest.raises(ValueError, match="is not of the shape"):
+            memory.copy_column(target, origin)
+
+
+def test_a_mark_is_waited_for_and_what_is_queued_behind_it_is_not(memory: DeviceMemory) -> None:
+    array, seen = memory.zeros((2,), "int32"), [np.zeros(2, np.int32) for _ in range(2)]
+    memory.upload(array, np.array([5, 6], np.int32))
+    mark = memory.mark()
+    mark.wait()  # it was never put
+
+    memory.download(seen[0], array)
+    mark.put()
+    memory.download(seen[1], array)
+    mark.wait()
+
+    assert [each.tolist() for each in seen] == [[5, 6], [0, 0]]

@@ -36,6 +36,8 @@ from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
+from tests import fake_gpu
+from tests.engine.fake_device_session import write_draw_graph
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257
@@ -183,7 +185,9 @@ def _text_package(
     )
 
 
-def _generating_package(directory: Path, *, cross: bool, decoder: ModelProto | None = None) -> Path:
+def _generating_package(
+    directory: Path, *, cross: bool, decoder: ModelProto | None = None, **manifest: Any
+) -> Path:
     graphs = {"decoder.onnx": decoder or _alphabet_decoder(cross=cross)}
     if cross:
         graphs["encoder.onnx"] = _idle_encoder()
@@ -200,6 +204,7 @@ def _generating_package(directory: Path, *, cross: bool, decoder: ModelProto | N
             "decoder_start_token_id": START if cross else None,
             "eos_token_ids": [END],
         },
+        **manifest,
     )
 
 
@@ -261,6 +266,30 @@ async def test_generating_package_becomes_an_engine_that_generates(
     (finished,) = (event for event in events if isinstance(event, SequenceFinished))
     assert finished.text == answer
     assert isinstance(events[-1], RequestFinished) and events[-1].usage.input_tokens == 2
+
+
+@pytest.mark.parametrize("has_draws", [False, True], ids=["exported before", "with draws"])
+async def test_a_package_for_a_gpu_is_served_with_and_without_a_graph_for_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_draws: bool
+) -> None:
+    fake_gpu.put_in(monkeypatch)
+    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+    if has_draws:
+        write_draw_graph(tmp_path)
+    package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
+
+    engine = load_engine(package, CONFIG)
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+    sampled = SamplingParams("sampling", top_k=4, temperature=0.01)
+    try:
+        events = [e async for e in engine.generate(GenerationRequest("r", "ab", sampled))]
+    finally:
+        await engine.stop()
+
+    assert engine._steps._core._runner.model.has_draws == has_draws
+    (finished,) = (event for event in events if isinstance(event, SequenceFinished))
+    assert finished.text == "cde"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")

@@ -15,6 +15,9 @@ from engine.one_pass.batch import stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package import graph_io
 from engine.package.manifest import CacheShape, GenerationContract
+from engine.requests.request import SamplingParams
+from engine.sampling.plain import GraphDraws
+from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from tests.engine.fake_cuda import FakeCuda
@@ -55,7 +58,7 @@ class ScriptedGraph:
 @pytest.fixture
 def other_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Describe every input and output with another type than it has."""
-    others = {"int64": "int32", "int32": "int64", "float32": "float16"}
+    others = {"int64": "int32", "int32": "int64", "float32": "float16", "float64": "float32"}
     for name, dtype in graph_io.DTYPES.items():
         monkeypatch.setitem(graph_io.DTYPES, name, others[dtype])
 
@@ -88,10 +91,15 @@ def test_the_engine_types_no_input_of_a_graph_but_where_they_are_described() -> 
 def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
     is_on_device: bool,
 ) -> None:
-    shapes = (graph_io.decoder_shape(CONTRACT), graph_io.encoder_shape(CACHE))
-    decoder, encoder = map(ScriptedGraph, shapes)
+    shapes = (
+        graph_io.decoder_shape(CONTRACT),
+        graph_io.encoder_shape(CACHE),
+        graph_io.draw_shape(),
+    )
+    graphs = [ScriptedGraph(shape) for shape in shapes]
+    draws = GraphDraws(np.array([1]), Truncations.of([SamplingParams()], [2]), np.array([0.5]))
     device = FakeCuda().device() if is_on_device else None
-    runner = SlotModelRunner(CONTRACT, decoder, encoder, num_slots=4, device=device)
+    runner = SlotModelRunner(CONTRACT, *graphs, num_slots=4, device=device)
 
     for sources in ((0, 1), (0, 0)):  # each its own, and beams of one
         runner.run(
@@ -102,10 +110,11 @@ def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
                 decode_sources=sources,
                 num_top=2,
                 aligned=(1, 2),
-            )
+            ),
+            draws,
         )
 
-    for graph, shape in zip((decoder, encoder), shapes, strict=True):
+    for graph, shape in zip(graphs, shapes, strict=True):
         described = {**shape.inputs, **shape.outputs}
         assert graph.bound == {name: value.dtype for name, value in described.items()}
 

@@ -21,6 +21,7 @@ from engine.scheduling.output import (
     FailedOutput,
     FinishedOutput,
     HypothesisOutput,
+    ScoresOutput,
     TokensOutput,
 )
 from engine.scheduling.scheduler import Scheduler
@@ -178,8 +179,9 @@ def step_all(core: EngineCore) -> list[EngineOutput]:
     raise AssertionError("the engine does not come to an end")
 
 
-def random_params(draw: random.Random) -> SamplingParams:
-    stops = tuple(draw.sample(range(256), draw.choice([0, 0, 20, 60])))  # that come early or late
+def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
+    share = draw.choice([0, 0, 0.08, 0.24])  # of tokens, one of which comes early or late
+    stops = tuple(draw.sample(range(vocab_size), int(share * vocab_size)))
     common = {
         "max_new_tokens": draw.randint(1, 12),
         "stop_token_ids": stops,
@@ -235,6 +237,8 @@ def whole_answers(outputs: list[EngineOutput]) -> dict[tuple[int, object], list]
                 told[2:] = output.sum_logprob, output.finish_reason, output.matched_stop
             case HypothesisOutput():
                 found[output.key, ("beam", output.index)] = [output.hypothesis]
+            case ScoresOutput():
+                found.setdefault((output.key, "scores"), []).extend(output.positions)
             case FailedOutput():
                 found[output.key, "failed"] = [output.error]
     return found

@@ -20,6 +20,7 @@ from engine.package.device_certificate import DeviceUse
 from engine.package.manifest import DeviceCertificate, PackageFormat, Precision, Weights
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
+from engine.sampling.plain import GraphDraws
 from engine.sampling.top_k import step_logits
 from engine.session import Session
 from engine.slots.batch import ScheduledBatch
@@ -196,8 +197,12 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Spoil, float], None]:
     def spoil(how: Spoil, size: float) -> None:
         run = SlotModelRunner.run
 
-        def wrong(runner: SlotModelRunner, batch: ScheduledBatch) -> StepLogits:
-            step = run(runner, batch)
+        def wrong(
+            runner: SlotModelRunner, batch: ScheduledBatch, draws: GraphDraws | None = None
+        ) -> StepLogits:
+            step = run(runner, batch, draws)
+            if draws is not None:  # what is drawn is compared with this very step
+                return step
             logits = np.array(step.logits)
             how(runner, batch, logits)
             return step_logits(logits, step.top_ids.shape[1])._replace(alignment=step.alignment)

@@ -111,6 +111,11 @@ class Setup(NamedTuple):
         has_bucket = self.has_bucket or self.device == "cuda"
         return self.form.target == "cpu" or name != "encoder-decoder" or has_bucket
 
+    @property
+    def in_turn(self) -> Setup:
+        """One in which no step is queued before the one before it is looked at, with equal bits."""
+        return Setup(self.form, has_bucket=True) if self.is_fake else self
+
     def load(self, package: Path | Package, config: EngineConfig) -> AsyncEngine:
         """Load a package as the engine does; on a GPU one that was shown nothing there, too."""
         package = load_package(package) if isinstance(package, Path) else package

@@ -198,6 +198,27 @@ class RandomRequests:
         return values[self._rng.integers(0, len(values))]
 
 
+class FedRequests(RandomRequests):
+    """Makes requests that a device feeds itself, and a few of every other kind."""
+
+    def _request(self, request_id: str) -> Ask:
+        if self._happens(0.05):
+            return super()._request(request_id)
+        params = self._choose(SamplingParams(), SamplingParams("sampling", **self._truncation()))
+        length = {"max_new_tokens": self._count(1, 14), "ignore_eos": self._happens(0.3)}
+        return GenerationRequest(request_id, self._prompt(), replace(params, **length))
+
+    def _truncation(self) -> dict[str, Any]:
+        return {
+            "temperature": self._choose(0.3, 1.0, 1.7),
+            "top_k": self._choose(1, 5, 30, VOCAB_SIZE),
+            "top_p": self._choose(1.0, 0.9, 0.5),
+            "min_p": self._choose(0.0, 0.1),
+            "seed": int(self._rng.integers(0, 2**63)),
+            "num_outputs": self._choose(1, 1, 1, 2),
+        }
+
+
 class Watch:
     """Counts an engine's steps, which are its clock, and sees what runs in each."""
 
@@ -374,6 +395,7 @@ QUICK_FOR_CUDA = {
 }
 
 
+LONG_MARKS = (pytest.mark.long,)
 ON_GPU, ON_FAKE = (
     {
         (name, f"{where}-{precision}"): setup
@@ -388,28 +410,34 @@ ON_GPU, ON_FAKE = (
 
 
 def cases() -> list[Any]:
+    fed = {(name, f"{how}, fed"): setup for (name, how), setup in ON_FAKE.items()}
     return [
-        pytest.param(name, setup, count, id=f"{name}-{how}", marks=marks)
-        for setups, count, marks in (
-            (QUICK, NUM_REQUESTS, ()),
-            (QUICK_FOR_CUDA, NUM_REQUESTS_LONG, ()),
-            (LONG, NUM_REQUESTS_LONG, (pytest.mark.long, pytest.mark.timeout(900))),
-            (ON_FAKE, NUM_REQUESTS, pytest.mark.long),
-            (ON_GPU, NUM_REQUESTS_LONG, pytest.mark.gpu),
+        pytest.param(name, setup, kind, count, id=f"{name}-{how}", marks=marks)
+        for setups, kind, count, marks in (
+            (QUICK, RandomRequests, NUM_REQUESTS, ()),
+            (QUICK_FOR_CUDA, RandomRequests, NUM_REQUESTS_LONG, ()),
+            (LONG, RandomRequests, NUM_REQUESTS_LONG, (*LONG_MARKS, pytest.mark.timeout(900))),
+            (ON_FAKE, RandomRequests, NUM_REQUESTS, LONG_MARKS),
+            (fed, FedRequests, NUM_REQUESTS_LONG, LONG_MARKS),
+            (ON_GPU, RandomRequests, NUM_REQUESTS_LONG, pytest.mark.gpu),
         )
         for (name, how), setup in setups.items()
         if setups is not ON_FAKE or (name, how) not in QUICK
     ]
 
 
-@pytest.mark.parametrize(("name", "setup", "num_requests"), cases())
+@pytest.mark.parametrize(("name", "setup", "kind", "num_requests"), cases())
 async def test_every_request_under_random_load_gets_what_it_gets_alone(
-    name: str, setup: Setup, num_requests: int, exported: Callable[..., Exported]
+    name: str,
+    setup: Setup,
+    kind: type[RandomRequests],
+    num_requests: int,
+    exported: Callable[..., Exported],
 ) -> None:
     package = exported(name, setup.form).package
-    plans = RandomRequests(name, seed=5).plans(num_requests)
+    plans = kind(name, seed=5).plans(num_requests)
     engine = setup.load(package, ENGINE)
-    lonely = setup.load(package, replace(ENGINE, reuse_prefixes=False))
+    lonely = setup.in_turn.load(package, replace(ENGINE, reuse_prefixes=False))
     watch = Watch(engine)
     await engine.start()
     await lonely.start()

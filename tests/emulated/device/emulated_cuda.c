@@ -24,7 +24,7 @@ cudaError_t cudaDriverGetVersion(int*v){*v=13000;return 0;} cudaError_t cudaRunt
 cudaError_t cudaEventCreate(cudaEvent_t*e){*e=(cudaEvent_t)A(8);return 0;} cudaError_t cudaEventCreateWithFlags(cudaEvent_t*e,unsigned f){*e=(cudaEvent_t)A(8);return 0;}
 cudaError_t cudaEventDestroy(cudaEvent_t e){return 0;} cudaError_t cudaEventElapsedTime(float*f,cudaEvent_t a,cudaEvent_t b){*f=1;return 0;}
 cudaError_t cudaEventRecord(cudaEvent_t e,cudaStream_t s){return 0;} cudaError_t cudaEventRecordWithFlags(cudaEvent_t e,cudaStream_t s,unsigned f){return 0;}
-cudaError_t cudaEventSynchronize(cudaEvent_t e){return 0;}
+cudaError_t cudaEventSynchronize(cudaEvent_t e){syncs++;return 0;}
 static long mbytes=0; long emu_malloc_bytes(void){long x=mbytes;mbytes=0;return x;} static size_t used=0; static size_t all_bytes(void){const char*v=getenv("EMU_MEMORY");return v?strtoull(v,0,10):139ULL<<30;} /* bytes of the device */
 cudaError_t cudaMalloc(void**p,size_t n){*p=0;if(n>all_bytes()-used)return 2;mbytes+=n;*p=A(n);used+=malloc_usable_size(*p);return *p?0:2;} cudaError_t cudaMallocHost(void**p,size_t n){*p=A(n);return 0;} cudaError_t cudaHostAlloc(void**p,size_t n,unsigned f){*p=A(n);return 0;}
 cudaError_t cudaFree(void*p){used-=malloc_usable_size(p);free(p);return 0;} cudaError_t cudaFreeHost(void*p){free(p);return 0;} cudaError_t cudaFreeAsync(void*p,cudaStream_t s){free(p);return 0;}

@@ -1,0 +1,82 @@
+"""Plans the call that draws the next tokens of rows behind the decode call of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.package.graph_io import (
+    DRAWN,
+    LAST_COLUMN,
+    LEAST_SCORE,
+    TEMPERATURE,
+    TOP_P,
+    TOPS,
+    UNIFORM,
+)
+from engine.sampling.plain import GraphDraws
+from engine.sampling.truncation import SMALLEST_NORMAL
+from engine.session import NOT_CAPTURED, Binding, Session
+from engine.slots.graph_call import GraphCall
+from engine.slots.step_block import StepBlock
+
+
+class _Shape(NamedTuple):
+    """All that a binding of a call depends on."""
+
+    num_rows: int
+    num_top: int
+
+
+class DrawCalls:
+    """Draws a token for each row of a decode call, the likeliest one where nothing else is said."""
+
+    def __init__(
+        self,
+        draw: Session,
+        block: StepBlock,
+        num_slots: int,
+        graph_ids: Iterator[int] | None,
+    ) -> None:
+        """`graph_ids` are those of captured calls; None: none is captured."""
+        self._draw = draw
+        self._block = block
+        self._graph_ids = graph_ids
+        names = (LAST_COLUMN, TEMPERATURE, TOP_P, LEAST_SCORE, UNIFORM)
+        self._asked = {name: block.standing(name, (num_slots, 1)) for name in names}
+        self._asked[TEMPERATURE].host[:] = 1
+        self._asked[TOP_P].host[:] = np.inf
+        self._asked[LEAST_SCORE].host[:] = -np.inf
+        self._bindings: dict[_Shape, tuple[Binding, int]] = {}
+
+    def plan(self, draws: GraphDraws, num_rows: int, num_top: int) -> GraphCall:
+        """Return the call behind a decode call of so many rows with their likeliest tokens."""
+        how, asked = draws.how, {name: place.host for name, place in self._asked.items()}
+        asked[LAST_COLUMN][:] = 0  # of rows whose draws are others
+        asked[LAST_COLUMN][draws.rows, 0] = how.num_columns - 1
+        asked[TEMPERATURE][draws.rows] = np.maximum(how.temperature, SMALLEST_NORMAL)
+        asked[TOP_P][draws.rows, 0] = how.top_p
+        asked[LEAST_SCORE][draws.rows] = how.least
+        asked[UNIFORM][draws.rows, 0] = draws.uniform
+        binding, graph_id = self._bound(_Shape(num_rows, num_top))
+        return GraphCall(binding, {}, {}, graph_id=graph_id)
+
+    def _bound(self, shape: _Shape) -> tuple[Binding, int]:
+        if shape not in self._bindings:
+            graph_id = NOT_CAPTURED if self._graph_ids is None else next(self._graph_ids)
+            self._bindings[shape] = self._bind(shape), graph_id
+        return self._bindings[shape]
+
+    def _bind(self, shape: _Shape) -> Binding:
+        M, k = shape
+        binding = self._draw.bind()
+        for name, place in self._asked.items():
+            binding.input(name, place.bound[:M])
+        _, *top = self._block.decode_outputs(M, k)
+        for name, array in zip(TOPS, top, strict=True):
+            binding.input(name, array)
+        for name, array in zip(DRAWN, self._block.drawn_outputs(M, k), strict=True):
+            binding.output(name, array)
+        return binding

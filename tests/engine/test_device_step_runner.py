@@ -1,0 +1,253 @@
+"""Steps on a device: the next one is queued before the host looks at what the last one has brought.
+
+Calls on the fake device run as late as they may, so that what is overwritten too soon is seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import DeviceError, EngineFailure
+from engine.factory import core_on_slots
+from engine.generation.core import EngineCore
+from engine.requests.request import SamplingParams
+from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput
+from engine.scheduling.sequence import TokenRequest
+from engine.slots.batch import PrefillChunk
+from engine.slots.runner import SlotModelRunner
+from tests.engine.fake_cuda import FakeCuda
+from tests.engine.fake_device_session import load_on, write_draw_graph
+from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
+from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
+from tests.engine.test_steps_under_way import random_params, step_all, whole_answers
+
+CONFIG = EngineConfig(max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12)
+DRAWS = pytest.mark.parametrize("has_draws", [False, True], ids=["greedy", "drawn"])
+ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
+
+
+def core_on(runner: SlotModelRunner, model: TinyModel) -> EngineCore:
+    return core_on_slots(CONFIG, model.contract, runner, clock=lambda: 0.0)
+
+
+def on_device(
+    path: Path, *, has_encoder: bool = False, has_draws: bool = False
+) -> tuple[FakeCuda, EngineCore]:
+    cuda, model = FakeCuda(), TinyModel(4, has_encoder=has_encoder)
+    if has_draws:
+        write_draw_graph(path)
+    runner, _ = load_on(cuda, model, path, num_slots=SLOTS)
+    return cuda, core_on(runner, model)
+
+
+def request(key: int, params: SamplingParams, *, has_encoder: bool = False) -> TokenRequest:
+    length = 1 + key % (MAX_SOURCE if has_encoder else 14)
+    score_from = None if params.prompt_logprobs is None else 1
+    return TokenRequest(key, f"r-{key}", ids(key, length), params, key, 0.0, score_from=score_from)
+
+
+def decoding(core: EngineCore, *kinds: SamplingParams) -> EngineCore:
+    """Let requests come so far that all of them have had two tokens."""
+    for key, params in enumerate(kinds):
+        core.scheduler.add(request(key, params))
+    while min((one.num_generated for one in core.scheduler._decoding), default=0) < 2:
+        core.step()
+    return core
+
+
+GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams("sampling", top_k=5, max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("has_encoder", "has_draws", "count"),
+    [
+        pytest.param(False, True, 1000, id="decoder-drawn"),
+        pytest.param(False, False, 200, id="decoder"),
+        pytest.param(True, True, 200, id="encoder-decoder-drawn"),
+        pytest.param(True, True, 1000, id="encoder-decoder-drawn, more", marks=pytest.mark.long),
+    ],
+)
+def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
+    tmp_path: Path, has_encoder: bool, has_draws: bool, count: int
+) -> None:
+    model = TinyModel(4, has_encoder=has_encoder)
+    on_host = core_on(load(model, tmp_path, SLOTS), model)
+    _, ahead = on_device(tmp_path, has_encoder=has_encoder, has_draws=has_draws)
+
+    found = [
+        told(core, count, lambda draw: random_params(draw, VOCAB), has_encoder=has_encoder)
+        for core in (on_host, ahead)
+    ]
+
+    assert len(found[0]) > count
+    assert found[0] == found[1]
+
+
+@DRAWS
+@ENCODERS
+def test_requests_that_are_fed_come_and_go_while_steps_are_under_way(
+    tmp_path: Path, has_encoder: bool, has_draws: bool
+) -> None:
+    def params(draw: random.Random) -> SamplingParams:
+        found = draw.choice([GREEDY, SAMPLED] if has_draws else [GREEDY])
+        stops = tuple(draw.sample(range(VOCAB), 2))
+        return replace(found, max_new_tokens=draw.randint(1, 20), stop_token_ids=stops)
+
+    model = TinyModel(4, has_encoder=has_encoder)
+    on_host = core_on(load(model, tmp_path, SLOTS), model)
+    _, ahead = on_device(tmp_path, has_encoder=has_encoder, has_draws=has_draws)
+    num_steps: Counter[bool] = Counter()
+    step = ahead.step
+
+    def counted() -> list[EngineOutput]:
+        outputs = step()
+        num_steps[bool(ahead._under_way)] += 1
+        return outputs
+
+    ahead.step = counted  # type: ignore[method-assign]
+    lockstep, found = (
+        told(core, 100, params, has_encoder=has_encoder) for core in (on_host, ahead)
+    )
+
+    assert found == lockstep
+    assert num_steps[True] > num_steps[False]
+
+
+def told(
+    core: EngineCore,
+    count: int,
+    make_params: Callable[[random.Random], SamplingParams],
+    *,
+    has_encoder: bool,
+) -> dict[tuple[int, object], list]:
+    """Let random requests come and some of them leave; return what each was told."""
+    draw, outputs = random.Random(1), []
+    for key in range(count):
+        core.scheduler.add(request(key, make_params(draw), has_encoder=has_encoder))
+        is_unwanted = draw.random() < 0.05
+        for _ in range(draw.randint(0, 3)):
+            outputs += core.step() if core.has_work else []
+        if is_unwanted:
+            core.scheduler.abort(key)
+            outputs = [output for output in outputs if output.key != key]
+    outputs += step_all(core)
+    assert not [output for output in outputs if isinstance(output, FailedOutput)]
+    return whole_answers(outputs)
+
+
+def test_a_step_is_queued_before_the_one_before_it_is_waited_for(tmp_path: Path) -> None:
+    cuda, core = on_device(tmp_path)
+    decoding(core, GREEDY, GREEDY, GREEDY)
+    cuda.calls.clear()
+
+    core.step()
+
+    upload = ["cudaEventSynchronize", "cudaMemcpyAsync", "cudaEventRecord"]
+    feed, download = ["cudaMemcpyAsync"], ["cudaMemcpyAsync", "cudaEventRecord"]
+    assert cuda.calls == [*upload, *feed, *download, "cudaEventSynchronize"]
+    assert len(core._under_way) == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "has_draws", "num_ahead"),
+    [
+        (SAMPLED, True, 1),
+        (replace(SAMPLED, top_p=0.8, min_p=0.01, temperature=0.7), True, 1),
+        (replace(SAMPLED, top_k=0, min_p=0.01), True, 1),  # the vocabulary is smaller than 128
+        (SAMPLED, False, 0),
+        (replace(SAMPLED, top_k=0, top_p=0.8), True, 0),  # a share of all tokens' weight
+    ],
+)
+def test_tokens_that_the_graph_does_not_draw_are_drawn_before_the_next_step(
+    tmp_path: Path, params: SamplingParams, has_draws: bool, num_ahead: int
+) -> None:
+    _, core = on_device(tmp_path, has_draws=has_draws)
+    decoding(core, GREEDY, params)
+
+    core.step()
+
+    assert len(core._under_way) == num_ahead
+
+
+def test_a_sequence_that_begins_behind_an_encoder_lets_no_step_wait(tmp_path: Path) -> None:
+    _, core = on_device(tmp_path, has_encoder=True)
+    decoding(core, GREEDY)
+    core.scheduler.add(request(1, GREEDY, has_encoder=True))
+
+    num_ahead = []
+    for _ in range(4):
+        core.step()
+        num_ahead.append(len(core._under_way))
+
+    assert len(core.scheduler._decoding) == 2
+    assert num_ahead == [1, 1, 1, 1]
+
+
+def test_log_probabilities_come_step_by_step_and_steps_run_ahead_again_behind_them(
+    tmp_path: Path,
+) -> None:
+    _, core = on_device(tmp_path)
+    short = replace(GREEDY, logprobs=2, max_new_tokens=4)
+    decoding(core, GREEDY, short)
+
+    core.step()
+    with_logprobs = len(core._under_way)
+    while len(core.scheduler._decoding) == 2:
+        core.step()
+    core.step()
+    core.step()
+
+    assert (with_logprobs, len(core._under_way)) == (0, 1)
+
+
+def test_a_row_takes_its_token_from_where_it_was_before_others_left(tmp_path: Path) -> None:
+    cuda, core = on_device(tmp_path)
+    ends = [replace(GREEDY, max_new_tokens=count) for count in (4, 12, 6, 12)]
+    decoding(core, *ends)
+    outputs: list[EngineOutput] = []
+    most_copies = 0
+    while core.has_work:
+        cuda.calls.clear()
+        outputs += core.step()
+        most_copies = max(most_copies, cuda.calls.count("cudaMemcpyAsync"))
+
+    assert most_copies > 3  # inputs, outputs and more than one piece of ids
+    assert len([output for output in outputs if isinstance(output, FinishedOutput)]) == 4
+
+
+def test_rows_of_logits_that_the_next_step_has_overwritten_are_not_read(tmp_path: Path) -> None:
+    model = TinyModel(4, has_encoder=False)
+    runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    chunk = replace(NOTHING, chunks=(PrefillChunk(0, ids(1, 4), 1),))
+
+    first = runner.start(chunk)
+    second = runner.start(replace(NOTHING, decode_ids=(5,)))
+    early, late = first(), second()
+
+    assert early.top_ids.shape == late.top_ids.shape == (1, 1)
+    assert late.logits[0].shape == (VOCAB,)
+    with pytest.raises(RuntimeError, match="the next one has overwritten"):
+        early.logits[0]
+
+
+def test_a_device_that_fails_under_a_step_takes_those_behind_it_along(tmp_path: Path) -> None:
+    cuda, core = on_device(tmp_path)
+    decoding(core, GREEDY, GREEDY)
+
+    cuda.codes["cudaEventSynchronize"] = 700
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        core.step()
+    cuda.codes.clear()
+    failed = core.recover(lambda request_id: EngineFailure(request_id))
+    core.scheduler.add(request(7, GREEDY))
+
+    assert sorted(o.key for o in failed if isinstance(o, FailedOutput)) == [0, 1]
+    assert [o.key for o in step_all(core) if isinstance(o, FinishedOutput)] == [7]
