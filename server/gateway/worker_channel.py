@@ -62,6 +62,8 @@ class WorkerChannel:
             finally:
                 call.cancel()
                 await asyncio.wait([ending])
+                if not ending.cancelled():
+                    ending.exception()  # seen, where whoever leaves has not waited for it
 
         return follow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -239,3 +240,17 @@ async def test_a_stream_that_a_stub_leaves_ends_at_the_worker(
         await anext(messages)
 
     await asyncio.wait_for(worker.cancelled.wait(), 60)
+
+
+async def test_a_stream_that_a_stub_leaves_as_it_fails_troubles_nobody(calls: WorkerCalls) -> None:
+    troubles: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+    follow = WorkerChannel(calls).unary_stream("/failing", bytes, bytes)
+
+    async with aclosing(cast(AsyncGenerator[bytes, None], follow(b""))) as messages:
+        await anext(messages)
+        with pytest.raises(WorkerFailed):  # behind it, on the same connection
+            [message async for message in follow(b"")]
+    gc.collect()
+
+    assert not [one for one in troubles if "never retrieved" in one["message"]]
