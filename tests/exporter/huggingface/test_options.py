@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import FAMILIES, import_checkpoint
+from exporter.huggingface.bart_like import BartLikeConfig
 from exporter.huggingface.family import Family
 from tests.exporter.huggingface.decoders import DECODERS, LLAMA3, save_decoder
 from tests.exporter.huggingface.encoders import NAMES, save_encoder
@@ -174,6 +175,8 @@ def test_no_changed_option_changes_the_answers_of_transformers_alone(
     wrong, num_changed = [], 0
 
     for name, value in changes(json.loads(saved), options_of(json.loads(saved)["model_type"])):
+        if name in BartLikeConfig.weak_names and "encoder_layers" in json.loads(saved):
+            continue  # where both stand, the weights say how many layers there are
         edit(file, {name: value})
         try:
             ours = _ours(tmp_path / "source")
