@@ -27,8 +27,7 @@ from loadtest.chaos.harm import KILL_CONTROLLER, KINDS, Harmed, harm
 from loadtest.chaos.load import Load, cases
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 
 _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "12.03.2021", "one two three")
 _PAUSE = 0.3  # seconds between recovery and the next harm, so that it meets streams anywhere
@@ -128,7 +127,6 @@ def main(
 def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: int) -> None:
     """Write what was found to OUT.json."""
     content = {
-        **heading("loadtest.chaos"),
         "plan": asdict(plan),
         "harms": summary(harmed),
         "streams": vars(load.tally),  # asdict makes pairs of what a Counter has
@@ -136,8 +134,7 @@ def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: 
         "failures": failures(harmed),
         "wrong": load.wrong,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.chaos", content, out)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import load_package
 from loadtest.benchmark.work import generation_contract
 from loadtest.reports.plots import write_figure
-from loadtest.result_file import write_document
 from loadtest.studies.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 
 POLICIES: tuple[Policy, ...] = ("continuous", "static", "early exit")
 _COLOURS = {"continuous": "#0072b2", "static": "#d55e00", "early exit": "#cc79a7"}
@@ -144,7 +143,6 @@ def _describe(manifest: Manifest, work: TraceWork, slots: int) -> dict[str, obje
     return {
         "model": manifest.name,
         "weights": manifest.weights,
-        **heading("loadtest.studies.batching"),
         "trace": asdict(work),
         "slots": slots,
         "policies": inspect.getdoc(serve_trace),
@@ -194,10 +192,9 @@ async def _point(
 
 
 def _write(out: Path, points: Sequence[Point], about: dict[str, object]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
     found = [{**one._asdict(), "ratio": one.ratio} for one in at_equal_p99(points)]
     content = {**about, "at_equal_p99": found, "points": [asdict(point) for point in points]}
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.batching", content, out)
     _draw(points, f"{about['model']}, {about['weights']}", out.with_suffix(".png"))
 
 

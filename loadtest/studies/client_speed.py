@@ -25,9 +25,8 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
-from loadtest.result_file import write_document
 from loadtest.runner import run
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.work.ask import Work, texts
 from loadtest.work.common import Common
 
@@ -125,12 +124,10 @@ def main(streams: int, tokens: int, requests: int, rounds: int, out: Path) -> No
     for name, speeds in found.items():
         click.echo(f"{name}: {_median(speeds):,.0f} messages/s on one core")
     document = {
-        **heading("loadtest.studies.client_speed"),
         "messages_per_second": {name: round(_median(one)) for name, one in found.items()},
         "rounds": {name: [asdict(speed) for speed in one] for name, one in found.items()},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(document, out.with_suffix(".json"))
+    write_result("loadtest.studies.client_speed", document, out)
 
 
 def _median(speeds: list[Speed]) -> float:

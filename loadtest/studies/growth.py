@@ -24,8 +24,7 @@ from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
 from loadtest.reports.plots import write_figure
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.machine import Machine, measure_machine
 
 _BYTES_PER_NUMBER = 4
@@ -132,15 +131,13 @@ def _model(decoder: Path) -> Model:
 
 
 def _write(out: Path, name: str, machine: Machine, model: Model, steps: Sequence[Step]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "model": name,
-        **heading("loadtest.studies.growth"),
         "machine": {"name": machine_name(), **asdict(machine)},
         "weights": asdict(model),
         "steps": [{**asdict(step), "median": step.median} for step in steps],
     }
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.growth", content, out)
     _draw(name, machine, steps, out.with_suffix(".png"))
     for step in steps:
         click.echo(

@@ -1,12 +1,15 @@
-"""What every result file begins with."""
+"""Result files: what every one begins with, and how it is written."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 from engine.machine import machine_name
 from loadtest.origin import code_commit, now, versions_of
+from loadtest.result_file import write_document
 
 # What a figure may depend on.
 _DISTRIBUTIONS = (
@@ -32,3 +35,9 @@ def heading(module: str) -> dict[str, object]:
         "machine": machine_name(),
         "versions": versions_of(*_DISTRIBUTIONS),
     }
+
+
+def write_result(module: str, content: Mapping[str, object], out: Path) -> None:
+    """Write what a module has found, behind its heading, as OUT.json."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_document({**heading(module), **content}, out.with_suffix(".json"))

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import click
 
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.served import served
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
@@ -151,7 +150,6 @@ def main(
         elapsed = time.monotonic() - started
     processes = compare(seen[0], seen[-1], elapsed)
     content = {
-        **heading("loadtest.studies.idle"),
         "seconds": elapsed,
         "total": asdict(total(processes)),
         "processes": [asdict(process) for process in processes],
@@ -160,8 +158,7 @@ def main(
             f"{use.name} {pid}": _memory_of(pid, seen) for pid, use in seen[0].items()
         },
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.idle", content, out)
     for process in [*processes, total(processes)]:
         click.echo(
             f"{process.cores:7.4f} cores {process.memory / 1e6:7.1f} MB "

@@ -36,8 +36,7 @@ from loadtest.benchmark.work import (
     generation_contract,
     random_prompts,
 )
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 
 # Everything that a worker does before it serves: imports, hashes, sessions.
 _PROGRAM = """
@@ -198,10 +197,7 @@ def main(
     """Load PACKAGE again and again, alone and with work to do, and write OUT.json."""
     loaded = load_package(package)
     weights = weight_bytes(loaded)
-    content = {
-        **heading("loadtest.studies.loading"),
-        **summary_of_loads(weights, [load_once(package) for _ in range(rounds)]),
-    }
+    content = summary_of_loads(weights, [load_once(package) for _ in range(rounds)])
     _tell_loading(content)
     if loaded.manifest.generation is not None:
         work = BenchmarkWork(num_prompt_tokens=prompt_tokens, num_new_tokens=new_tokens)
@@ -210,8 +206,7 @@ def main(
             worked = [load_and_work_once(package, one, requests) for _ in range(rounds)]
             content[name] = summary_under_load(weights, worked)
             _tell_load(name.replace("_", " "), content[name])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.loading", content, out)
 
 
 def _in_a_process(program: str, argument: str) -> dict[str, Any]:

@@ -30,9 +30,8 @@ from typing import NamedTuple
 import click
 import uvloop
 
-from loadtest.result_file import write_document
 from loadtest.studies.first_token import FirstToken, measure_first_token
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 
 _SHORT = 16  # tokens of an output
@@ -187,8 +186,7 @@ def main(
     _tell_paced(paced)
     first = _first_tokens(package) if "gateway" in names else []
     _tell_first_tokens(first)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(_document(overheads, paced, first), out.with_suffix(".json"))
+    write_result("loadtest.studies.overhead", _document(overheads, paced, first), out)
 
 
 def _deltas_of(stage: str) -> list[str]:
@@ -207,7 +205,6 @@ def _document(
     overheads: Sequence[Overhead], paced: Sequence[Paced], first: Sequence[FirstToken]
 ) -> dict[str, object]:
     return {
-        **heading("loadtest.studies.overhead"),
         "unit": "microseconds of processor time",
         "overheads": [
             {**asdict(one), "costs": {name: cost._asdict() for name, cost in one.costs.items()}}

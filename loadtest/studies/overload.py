@@ -38,9 +38,8 @@ from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import Distribution, OwnLoad
-from loadtest.result_file import write_document
 from loadtest.runner import run
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.light_sender import LightLoop, LightSender
 from loadtest.work.ask import texts
 
@@ -268,13 +267,11 @@ def main(
         num_rounds=rounds,
     )
     _tell_goodput(goodput, times)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(_document(fairness, goodput), out.with_suffix(".json"))
+    write_result("loadtest.studies.overload", _document(fairness, goodput), out)
 
 
 def _document(fairness: Fairness, goodput: Goodput) -> dict[str, object]:
     return {
-        **heading("loadtest.studies.overload"),
         "fairness": {
             **asdict(fairness),
             "ratio_p50": fairness.ratio_p50,

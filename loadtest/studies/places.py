@@ -23,9 +23,8 @@ from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import RequestRecord
-from loadtest.result_file import write_document
 from loadtest.runner import run
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.overhead_stages import part
 from loadtest.studies.overload import prompts
 from loadtest.studies.stand_in import NAME
@@ -124,12 +123,10 @@ def main(
     counts = [int(one) for one in streams.split(",")]
     found = measure_places(package, counts, requests, new_tokens, turns)
     content = {
-        **heading("loadtest.studies.places"),
         "units": {"first_token": "milliseconds"},
         "places": [_described(one) for one in found],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.places", content, out)
     for one in found:
         click.echo(
             f"{one.num_streams} streams: in a process {one.ratio:.3f} of the tokens a second that "

@@ -32,8 +32,7 @@ from loadtest.benchmark.work import (
     generation_contract,
     random_prompts,
 )
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.served import served
 
 
@@ -154,14 +153,12 @@ def main(
             _measure(package, server.address, work, counts, tokens_per_message, threads, turns)
         )
     content = {
-        **heading("loadtest.studies.serving"),
         "work": asdict(work),
         "tokens_per_message": tokens_per_message,
         "threads": threads,
         "shares": [{**asdict(share), "ratio": share.ratio()} for share in shares],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.serving", content, out)
     for share in shares:
         ratio = share.ratio()
         click.echo(

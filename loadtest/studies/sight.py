@@ -23,8 +23,7 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient
 
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.idle import read_tree
 from loadtest.studies.served import Served, served
 
@@ -141,7 +140,6 @@ def main(
         )
     found = ratios(watched, plain)
     content = {
-        **heading("loadtest.studies.sight"),
         "streams": streams,
         "turn_seconds": seconds,
         "period_seconds": period,
@@ -149,8 +147,7 @@ def main(
         "with": [asdict(turn) for turn in watched],
         "without": [asdict(turn) for turn in plain],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.sight", content, out)
     click.echo(
         f"with lines and metrics {found['requests_per_second']:.3f} of the answers a second "
         f"({found['requests_per_second_least']:.3f} to {found['requests_per_second_most']:.3f}), "

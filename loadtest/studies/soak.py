@@ -27,9 +27,8 @@ from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, RequestRecord, Window, distribution, due_in
-from loadtest.result_file import write_document
 from loadtest.runner import Course, Watch, run
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.idle import read_tree
 from loadtest.studies.overload import prompts
 from loadtest.studies.served import served
@@ -233,12 +232,7 @@ def main(
             seconds=seconds,
         )
     _tell(soak)
-    content = {
-        **heading("loadtest.studies.soak"),
-        **asdict(soak),
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.soak", asdict(soak), out)
 
 
 def _tell(soak: Soak) -> None:

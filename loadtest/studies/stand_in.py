@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.generation.engine_process import EngineProcess
-from engine.generation.messages import EngineParts, Tell
+from engine.generation.parts import EngineParts, Tell
 from engine.life.trial import Trial
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package

@@ -24,8 +24,7 @@ import click
 from tokenweir import AsyncClient, TokenweirClientError
 
 from engine.package.package import read_manifest, write_manifest
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 from loadtest.studies.idle import read_tree
 from loadtest.studies.served import Served, served
 
@@ -138,12 +137,7 @@ def main(package: Path, swaps: int, streams: int, settle: float, out: Path) -> N
     """Swap versions of PACKAGE under load; write OUT.json."""
     with served(package, SETTINGS) as server:
         found = asyncio.run(measure(server, package, swaps, streams, settle))
-    content = {
-        **heading("loadtest.studies.swaps"),
-        **found,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    write_result("loadtest.studies.swaps", found, out)
     click.echo(
         f"{swaps} swaps: {found['answers']} answers, {found['failed']} failed, memory "
         f"{found['growth'] / 2**20:+.1f} MiB"  # type: ignore[operator]

@@ -29,8 +29,7 @@ import click
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
 from loadtest.origin import code_commit
-from loadtest.result_file import write_document
-from loadtest.studies.heading import heading
+from loadtest.studies.heading import write_result
 
 _ROOT = Path(__file__).parents[2]
 _ASKED = ("num_prompt_tokens", "num_new_tokens")  # of the work; all else is as in every tree
@@ -204,13 +203,8 @@ def main(
             turns = take_turns(workers, count, work, seconds)
             results.append(_result(count, trees, turns))
             _tell(results[-1])
-    content = {
-        **heading("loadtest.studies.trees"),
-        "work": asdict(work),
-        "results": results,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_document(content, out.with_suffix(".json"))
+    content = {"work": asdict(work), "results": results}
+    write_result("loadtest.studies.trees", content, out)
 
 
 def _result(
