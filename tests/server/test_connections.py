@@ -6,11 +6,9 @@ import gc
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 
-from server import connections as connections_module
 from server.connections import Connections, Corked
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="only Linux has it")
@@ -22,11 +20,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket
     host = request.param
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listening:
-        with socket.create_connection(listening.getsockname()[:2]) as client:
+        with socket.create_connection(listening.getsockname()[:2], timeout=60) as client:
             server, _ = listening.accept()
             with server:
                 server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-                client.settimeout(60)
                 yield server, client
 
 
@@ -39,9 +36,12 @@ def peer_of(server: socket.socket) -> bytes:
 def received(client: socket.socket) -> bytes:
     """Return what is there now."""
     client.setblocking(False)
-    with suppress(BlockingIOError):
+    try:
         return client.recv(100)
-    return b""
+    except BlockingIOError:
+        return b""
+    finally:
+        client.settimeout(60)
 
 
 def test_writes_to_a_corked_connection_arrive_together(
@@ -55,7 +55,6 @@ def test_writes_to_a_corked_connection_arrive_together(
             server.send(part)
         meanwhile = received(client)
 
-    client.settimeout(60)
     assert (meanwhile, client.recv(100)) == (b"", b"one two three")
     server.send(b"at once")
     assert client.recv(100) == b"at once"
@@ -76,7 +75,7 @@ def test_among_many_files_none_is_looked_for(
     pair: tuple[socket.socket, socket.socket],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections_module, "_MOST_FILES", most)
+    monkeypatch.setattr("server.connections._MOST_FILES", most)
     server, _ = pair
     connection = Connections().of(peer_of(server))
 
@@ -109,7 +108,6 @@ def test_a_burst_for_several_calls_arrives_with_its_end(
         server.send(call.encode())
     at_once = received(client)
     connections.burst.end()
-    client.settimeout(60)
 
     assert at_once == b"one one "
     assert client.recv(100) == b"two three"
@@ -130,7 +128,6 @@ def test_a_long_burst_goes_in_parts(pair: tuple[socket.socket, socket.socket]) -
     assert received(client) == b"x"
     write(range(32, 33))
 
-    client.settimeout(60)
     came = b""
     while len(came) < 32:
         came += client.recv(100)
@@ -156,8 +153,8 @@ def test_looking_for_sockets_takes_little_of_the_time(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[bytes] = []
-    monkeypatch.setattr(connections_module, "_socket_to", looks.append)
-    monkeypatch.setattr(connections_module, "_PAUSE", 10**9)
+    monkeypatch.setattr("server.connections._socket_to", looks.append)
+    monkeypatch.setattr("server.connections._PAUSE", 10**9)
     known = Connections()
 
     for number in range(10):
