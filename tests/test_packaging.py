@@ -54,6 +54,39 @@ def test_a_gpu_gets_the_other_onnxruntime_and_no_second_one() -> None:
         assert not {"onnxruntime", "onnxruntime-genai"} & set(EXTRAS[name])
 
 
+def test_a_gpu_gets_the_libraries_of_cuda_13_that_onnxruntime_is_linked_to_and_no_more() -> None:
+    """What links it is looked at in tests/emulated."""
+    asked = {name for name in EXTRAS["gpu"] if name.startswith("nvidia-")}
+
+    assert asked == {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-curand"}
+    for name in ("nvidia-cublas", "nvidia-cuda-runtime"):
+        assert not EXTRAS["gpu"][name].specifier.contains("12.9.9")
+        assert not EXTRAS["gpu"][name].specifier.contains("14.0")
+
+
+@pytest.mark.parametrize(
+    ("target", "last"),
+    [
+        ("demo", ".venv-gpu/bin/tokenweir demo --device cuda --out demo-gpu"),
+        ("test", '.venv-gpu/bin/pytest -m "not long and not emulated and not ray"'),
+    ],
+)
+def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", target, "GPU=1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert last in lines
+    install = ".venv-gpu/bin/pip install --quiet --editable '.[gpu,serve,http,export,loadtest,dev]'"
+    assert install in lines[: lines.index(last)]
+    assert ".venv/" not in done.stdout
+
+
 def test_the_same_peers_are_compared_on_a_gpu() -> None:
     twins = {"onnxruntime-genai": "onnxruntime-genai-cuda"}
 

@@ -1,6 +1,6 @@
 """Binds memory of both sides to a decoder on the emulated device and runs it, eager and captured.
 
-Prints as JSON what was refused, and what every run made the host do.
+Prints as JSON what was refused, what onnxruntime was told, and what every run made the host do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def refusal(bind: Callable[..., None], name: str, array: Any) -> str:
 
 eager, captured = (bound(session, device, SIZES) for _ in range(2))
 there = device.memory.zeros((2, 1), "int64")
+told = session._session.get_provider_options()["CUDAExecutionProvider"]
 print(
     json.dumps(
         {
@@ -40,6 +41,9 @@ print(
             "device array": refusal(session.bind().input, "num_top", there),
             "eager": [counts(eager, NOT_CAPTURED) for _ in range(3)],
             "captured": [counts(captured, 7) for _ in range(3)],
+            "stream": str(device.runtime.stream),
+            "told": told,
+            "is deterministic": session._session.get_session_options().use_deterministic_compute,
         }
     )
 )

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 WHEEL = ROOT / ".emulated"  # where make puts onnxruntime-gpu, and the headers of CUDA beside it
 HEADERS = WHEEL / "headers" / "nvidia" / "cu13" / "include"
 SOURCES = Path(__file__).parent / "device"
+OFFLINE = Path(__file__).parent / "offline"
 # Libraries that the provider is linked to; what it calls of them is in the preloaded one.
 EMPTY = ("libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libcudart.so.13")
 
@@ -65,7 +66,7 @@ def on_device(device: Path) -> RunScript:
     """Run a script of this folder beside the emulated device; return the JSON that it prints."""
 
     def run(script: str, *arguments: str, timeout: float = 240) -> Any:
-        path = [str(WHEEL), str(ROOT), str(ROOT / "proto" / "python")]
+        path = [str(OFFLINE), str(WHEEL), str(ROOT), str(ROOT / "proto" / "python")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path),
@@ -82,6 +83,7 @@ def on_device(device: Path) -> RunScript:
         assert done.returncode == 0, done.stderr[-4000:]
         # Such a copy is repeated from memory of the host that is another's by then.
         assert "while capturing" not in done.stderr and "ILLEGAL" not in done.stderr, done.stderr
+        assert "reaches for the network" not in done.stderr, done.stderr
         return json.loads(done.stdout)
 
     return run

@@ -33,6 +33,16 @@ _ENDS: dict[str, Status] = {
     "certificate.": "failed",
     "": "measured",
 }
+_COUNTED = {"steps": ("rows", {1, 3}), "speed": ("streams", {1, 3}), "variant": ("rows", {1, 4})}
+_CAPTURED = {"eager", "captured", "capture ms", "tokens/s"}
+_COLUMNS: dict[str, list[set[str]]] = {  # of each table of a part
+    "steps": [_CAPTURED | {"captured, ids read", "busy"}, _CAPTURED | {"tokens/s captured"}],
+    "speed": [
+        {"tokens/s", "decode tokens/s", "prefill tokens/s", "their time / ours", "GPU busy"},
+    ],
+    "variant": [{"eager", "captured"}],
+}
+_OF_LOADING = {"load_seconds", "bytes_of_session", "bytes_of_rows", "bytes_after_work"}
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +113,11 @@ def end_of(name: str) -> Status:
 
 
 def assert_tables_are_whole(name: str, part: dict[str, Any]) -> None:
-    """Assert that the first of a part's tables has a row for all that is to be counted."""
-    rows = next(iter(part["found"]["tables"].values()))
-    counted = {"steps": ("rows", {1, 3}), "speed": ("streams", {1, 3}), "variant": ("rows", {1, 4})}
-    column, counts = counted.get(name.partition(".")[0], ("k", {1, 64, 128}))
-    assert {row[column] for row in rows} == counts, name
+    """Assert that a part's tables have a row for all that is to be counted, and what is asked."""
+    kind, tables = name.partition(".")[0], [*part["found"]["tables"].values()]
+    column, counts = _COUNTED.get(kind, ("k", {1, 64, 128}))
+    assert {row[column] for row in tables[0]} == counts, name
+    for rows, columns in zip(tables, _COLUMNS.get(kind, [set[str]()]), strict=True):
+        assert all(columns <= row.keys() for row in rows), name
+    if kind == "steps":
+        assert all(part["found"][measured] > 0 for measured in _OF_LOADING), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -89,32 +90,57 @@ def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
     assert "of whose 200 kB" in found and "--weights int8-blocks or int4" in found
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [
-        ("gpt2", "fp16"),
+@pytest.fixture(
+    scope="module",
+    params=[
+        "gpt2-fp16",
         *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (("gpt2", "fp32"), ("gpt2", "bf16"), ("llama", "fp32"), ("llama", "fp16"))
+            pytest.param(case, marks=pytest.mark.long)
+            for case in ("gpt2-fp32", "gpt2-bf16", "llama-fp32", "llama-fp16")
         ),
     ],
 )
-def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(
-    name: str, precision: str, export: Export, on_device: RunScript
-) -> None:
+def bound(request: pytest.FixtureRequest, export: Export, on_device: RunScript) -> Any:
     """That of Llama reads no positions: rotary ones are those of the lengths."""
-    (path,) = export(name, precision)
+    (path,) = export(*request.param.split("-"))
+    return on_device("bind_memory.py", path)
 
-    found = on_device("bind_memory.py", path)
 
-    first, *later = found["eager"]
+def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(bound: Any) -> None:
+    first, *later = bound["eager"]
     assert first["launches"] > 0 and all(run["launches"] == first["launches"] for run in later)
     assert all(run["syncs"] == run["hostcopies"] == 0 for run in later)
-    assert found["captured"][0]["hostcopies"] == 0
-    assert found["captured"][1:] == [{"launches": 0, "graphs": 1, "syncs": 0, "hostcopies": 0}] * 2
-    assert found["host array"] == "input input_ids is to lie on the device; bind an array there"
-    assert found["host output"] == "output top_ids is to lie on the device; bind an array there"
-    assert found["device array"] == "input num_top is to lie on the host; bind an array there"
+    assert bound["captured"][0]["hostcopies"] == 0
+    assert bound["captured"][1:] == [{"launches": 0, "graphs": 1, "syncs": 0, "hostcopies": 0}] * 2
+    assert bound["host array"] == "input input_ids is to lie on the device; bind an array there"
+    assert bound["host output"] == "output top_ids is to lie on the device; bind an array there"
+    assert bound["device array"] == "input num_top is to lie on the host; bind an array there"
+
+
+def test_kernels_are_on_our_stream_and_those_that_give_equal_bits_again(bound: Any) -> None:
+    """What the provider took, not what it was told: the names of options are its own."""
+    told = bound["told"]
+    assert told["user_compute_stream"] == bound["stream"] and told["has_user_compute_stream"] == "1"
+    assert (told["sdpa_kernel"], told["use_tf32"], told["enable_cuda_graph"]) == ("1", "0", "1")
+    assert told["arena_extend_strategy"] == "kSameAsRequested"
+    assert bound["is deterministic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("gpt2", "fp16"), pytest.param("marian", "fp32", marks=pytest.mark.long)],
+)
+def test_weights_of_what_generates_lie_on_the_device_once(
+    name: str, precision: str, export: Export, on_device: RunScript
+) -> None:
+    """One table is read by tokens and is the last product's factor."""
+    paths = export(name, precision, vocab_size=20_000)
+
+    found = on_device("look_at_graph.py", *paths)
+
+    for path in paths:
+        weights = Path(f"{path}.data").stat().st_size
+        assert 2_000_000 < weights <= found[path]["taken"] < 1.1 * weights
 
 
 def test_a_call_that_finds_no_memory_is_told_from_one_that_is_wrong(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def make_scripted(
     constraints = ConstraintCompiler(texts, contract.vocab_size, contract.eos_token_ids)
 
     def warm_up() -> Trial:
-        tell("tried out")
+        tell(f"in {threading.current_thread().name} tried out")
         return Trial(is_batch_invariant=False)
 
     tell(f"loaded by process {os.getpid()}")

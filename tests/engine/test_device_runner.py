@@ -10,7 +10,7 @@ import pytest
 
 from engine.device.memory import ALIGNMENT, DeviceArray
 from engine.errors import OutOfDeviceMemory
-from engine.session import Binding
+from engine.session import NOT_CAPTURED, Binding
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.device_room import RoomNeeds
 from engine.slots.invariance import rows_are_bit_equal
@@ -236,6 +236,35 @@ def test_logits_of_every_call_begin_where_those_of_a_decode_call_do(
 
     assert len(places) == 5 and set(places) == {places[0]}
     assert found.tobytes() == load(model, tmp_path).run(step).all_logits.tobytes()
+
+
+@ENCODERS
+def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
+    tmp_path: Path, has_encoder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They divide their work by both, so that a row's bits would depend on the rows beside it."""
+    totals: list[int] = []
+    shapes: list[tuple[int, ...]] = []  # of the tokens of decode calls
+    run = FakeDeviceBinding.run
+
+    def running(binding: FakeDeviceBinding, graph_id: int = NOT_CAPTURED) -> None:
+        arrays = binding._arrays
+        if ("input", "total_seq") in arrays:
+            totals.append(int(arrays["input", "total_seq"][0]))
+            tokens = arrays["input", "input_ids"]
+            is_decoding = tokens.address == runner._decodes.input_ids.address
+            shapes.extend([tokens.shape] if is_decoding else [])
+        run(binding, graph_id)
+
+    monkeypatch.setattr(FakeDeviceBinding, "run", running)
+    model = TinyModel(4, has_encoder=has_encoder)
+    runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+
+    answers(runner, model, range(12))
+
+    assert len(totals) > len(shapes) > 10
+    assert set(totals) == {model.contract.cache.max_len}
+    assert set(shapes) == {(SLOTS, 1)}
 
 
 def test_numbers_of_likeliest_tokens_share_memory(

@@ -124,7 +124,7 @@ async def test_a_process_answers_as_a_thread_does_and_is_another(start: Start) -
 
     assert {end.text.encode() for end in ends} == {TEXT}
     assert {end.reason for end in ends} == {FinishReason.EOS}
-    assert lines == [f"loaded by process {process_of(engine).pid}", "tried out"]
+    assert lines == [f"loaded by process {process_of(engine).pid}", "in MainThread tried out"]
     assert process_of(engine).pid != os.getpid()
     assert engine.healthy and "batch_invariant" not in engine.capabilities
 
@@ -203,6 +203,7 @@ async def test_what_it_logs_is_logged_here(start: Start, caplog: pytest.LogCaptu
     (first, _) = [one for one in caplog.records if one.name == "engine.scripted"]
     assert first.getMessage() == "said 0" and first.fields == {"said": 0}
     assert first.process == process_of(engine).pid
+    assert first.threadName == "MainThread", "which has tried the model out: captures are its own"
 
 
 # Failures

@@ -22,7 +22,9 @@ from exporter.graphs.fuse import fuse
 from exporter.graphs.package_graphs import check_format, write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
+from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig, build_model
+from server.cli.app import run
 from tests.exporter.conftest import MakeCheckpoint
 
 pytestmark = pytest.mark.usefixtures("few_cases")
@@ -81,23 +83,46 @@ def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
         assert 0 < found.half.max_case_ratio <= 1.5
 
 
-def test_weights_in_blocks_have_scales_of_the_precision(
+def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_that_it_is_told(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    manifest = export_package(
-        make_checkpoint("gpt"),
-        tmp_path / "p",
-        target="cuda",
-        precision="fp16",
-        weights="int8-blocks",
-        limits=ANY_LOSS,
-    )
+    form = ("--target", "cuda", "--precision", "fp16", "--weights", "int8-blocks")
+    limits = "--max-token-loss 1 --max-logit-loss 100 --max-perplexity-loss 100".split()
+    out = str(tmp_path / "p")
 
+    code = run(["export", str(make_checkpoint("gpt")), "--out", out, *form, *limits])
+
+    assert code == 0
+    manifest = load_package(tmp_path / "p").manifest
+    assert manifest.format == PackageFormat.of("cuda", "fp16", "int8-blocks")
     assert manifest.certificate.dtype == "int8-blocks in fp16"
-    graph = ir.load(tmp_path / "p" / "decoder.onnx").graph
-    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    assert scales_of(ir.load(tmp_path / "p" / "decoder.onnx")) == {ir.DataType.FLOAT16}
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "expected"),
+    [
+        ("bf16", "int4", ir.DataType.BFLOAT16),
+        ("fp16", "int4", ir.DataType.FLOAT16),
+        ("fp32", "int8-blocks", ir.DataType.FLOAT),
+    ],
+)
+def test_weights_in_blocks_have_scales_of_the_precision(
+    precision: Precision, weights: Weights, expected: ir.DataType, make_checkpoint: MakeCheckpoint
+) -> None:
+    model = load_checkpoint(make_checkpoint("gpt")).model
+    graph = build_graphs(model, target=CUDA, precision=precision)["decoder.onnx"]
+
+    quantize(graph, PackageFormat.of("cuda", precision, weights))
+
+    assert scales_of(graph) == {expected}
+
+
+def scales_of(model: ir.Model) -> set[ir.DataType | None]:
+    """Return the types of the scales of all products with rounded weights, of which some are."""
+    products = [node for node in model.graph if node.op_type == "MatMulNBits"]
     assert products
-    assert {node.inputs[2].dtype for node in products} == {ir.DataType.FLOAT16}
+    return {scales.dtype for node in products if (scales := node.inputs[2]) is not None}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     gpu = SimpleNamespace(gpu_name="made up", driver="13.0")
     monkeypatch.setattr(verify_device, "open_device", lambda: gpu)
     monkeypatch.setattr(
-        verify_device, "OnDevice", lambda package, config, device: OnCpu((config.max_num_seqs,))
+        verify_device,
+        "OnDevice",
+        lambda package, config, device: OnCpu(config.decode_buckets or (config.max_num_seqs,)),
     )
     monkeypatch.setattr(verify_device, "find_elsewhere", find)
     monkeypatch.setattr(device_certificate, "cuda_version", lambda: "1.31.1")
@@ -188,16 +190,23 @@ def test_without_the_gpu_it_is_a_claim(
     assert "; not shown here, but claimed: what it gives on made up with driver 13.0 and " in line
 
 
-def test_the_command_writes_it_and_shows_it(package: Path, checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "invariance"),
+    [(("--max-num-seqs", str(ROWS)), "yes"), (("--decode-buckets", f"2,{ROWS}"), "no")],
+)
+def test_the_command_writes_it_and_shows_it(
+    rows: tuple[str, str], invariance: str, package: Path, checkpoint: Path
+) -> None:
     arguments = ["verify", str(package), str(checkpoint), "--device", "cuda"]
 
-    done = CliRunner().invoke(cli, [*arguments, "--max-num-seqs", str(ROWS)])
+    done = CliRunner().invoke(cli, [*arguments, *rows])
 
     assert done.exit_code == 0, done.output
     device = load_package(package).manifest.certificate.device
     shown = re.sub(r"[\s│]+", " ", done.output)  # cells as wide as the terminal lets them be
     assert device is not None and device.digest in shown.replace(" ", "")
     assert "made up, driver 13.0, onnxruntime 1.31.1" in shown
+    assert f"rows bit-equal alone and in a batch {invariance}" in shown
     assert done.output.rstrip().endswith("written into it")
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from engine.errors import CertificateError
 from engine.package.manifest import Loss
 from engine.package.package import Package
-from loadtest.gpu_check import certificates
+from loadtest.gpu_check import certificates, speed, steps
 from loadtest.gpu_check.__main__ import main
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
 from loadtest.gpu_check.gpu_use import GpuUse
@@ -259,6 +259,38 @@ def test_right_answers_come_before_speed_and_plain_formats_first() -> None:
     assert names.index("certificate.marian.fp32.int4") < names.index("steps.gpt2-124m")
     assert "certificate.llama.fp16.kv-int8" in names
     assert "certificate.gpt2.fp16.kv-int8" not in names
+
+
+def test_every_model_is_proven_in_every_format_and_every_shape_is_measured() -> None:
+    names = {one.name for one in make_parts(Settings("cuda", False, Path("work")))}
+
+    precisions = ("fp32", "fp16", "bf16")
+    forms = {*precisions, *(f"{p}.{w}" for p in precisions for w in ("int8-blocks", "int4"))}
+    models = ("dates", "text", "tagging", "digits", "sentiment", "gpt2", "llama", "marian")
+    certificates = {f"certificate.{model}.{form}" for model in models for form in forms}
+    certificates |= {f"certificate.llama.{precision}.kv-int8" for precision in ("fp16", "bf16")}
+    assert {name for name in names if name.startswith("certificate.")} == certificates
+    rows = {f"rows.{model}.{precision}" for model in ("gpt2", "llama") for precision in precisions}
+    assert {name for name in names if name.startswith("rows.")} == rows
+    shapes = ("gpt2-124m", "marian-base", "bart-large", "llama-1b", "llama-8b")
+    assert {f"{kind}.{shape}" for kind in ("steps", "speed") for shape in shapes} <= names
+
+
+def test_one_and_many_streams_are_measured_beside_hugging_face_on_the_same_device(
+    tmp_path: Path,
+) -> None:
+    """What a run on a GPU asks for; smaller ones try the same with less."""
+    work = speed._work(Settings("cuda", False, tmp_path), "llama-1b", "bf16")
+
+    assert speed.CONCURRENCIES == steps._ROWS == (1, 32, 256)
+    ours, in_one_bucket, *peers = work.engines
+    assert [peer.name.partition(",")[0] for peer in peers] == [
+        "Hugging Face generate",
+        "torch eager",
+    ]
+    assert {peer.against for peer in peers} == {in_one_bucket.against} == {ours.name}
+    settings = [setting for engine in work.engines for setting in engine.settings]
+    assert all(setting["cuda"] == 1 and setting["quick"] == 0 for setting in settings)
 
 
 def test_packages_are_made_beside_each_other_and_those_that_are_not_are_named(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -43,6 +43,39 @@ def test_both_modes_of_hugging_face_say_what_a_search_without_a_cache_says(
     expected = _greedy(eager, prompts, 6)
     assert eager.generate(prompts, 6) == static.generate(prompts, 6) == expected
     assert {*eager.versions} == {"torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "gpt2-124m",
+        "marian-base",
+        pytest.param("llama-1b", marks=pytest.mark.long),
+        pytest.param("bart-large", marks=pytest.mark.long),
+    ],
+)
+def test_on_a_gpu_generate_is_compiled_with_a_static_cache_and_eager_is_not(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "0")  # as it would be set for good
+    compiled: dict[str, set[bool]] = {}
+    for mode in ("generate", "eager"):
+        adapter = load_quick(f"{shape} {mode}")
+        kind = type(adapter._model)
+        said = compiled[mode] = set[bool]()
+        asks = kind._valid_auto_compile_criteria
+
+        def would(model: Any, *given: Any, asks: Any = asks, said: set[bool] = said) -> bool:
+            with monkeypatch.context() as patch:
+                patch.setattr(type(model), "device", torch.device("cuda"))
+                said.add(asks(model, *given))
+            return False  # not here, where it would take minutes
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "_valid_auto_compile_criteria", would)
+            adapter.generate([[5, 6, 7, 8]], 3)
+
+    assert compiled == {"generate": {True}, "eager": {False}}
 
 
 @torch.no_grad()

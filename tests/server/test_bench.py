@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from engine.package.manifest import PackageFormat
+from engine.package.manifest import DeviceCertificate, PackageFormat
 from engine.package.package import read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
@@ -23,6 +24,7 @@ from exporter.models import TransformerConfig, build_model
 from loadtest.benchmark.report import DecodeStep
 from loadtest.studies import trees
 from server.cli.app import run
+from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
@@ -190,6 +192,42 @@ def test_work_that_cannot_be_done_is_refused_with_the_way_out(
     assert bench(package, *options) == code
 
     assert message in capsys.readouterr().err
+
+
+def test_a_package_for_a_gpu_is_measured_there_and_refused_on_another(
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    device, file = fake_gpu.put_in(monkeypatch), tmp_path / "bench.json"
+    shown = DeviceCertificate(
+        gpu=device.gpu_name,
+        driver=device.driver,
+        onnxruntime="1.31.1",
+        buckets=(3,),
+        cases=1,
+        tokens_compared=1,
+        tokens_equal=1,
+        max_abs_logit_diff=0,
+        tolerance=1e-4,
+        batch_invariant=True,
+        digest="0" * 64,
+    )
+    checkpoint, path = package.parent / "checkpoint", tmp_path / "package"
+    export_with_stand_in(checkpoint, path, PackageFormat.of("cuda", "fp32"), device=shown)
+    work = ("--concurrency", "1,2", "--new-tokens", "4", "--rounds", "1", "--device", "cuda")
+
+    assert bench(path, *work, "--json", str(file)) == 0
+
+    results = json.loads(file.read_text())["results"]
+    assert [result["concurrency"] for result in results] == [1, 2]
+    assert capsys.readouterr().err.count("captured a decode call of 3 rows") == 2
+
+    other = replace(device, gpu_name="another")
+    monkeypatch.setattr("engine.device.device.open_device", lambda: other)
+    assert bench(path, *work) == 3
+    assert f"run `tokenweir verify {path} CHECKPOINT --device cuda" in capsys.readouterr().err
 
 
 def test_bench_that_is_interrupted_ends_its_engine_first(package: Path) -> None:
