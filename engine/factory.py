@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.device.device import CudaDevice
     from engine.generation.async_engine import AsyncEngine
     from engine.generation.core import EngineCore
-    from engine.generation.messages import EngineParts, Tell
+    from engine.generation.parts import EngineParts, Tell
     from engine.one_pass.engine import EncoderEngine
     from engine.slots.runner import ModelRunner, SlotModelRunner
     from engine.text.chat_template import ChatTemplate
@@ -134,7 +134,7 @@ def _load_in_process(
 
 def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EngineParts:
     """Load what an engine is made of, in the process that runs it; errors as of `load_engine`."""
-    from engine.generation.messages import EngineParts
+    from engine.generation.parts import EngineParts
     from engine.slots.invariance import rows_are_bit_equal
     from engine.slots.largest_step import largest_step_seconds
     from engine.slots.warm_up import warm_up

@@ -30,7 +30,6 @@ from engine.generation.messages import (
     Begun,
     Compile,
     Compiled,
-    EngineParts,
     Failed,
     Loaded,
     Order,
@@ -38,8 +37,8 @@ from engine.generation.messages import (
     StepOutputs,
     Told,
 )
+from engine.generation.parts import EngineParts
 from engine.generation.sequence_text import searched_text
-from engine.generation.steps import SWITCH_SECONDS
 from engine.generation.wire import Wire
 from engine.life.step_watch import StepWatch
 from engine.scheduling.output import EngineOutput, FailedOutput
@@ -74,8 +73,6 @@ class EngineHost:
         except Exception as error:
             self._wire.send(Failed(self._passed_on(error)))
             return
-        if self._parts.core.runs_ahead:
-            sys.setswitchinterval(SWITCH_SECONDS)
         gc.collect()
         gc.freeze()  # the collector need not look at the model again and again
         self._wire.send(Begun(trial))

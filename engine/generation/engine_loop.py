@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -18,6 +19,9 @@ from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
 
 MOMENT = 1.0  # seconds; who comes sooner finds the memory of who has just ended
+# After so long a thread lets another one of its process go on. Where the next step is to begin
+# while a device computes, Python's own setting may keep the engine from that for several steps.
+_SWITCH_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +93,8 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until it is told to stop."""
+        if self._core.runs_ahead:
+            sys.setswitchinterval(_SWITCH_SECONDS)
         while self._take_commands():
             self._step()
 

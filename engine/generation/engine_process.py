@@ -35,13 +35,12 @@ from engine.generation.messages import (
     Compiled,
     Failed,
     Loaded,
-    MakeParts,
     Order,
     Status,
     StepOutputs,
-    Tell,
     Told,
 )
+from engine.generation.parts import MakeParts, Tell
 from engine.generation.steps import Receive
 from engine.generation.wire import Unpacker, Wire, packed
 from engine.life.lifecycle import EngineState, FailOpen, Lifecycle, lost
@@ -56,8 +55,6 @@ _PROGRAM = "from engine.generation.engine_host import main; main()"
 # They end the worker, which lets requests end before it ends its engine; a terminal and a service
 # manager send them to every process.
 _WORKERS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_JOIN_TIMEOUT = 30.0  # seconds
-_JOIN_PAUSE = 0.02  # seconds between two looks whether it has ended
 _log = logging.getLogger(__name__)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from engine.generation.core import EngineCore
 from engine.generation.engine_loop import EngineLoop
-from engine.generation.steps import SWITCH_SECONDS, Receive
+from engine.generation.steps import Receive
 from engine.life.lifecycle import FailOpen
 from engine.life.thread_life import ThreadLife
 from engine.scheduling.output import EngineOutput
@@ -22,8 +20,6 @@ class EngineThread(EngineLoop):
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
         """Try the model out, then take requests; see Steps."""
         self._receive = receive
-        if self._core.runs_ahead:
-            sys.setswitchinterval(SWITCH_SECONDS)
         await self._life.start(self.run, fail_open)
 
     def _on_loop(self, outputs: list[EngineOutput]) -> bool:

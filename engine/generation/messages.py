@@ -6,36 +6,18 @@ of the loop. Back comes everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.generation.commands import Command
-from engine.generation.core import EngineCore, StepTimes
-from engine.generation.request_reader import Constraints
+from engine.generation.core import StepTimes
+from engine.generation.parts import MakeParts
 from engine.life.step_watch import StepState
 from engine.life.trial import Trial
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
-from engine.requests.text import GenerationTokenizer
 from engine.scheduling.output import EngineOutput
 from engine.step_measures import StepMeasures
-
-Tell = Callable[[str], None]  # how far it is, a line at a time
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """What an engine is made of, beside its streams."""
-
-    core: EngineCore
-    tokenizer: GenerationTokenizer
-    constraints: Constraints
-    config: EngineConfig  # with what the device has room for
-    warm_up: Callable[[], Trial]  # runs the model before the first request, says what that shows
-
-
-MakeParts = Callable[[Tell], EngineParts]  # is called in the process that runs them
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,6 @@ from engine.step_measures import StepMeasures
 
 Receive = Callable[[list[EngineOutput]], None]
 
-# After so long a thread lets another one of its process go on. Where the next step is to begin
-# while a device computes, Python's own setting may keep the engine from that for several steps.
-SWITCH_SECONDS = 0.0005
-
 
 class Steps(Protocol):
     """Makes the steps of an engine: EngineThread, or EngineProcess in a process of its own.

@@ -7,7 +7,7 @@ from unittest import mock
 from engine import factory
 from engine.config import EngineConfig
 from engine.device.device import CudaDevice
-from engine.generation.messages import EngineParts, Tell
+from engine.generation.parts import EngineParts, Tell
 from engine.package.package import Package
 
 load_parts = factory.load_parts

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import OutOfDeviceMemory
 from engine.factory import core_on_slots
-from engine.generation.messages import EngineParts, Tell
+from engine.generation.parts import EngineParts, Tell
 from engine.life.trial import Trial
 from engine.package.manifest import GenerationContract
 from engine.text.constraint import ConstraintCompiler

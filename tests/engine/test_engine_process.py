@@ -30,7 +30,7 @@ from engine.errors import (
 )
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.engine_process import EngineProcess
-from engine.generation.messages import MakeParts
+from engine.generation.parts import MakeParts
 from engine.requests.events import FinishReason, GenerationEvent, SequenceFinished, TextDelta
 from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
 from tests.engine import process_parts

@@ -1,0 +1,28 @@
+"""What an engine is made of, wherever its steps are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.generation.core import EngineCore
+from engine.generation.request_reader import Constraints
+from engine.life.trial import Trial
+from engine.requests.text import GenerationTokenizer
+
+Tell = Callable[[str], None]  # how far it is, a line at a time
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """All of an engine but its streams."""
+
+    core: EngineCore
+    tokenizer: GenerationTokenizer
+    constraints: Constraints
+    config: EngineConfig  # with what the device has room for
+    warm_up: Callable[[], Trial]  # runs the model before the first request, says what that shows
+
+
+MakeParts = Callable[[Tell], EngineParts]  # is called in the process that runs them
