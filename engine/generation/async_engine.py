@@ -18,7 +18,7 @@ from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
 from engine.generation.steps import Steps
 from engine.life.engine import Engine, life_in_thread
-from engine.life.lifecycle import ErrorOf, Lifecycle, draining, failure
+from engine.life.lifecycle import ErrorOf, draining, failure
 from engine.life.trial import Trial
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
@@ -54,7 +54,7 @@ _CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is
 )
 
 
-class AsyncEngine(Engine[Lifecycle]):
+class AsyncEngine(Engine):
     """Streams and texts of what an EngineCore makes in a thread or a process of its own.
 
     Streams and text are touched on the event loop.

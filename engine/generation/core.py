@@ -1,4 +1,4 @@
-"""The engine's inner loop: one step at a time, in one thread."""
+"""The engine's inner loop: step behind step, in one thread."""
 
 from __future__ import annotations
 

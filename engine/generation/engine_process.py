@@ -182,9 +182,7 @@ class EngineProcess(Lifecycle):
     async def _join(self) -> None:
         if self._loop is None:  # it was never begun, and is ended
             return
-        end = time.monotonic() + _JOIN_TIMEOUT
-        while not (self._gone.is_set() or self._step_watch.is_over or time.monotonic() > end):
-            await asyncio.sleep(_JOIN_PAUSE)
+        await self._step_watch.join(self._gone.is_set)
         self._process.kill()
         await self._gone.wait()
         await self._ending

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from engine.config import EngineConfig
 from engine.life.lifecycle import Lifecycle
@@ -18,13 +17,11 @@ from engine.package.package import Package
 # came before it waits for the whole of it. A GPU waits for its thread, which needs little time too.
 NICENESS = 5
 
-_Life = TypeVar("_Life", bound=Lifecycle)
 
-
-class Engine(Generic[_Life]):
+class Engine:
     """An engine on a package."""
 
-    def __init__(self, package: Package, config: EngineConfig, life: _Life) -> None:
+    def __init__(self, package: Package, config: EngineConfig, life: Lifecycle) -> None:
         self._package = package
         self._device = device_name(package, config)
         self._num_threads = config.num_threads or num_cores()

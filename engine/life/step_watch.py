@@ -1,10 +1,9 @@
-"""Notices that an engine's thread has been in one step for too long, or fails in every one."""
+"""Notices that an engine has been in one step for too long, or fails in every one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 _PATIENCE = 4  # times the largest step of the trial: others may use the cores, too
 _LOOKS = 8  # in the time that a step may take
-_JOIN_PAUSE = 0.2  # seconds between two looks whether the last step will ever end
+_JOIN_PAUSE = 0.005  # seconds between two looks whether it has ended
 _JOIN_TIMEOUT = 30.0  # seconds
 
 
@@ -25,7 +24,7 @@ class StepState(NamedTuple):
 
 
 class StepWatch:
-    """Knows since when the engine's thread has been in its step, for the event loop to ask.
+    """Knows since when an engine has been in its step, for the event loop to ask.
 
     `with watch:` counts as inside a step; one that raises has failed.
     """
@@ -93,8 +92,8 @@ class StepWatch:
             self._limit,
         )
 
-    async def join(self, thread: threading.Thread) -> None:
-        """Wait for the end of the engine's thread, unless its step takes longer than it may."""
+    async def join(self, has_ended: Callable[[], bool]) -> None:
+        """Wait for the end of what makes the steps, unless one takes longer than it may."""
         end = time.monotonic() + _JOIN_TIMEOUT
-        while thread.is_alive() and time.monotonic() < end and not self.is_over:
-            await asyncio.to_thread(thread.join, _JOIN_PAUSE)
+        while not (has_ended() or self.is_over or time.monotonic() > end):
+            await asyncio.sleep(_JOIN_PAUSE)

@@ -78,8 +78,7 @@ class ThreadLife(Lifecycle):
         return self._thread is not None and self._thread.is_alive()
 
     async def _join(self) -> None:
-        if self._thread is not None:
-            await self._step_watch.join(self._thread)
+        await self._step_watch.join(lambda: not self._is_running())
 
     def _run(self) -> None:
         if sys.platform == "linux":  # elsewhere it is the niceness of the whole process

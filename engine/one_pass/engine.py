@@ -17,7 +17,6 @@ from engine.errors import (
 )
 from engine.life.engine import Engine, life_in_thread
 from engine.life.lifecycle import EngineState, ErrorOf, draining, failure
-from engine.life.thread_life import ThreadLife
 from engine.life.trial import Trial
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER = (0.1, 10.0)  # seconds: the least and the most that is advised
 
 
-class EncoderEngine(Engine[ThreadLife]):
+class EncoderEngine(Engine):
     """Batches the items of all waiting requests by equal length.
 
     A batch is formed whenever the model is free: the oldest waiting item and all that have its
@@ -55,8 +54,8 @@ class EncoderEngine(Engine[ThreadLife]):
         warm_up: Callable[[], Trial] = Trial,
     ) -> None:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
-        life = life_in_thread(package, config, "encoder-engine", warm_up)
-        super().__init__(package, config, life)
+        self._thread = life_in_thread(package, config, "encoder-engine", warm_up)
+        super().__init__(package, config, self._thread)
         self._graph = graph
         self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
         self._config = config
@@ -81,7 +80,7 @@ class EncoderEngine(Engine[ThreadLife]):
 
     async def start(self) -> None:
         """Try the model out, then begin to take requests; PackageError if it fails."""
-        await self._life.start(self._serve, self._fail_open)
+        await self._thread.start(self._serve, self._fail_open)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
@@ -215,7 +214,7 @@ class EncoderEngine(Engine[ThreadLife]):
             job.take_part(started, len(batch))
         try:
             items = [waiting.item for waiting in batch]
-            with self._life.step():
+            with self._thread.step():
                 outputs = split(self._graph.run(stack(items)), items)
         except Exception:
             _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(batch)])
