@@ -102,8 +102,7 @@ class Session:
         with _telling_of_memory(self._device):
             outputs = self._session.run(None, dict(inputs), options)
         if self._weights is not None:
-            self._weights.have_been_read()
-            _check_unwritten(self._weights)
+            _have_been_read(self._weights)
         return dict(zip(self.outputs, outputs, strict=True))
 
     def bind(self) -> Binding:
@@ -175,8 +174,7 @@ class Binding:
         if self._device is None:
             self._session.run_with_iobinding(self._binding)
             if self._weights is not None:
-                self._weights.have_been_read(*self._num_tokens)
-                _check_unwritten(self._weights)
+                _have_been_read(self._weights, *self._num_tokens)
             return
         if graph_id not in self._options:
             self._options[graph_id] = _run_options(graph_id, waits=False)
@@ -276,7 +274,9 @@ def cuda_options(device: CudaDevice, *, captures: bool = True) -> dict[str, str]
     }
 
 
-def _check_unwritten(weights: MappedWeights) -> None:
+def _have_been_read(weights: MappedWeights, *num_tokens: int) -> None:
+    """Note a run, for so many tokens; PackageError if it may have read something else."""
+    weights.have_been_read(*num_tokens)
     if weights.were_written_to:
         raise PackageError(
             f"{weights.path} was written to while it was in use, and what is "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.requests.request import SamplingParams
 from engine.sampling.draws import BeamDraw, Candidate, Draw
-from engine.sampling.logit_controls import adjusted, is_controlled
+from engine.sampling.logit_controls import adjusted, is_free
 from engine.sampling.logits import Floats
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.top_k import MAX_COLUMNS, likeliest
@@ -56,18 +56,17 @@ def num_columns(params: SamplingParams) -> int:
 def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
     """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
     return draw.beams[0].params.logprobs is None and all(
-        _is_free(model, beam, draw.num_candidates)
+        _has_columns(model, beam, draw.num_candidates)
         and _has_free_columns(model, beam, draw.num_candidates)
         and not (beam.params.renormalize and beam.banned)
         for beam in draw.beams
     )
 
 
-def _is_free(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
+def _has_columns(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
     """Say whether, but for bans, candidates are among the likeliest tokens of the row."""
     width = min(num_candidates, model.vocab_size)
-    is_chosen_by_model = beam.matcher is None and not is_controlled(beam.params)
-    return is_chosen_by_model and beam.forced is None and width <= num_columns(beam.params)
+    return is_free(beam) and width <= num_columns(beam.params)
 
 
 def _has_free_columns(model: ModelLogprobs, beam: Draw, num_candidates: int) -> bool:
@@ -120,7 +119,7 @@ def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tok
     width = min(num_candidates, model.vocab_size)
     if beam.forced is not None:  # at no cost, as in transformers
         return np.array([beam.forced]), np.zeros(1, np.float32)
-    if _is_free(model, beam, num_candidates) and _has_free_columns(model, beam, num_candidates):
+    if _has_columns(model, beam, num_candidates) and _has_free_columns(model, beam, num_candidates):
         left = _left_by_bans(model, beam) if beam.params.renormalize else 1.0
         if left >= _LEAST_LEFT:
             return logits.top_ids[row, :width], logits.top_logprobs[row, :width] - math.log(left)

@@ -17,6 +17,11 @@ def is_controlled(params: SamplingParams) -> bool:
     return params.constraint is not None or params.controls.change_logits
 
 
+def is_free(draw: Draw) -> bool:
+    """Say whether a token is chosen from the logits as they are, but for bans."""
+    return draw.forced is None and draw.matcher is None and not is_controlled(draw.params)
+
+
 def adjusted(scores: Floats, draw: Draw, out: Floats | None = None) -> Floats:
     """Return the scores of all tokens, [vocab_size], as the draw's controls change them.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.requests.request import SamplingParams
 from engine.sampling.beam_candidates import num_columns as num_beam_columns
 from engine.sampling.logit_controls import is_controlled
+from engine.sampling.logits import Floats
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.top_k import MAX_COLUMNS
 from engine.sampling.truncation import Truncations
@@ -92,6 +93,13 @@ class PlainChoices(NamedTuple):
     token_ids: list[int] = []  # noqa: RUF012  # filled where it was made of lists
     logprobs: list[float] = []  # noqa: RUF012  # in the model's own distribution
     failed: Sequence[int] = ()  # draws behind a row that is not finite; what they have is nothing
+
+    def put(self, which: NDArray[np.intp], ids: NDArray[np.int64], logprobs: Floats) -> None:
+        """Let these be what some of the draws have."""
+        for i, token_id, logprob in zip(
+            which.tolist(), ids.tolist(), logprobs.tolist(), strict=True
+        ):
+            self.token_ids[i], self.logprobs[i] = token_id, logprob
 
 
 def num_columns(params: SamplingParams) -> int | None:

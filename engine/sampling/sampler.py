@@ -12,8 +12,8 @@ from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
 from engine.sampling.beam_candidates import best_candidates
 from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
-from engine.sampling.logit_controls import adjusted, is_controlled
-from engine.sampling.logits import Drawn, Floats, StepLogits
+from engine.sampling.logit_controls import adjusted, is_controlled, is_free
+from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.plain import (
     PlainChoices,
@@ -49,9 +49,9 @@ def reads_rows(draw: Draw | BeamDraw) -> bool:
     """Say whether a draw may look at its whole row of logits, beside the likeliest tokens."""
     if isinstance(draw, BeamDraw):
         return True
-    params = draw.params
-    if draw.banned or draw.forced is not None or draw.matcher is not None or is_controlled(params):
+    if draw.banned or not is_free(draw):
         return True
+    params = draw.params
     if params.strategy == "greedy":
         return False
     return params.top_k == 0 or num_columns(params) is None
@@ -60,12 +60,7 @@ def reads_rows(draw: Draw | BeamDraw) -> bool:
 def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
     """Return from how many of its row's likeliest tokens a draw can choose; None: from all."""
     width = num_columns(draw.params)
-    if (
-        width is None
-        or draw.forced is not None
-        or draw.matcher is not None
-        or is_controlled(draw.params)
-    ):
+    if width is None or not is_free(draw):
         return None
     width = min(width, model.vocab_size)
     if draw.banned:
@@ -77,10 +72,8 @@ def _usable_columns(model: ModelLogprobs, draw: Draw) -> int | None:
 
 def _takes_likeliest(draw: Draw) -> bool:
     """Say whether a draw is sure to take the likeliest token, and nothing else is asked of it."""
-    params = draw.params
-    is_greedy = params.strategy == "greedy" and params.logprobs is None
-    is_free = not draw.banned and draw.forced is None and draw.matcher is None
-    return is_greedy and is_free and not is_controlled(params)
+    is_greedy = draw.params.strategy == "greedy" and draw.params.logprobs is None
+    return is_greedy and not draw.banned and is_free(draw)
 
 
 def drawn_columns(
@@ -97,16 +90,6 @@ def drawn_columns(
     cumulative = weights.cumsum(axis=1, dtype=np.float64)
     columns: Ids = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(axis=1)
     return columns, is_cut
-
-
-def _take_drawn(
-    drawn: Drawn, plain: PlainDraws, which: NDArray[np.intp], found: PlainChoices
-) -> None:
-    """Put what the graph has drawn for some of the plain draws into `found`."""
-    rows = plain.rows_of(which)
-    ids, logprobs = drawn.ids[rows].tolist(), drawn.logprobs[rows].tolist()
-    for i, token_id, logprob in zip(which.tolist(), ids, logprobs, strict=True):
-        found.token_ids[i], found.logprobs[i] = token_id, logprob
 
 
 class Sampler:
@@ -171,7 +154,9 @@ class Sampler:
             if drawn is None or not sampled.suits_graph.all():
                 self._choose_sampled(logits, plain, sampled, found)
             if drawn is not None:
-                _take_drawn(drawn, plain, sampled.which[sampled.suits_graph], found)
+                which = sampled.which[sampled.suits_graph]
+                rows = plain.rows_of(which)
+                found.put(which, drawn.ids[rows], drawn.logprobs[rows])
         return found
 
     def _choose_sampled(
@@ -187,10 +172,7 @@ class Sampler:
             columns, is_cut = drawn_columns(logits.top_logits, rows, totals, uniform, sampled.how)
         np.minimum(columns, sampled.how.num_columns - 1, out=columns)  # in such rows: any
         ids, logprobs = logits.top_ids[rows, columns], logits.top_logprobs[rows, columns]
-        for i, token_id, logprob in zip(
-            sampled.which.tolist(), ids.tolist(), logprobs.tolist(), strict=True
-        ):
-            found.token_ids[i], found.logprobs[i] = token_id, logprob
+        found.put(sampled.which, ids, logprobs)
         is_open = ~(is_cut | sampled.is_decided)
         if is_open.any():
             self._choose_behind_columns(logits, plain, sampled, is_open.nonzero()[0], found)

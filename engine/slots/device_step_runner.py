@@ -84,8 +84,7 @@ class DeviceStepRunner:
         started = perf_counter()
         logits = queued.pending()
         seconds = queued.seconds + perf_counter() - started
-        result = chosen(self._sampler, queued.step, logits, seconds)
-        return result._replace(num_padding=queued.num_padding)
+        return chosen(self._sampler, queued.step, logits, seconds, queued.num_padding)
 
     def _fed_rows(self, fed: tuple[int, ...]) -> tuple[int, ...]:
         """Return the row of logits of the step before for each of its draws; -1: none is fed."""

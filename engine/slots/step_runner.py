@@ -27,19 +27,19 @@ class SlotStepRunner:
         self._sampler = sampler
         self._last_ids: list[int] = []  # that the step before has drawn plainly
         self._results: deque[StepResult] = deque()
-        self._num_padding = 0  # of the model, when it was asked last
 
     def submit(self, step: Step) -> None:
         """Run a step, see StepRunner."""
-        batch = step.places
+        batch, before = step.places, self.model.num_padding
         assert isinstance(batch, ScheduledBatch)
         started = perf_counter()
         if batch.fed:
             batch = replace(batch, decode_ids=self._fed_ids(batch))
         logits = self.model.run(batch)
-        result = chosen(self._sampler, step, logits, perf_counter() - started)
+        seconds, num_padding = perf_counter() - started, self.model.num_padding - before
+        result = chosen(self._sampler, step, logits, seconds, num_padding)
         self._last_ids = result.plain.token_ids
-        self._results.append(result._replace(num_padding=self._new_padding()))
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         """Return what the earliest step has brought, see StepRunner."""
@@ -58,12 +58,10 @@ class SlotStepRunner:
         last_ids, known = self._last_ids, batch.decode_ids
         return tuple([known[i] if k < 0 else last_ids[k] for i, k in enumerate(batch.fed)])
 
-    def _new_padding(self) -> int:
-        before, self._num_padding = self._num_padding, self.model.num_padding
-        return self._num_padding - before
 
-
-def chosen(sampler: Sampler, step: Step, logits: StepLogits, model_seconds: float) -> StepResult:
+def chosen(
+    sampler: Sampler, step: Step, logits: StepLogits, model_seconds: float, num_padding: int
+) -> StepResult:
     """Choose all that a step draws and score what it scores behind its logits."""
     started = perf_counter()
     plain = sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
@@ -74,6 +72,7 @@ def chosen(sampler: Sampler, step: Step, logits: StepLogits, model_seconds: floa
         tuple(choices),
         tuple(scores),
         _alignment(logits),
+        num_padding,
         model_seconds=model_seconds,
         sampling_seconds=perf_counter() - started,
     )
