@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from tests.engine.fake_cuda import FakeCuda
 from tests.engine.fake_device_session import load_on, write_draw_graph
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
 from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
-from tests.engine.test_steps_under_way import random_params, step_all, whole_answers
+from tests.engine.test_steps_under_way import random_params, step_all, told
 
 CONFIG = EngineConfig(max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12)
 DRAWS = pytest.mark.parametrize("has_draws", [False, True], ids=["greedy", "drawn"])
@@ -82,13 +81,13 @@ def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
     on_host = core_on(load(model, tmp_path, SLOTS), model)
     _, ahead = on_device(tmp_path, has_encoder=has_encoder, has_draws=has_draws)
 
-    found = [
-        told(core, count, lambda draw: random_params(draw, VOCAB), has_encoder=has_encoder)
-        for core in (on_host, ahead)
-    ]
+    def random_request(key: int, draw: random.Random) -> TokenRequest:
+        return request(key, random_params(draw, VOCAB), has_encoder=has_encoder)
 
-    assert len(found[0]) > count
-    assert found[0] == found[1]
+    lockstep, found = (told(core, count, random_request) for core in (on_host, ahead))
+
+    assert len(lockstep) > count
+    assert found == lockstep
 
 
 @DRAWS
@@ -96,10 +95,11 @@ def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
 def test_requests_that_are_fed_come_and_go_while_steps_are_under_way(
     tmp_path: Path, has_encoder: bool, has_draws: bool
 ) -> None:
-    def params(draw: random.Random) -> SamplingParams:
-        found = draw.choice([GREEDY, SAMPLED] if has_draws else [GREEDY])
+    def random_request(key: int, draw: random.Random) -> TokenRequest:
+        params = draw.choice([GREEDY, SAMPLED] if has_draws else [GREEDY])
         stops = tuple(draw.sample(range(VOCAB), 2))
-        return replace(found, max_new_tokens=draw.randint(1, 20), stop_token_ids=stops)
+        params = replace(params, max_new_tokens=draw.randint(1, 20), stop_token_ids=stops)
+        return request(key, params, has_encoder=has_encoder)
 
     model = TinyModel(4, has_encoder=has_encoder)
     on_host = core_on(load(model, tmp_path, SLOTS), model)
@@ -113,34 +113,10 @@ def test_requests_that_are_fed_come_and_go_while_steps_are_under_way(
         return outputs
 
     ahead.step = counted  # type: ignore[method-assign]
-    lockstep, found = (
-        told(core, 100, params, has_encoder=has_encoder) for core in (on_host, ahead)
-    )
+    lockstep, found = (told(core, 100, random_request) for core in (on_host, ahead))
 
     assert found == lockstep
     assert num_steps[True] > num_steps[False]
-
-
-def told(
-    core: EngineCore,
-    count: int,
-    make_params: Callable[[random.Random], SamplingParams],
-    *,
-    has_encoder: bool,
-) -> dict[tuple[int, object], list]:
-    """Let random requests come and some of them leave; return what each was told."""
-    draw, outputs = random.Random(1), []
-    for key in range(count):
-        core.scheduler.add(request(key, make_params(draw), has_encoder=has_encoder))
-        is_unwanted = draw.random() < 0.05
-        for _ in range(draw.randint(0, 3)):
-            outputs += core.step() if core.has_work else []
-        if is_unwanted:
-            core.scheduler.abort(key)
-            outputs = [output for output in outputs if output.key != key]
-    outputs += step_all(core)
-    assert not [output for output in outputs if isinstance(output, FailedOutput)]
-    return whole_answers(outputs)
 
 
 def test_a_step_is_queued_before_the_one_before_it_is_waited_for(tmp_path: Path) -> None:

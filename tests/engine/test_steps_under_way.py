@@ -203,26 +203,34 @@ def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
 
 
 def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Callable) -> None:
-    found = []
-    for make in (lambda: make_core(continuation, config=CONFIG)[0], lambda: feeding(make_core)):
-        core, draw, outputs = make(), random.Random(1), []
-        for key in range(1000):
-            ids = tuple(draw.choices(range(256), k=draw.randint(1, 14)))
-            deltas = draw.choice([Deltas(), Deltas(4), Deltas(2, 1e-5, 1e-6), None])
-            one = TokenRequest(key, f"r-{key}", ids, random_params(draw), key, 0.0, deltas=deltas)
-            core.scheduler.add(one)
-            is_unwanted = draw.random() < 0.05
-            for _ in range(draw.randint(0, 3)):
-                outputs += core.step() if core.has_work else []
-            if is_unwanted:
-                core.scheduler.abort(key)
-                outputs = [output for output in outputs if output.key != key]
-        outputs += step_all(core)
-        found.append(whole_answers(outputs))
+    def random_request(key: int, draw: random.Random) -> TokenRequest:
+        ids = tuple(draw.choices(range(256), k=draw.randint(1, 14)))
+        deltas = draw.choice([Deltas(), Deltas(4), Deltas(2, 1e-5, 1e-6), None])
+        return TokenRequest(key, f"r-{key}", ids, random_params(draw), key, 0.0, deltas=deltas)
 
-    lockstep, ahead = found
+    in_turn, _ = make_core(continuation, config=CONFIG)
+    lockstep, ahead = (told(core, 1000, random_request) for core in (in_turn, feeding(make_core)))
+
     assert len(lockstep) > 1000
     assert ahead == lockstep
+
+
+def told(
+    core: EngineCore, count: int, make: Callable[[int, random.Random], TokenRequest]
+) -> dict[tuple[int, object], list]:
+    """Let random requests come and some of them leave; return what each was told."""
+    draw, outputs = random.Random(1), []
+    for key in range(count):
+        core.scheduler.add(make(key, draw))
+        is_unwanted = draw.random() < 0.05
+        for _ in range(draw.randint(0, 3)):
+            outputs += core.step() if core.has_work else []
+        if is_unwanted:
+            core.scheduler.abort(key)
+            outputs = [output for output in outputs if output.key != key]
+    outputs += step_all(core)
+    assert not [output for output in outputs if isinstance(output, FailedOutput)]
+    return whole_answers(outputs)
 
 
 def whole_answers(outputs: list[EngineOutput]) -> dict[tuple[int, object], list]:
