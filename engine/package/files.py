@@ -107,11 +107,8 @@ def _num_written(file: FileIO, size: int) -> int:
 
 @contextmanager
 def open_plain(path: Path) -> Iterator[FileIO]:
-    """Open a file that is not a link and has no other name; PackageError for anything else."""
+    """Open a file that is not a link; PackageError for anything else."""
     with open(path, "rb", buffering=0, opener=_open) as file:
-        found = os.fstat(file.fileno())
-        if found.st_nlink > 1:
-            raise _link(path)
         yield file
 
 
