@@ -469,6 +469,26 @@ async def test_one_pass_model_whose_rows_mix_does_not_offer_batch_invariance(
     await engine.stop()
 
 
+async def test_generating_model_whose_rows_mix_does_not_offer_batch_invariance(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = _alphabet_decoder(cross=False)
+    (gather,) = (node for node in decoder.graph.node if "logits" in node.output)
+    gather.output[0] = "alone"
+    place = list(decoder.graph.node).index(gather) + 1
+    decoder.graph.node.insert(place, helper.make_node("ReduceMean", ["alone", "axes"], ["mean"]))
+    decoder.graph.node.insert(place + 1, helper.make_node("Add", ["alone", "mean"], ["logits"]))
+    decoder.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
+    package = load_package(_generating_package(tmp_path / "p", cross=False, decoder=decoder))
+
+    engine = load_engine(package, CONFIG)
+    await engine.start()
+
+    assert "generate" in engine.capabilities and "batch_invariant" not in engine.capabilities
+    assert "batch_invariant is not offered" in caplog.text
+    await engine.stop()
+
+
 async def test_generating_model_is_tried_out_before_it_serves(tmp_path: Path) -> None:
     directory = tmp_path / "p"
     directory.mkdir()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
+import torch
 
 from engine.package.manifest import CacheShape, GenerationContract
 from exporter.certificate.beams import layouts
@@ -14,7 +17,10 @@ from exporter.certificate.cases import (
     counted_length,
     prefill_chunk,
 )
+from exporter.certificate.generation import affordable_cases
 from exporter.certificate.generation_cases import make_cases
+from exporter.graphs.contracts import generation_contract
+from exporter.models import TransformerConfig, build_model
 from exporter.samples import Deck
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
@@ -40,6 +46,29 @@ def test_a_large_model_has_fewer_steps_rather_than_fewer_cases() -> None:
     found = [affordable_steps(10**n, num_cases=60) for n in (6, 8, 9)]
 
     assert found == [32, 8, 4]
+
+
+def test_the_shape_of_gpt2_is_tried_with_four_prompts_of_every_length() -> None:
+    config = TransformerConfig(
+        family="gpt",
+        d_model=768,
+        num_heads=12,
+        d_ff=3072,
+        num_decoder_layers=12,
+        vocab_size=50257,
+        max_target_len=1024,
+        positions="learned",
+    )
+    shape = generation_contract(config)
+    assert shape is not None
+    with torch.device("meta"):
+        model = build_model(config)
+
+    cases, per_length = affordable_cases(model, shape, [])
+
+    found = Counter(len(case.prompt) for case in cases)
+    assert per_length == 4
+    assert len(found) == 15 and set(found.values()) == {4}
 
 
 @pytest.mark.parametrize(

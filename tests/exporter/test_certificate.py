@@ -658,6 +658,26 @@ def keys_and_values_of_the_second_row_not_written(surgery: Surgery) -> None:
         node.input[0] = surgery.compute_before(node, "Mul", node.input[0], kept)
 
 
+@mutant("gpt", file="decoder.onnx")
+def what_an_earlier_sequence_left_is_seen(surgery: Surgery) -> None:
+    """Behind its end a row that was never used holds zeros, in which nothing is seen."""
+    limit, node = 12, surgery.nodes("CachedAttention")[0]
+    end = surgery.compute_before(node, "Add", "seqlens_k", np.ones(1, np.int32))
+    within = surgery.compute_before(node, "Less", end, np.array([limit], np.int32))
+    place = surgery.compute_before(node, "Min", end, np.array([limit - 1], np.int32))
+    number = surgery.compute_before(node, "Cast", place, to=onnx.TensorProto.INT64)
+    index = surgery.compute_before(node, "Reshape", number, np.array([-1, 1]))
+    tokens = surgery.compute_before(node, "Transpose", node.input[2], perm=[0, 2, 1, 3])
+    values = surgery.compute_before(node, "GatherND", tokens, index, batch_dims=1)
+    row = surgery.compute_before(node, "Reshape", values, np.array([0, 1, -1]))  # [B, 1, width]
+    flag = surgery.compute_before(node, "Cast", within, to=onnx.TensorProto.FLOAT)
+    kept = surgery.compute_before(node, "Reshape", flag, np.array([-1, 1, 1]))
+    left = surgery.compute_before(node, "Mul", row, kept)
+    attended = node.output[0]
+    reader = next(one for one in surgery.model.graph.node if attended in one.input)
+    surgery.replace_uses(attended, surgery.compute_before(reader, "Add", attended, left))
+
+
 # Sources in groups, and beams that share one
 
 
