@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -304,6 +307,40 @@ def test_an_existing_package_stays_when_the_new_one_is_refused(
 
     assert load_package(tmp_path / "package").manifest == before
     assert os.listdir(tmp_path) == ["package"]
+
+
+_INTERRUPTED = """
+import signal
+from exporter import export
+from server.cli import main
+
+def certify(checkpoint, directory, *_, **__):
+    print(directory.parent.name)
+    signal.raise_signal({number})
+
+export.certify = certify
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_the_command_leaves_nothing_when_a_signal_ends_it(
+    number: signal.Signals, code: int, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    command = ("export", str(make_checkpoint("vit")), "--out", str(tmp_path / "package"))
+
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED.format(number=int(number)), *command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert (ended.returncode, ended.stderr) == (code, "")
+    assert ended.stdout.startswith(".package.export-"), "there was something to remove"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_package_is_not_replaced(

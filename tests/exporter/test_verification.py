@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.errors import CertificateError, PackageError
 from engine.package.manifest import Certificate
 from engine.package.package import load_package, seal
 from exporter import verification
+from exporter.certificate.cases import Progress
 from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
@@ -23,6 +25,7 @@ from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
 from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
+from server.cli.app import run
 from tests.exporter.test_certificate import MUTANTS, Surgery
 
 # The distribution that is installed here: for a CPU, or for CUDA.
@@ -78,6 +81,46 @@ def test_verify_repeats_the_certificate_and_says_so(package: Path, checkpoint: P
         f"{verified.certificate.cases} cases compared, its certificate found again here; "
         "made with what is installed here"
     )
+
+
+def test_the_command_tells_how_far_it_is_and_ends_with_one_line_of_what_was_found(
+    package: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stored, told = load_package(package).manifest.certificate, list[Any]()
+
+    def compared(checkpoint: object, path: object, progress: Progress, **_: object) -> Certificate:
+        progress(3, 8)
+        return stored
+
+    @contextmanager
+    def noted(title: str) -> Iterator[Progress]:
+        told.append(title)
+        yield lambda *counts: told.append(counts)
+
+    monkeypatch.setattr(verification, "certify", compared)
+    monkeypatch.setattr("server.cli.progress.show_progress", noted)
+
+    assert run(["verify", str(package), str(checkpoint)]) == 0
+
+    found = verify_package(package, checkpoint)
+    assert capsys.readouterr().out.splitlines()[-1] == found.summary()
+    assert told == ["Comparing with PyTorch", (3, 8)]
+
+
+@pytest.mark.usefixtures("compared")
+def test_the_command_fails_with_one_line_where_the_certificate_was_edited(
+    package: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _edit(package, lambda m: m["certificate"].update(batch_invariant=False))
+
+    assert run(["verify", str(package), str(checkpoint)]) == 1
+
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: ") and "batch_invariant is False, found True" in err
 
 
 @pytest.mark.parametrize(

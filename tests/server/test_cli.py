@@ -8,7 +8,8 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.config import EngineConfig
-from engine.errors import QueueFull
+from engine.errors import CertificateError, QueueFull
 from engine.requests.request import Constraint, LogitControls
 from exporter.training.state import STATE_NAME, RunState
 from exporter.training.trainer import TrainingReport
@@ -661,6 +662,38 @@ def test_a_model_that_misses_its_target_is_written_and_has_an_exit_code_of_its_o
     assert f"checkpoint: {tmp_path / 'out'}" in printed.out
     assert "error: the model misses the target of its task; more --steps" in printed.err
     assert (tmp_path / "out" / "report.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "version"),
+    [((), None, "1"), (("--name", "poems", "--version", "2026-11"), "poems", "2026-11")],
+)
+def test_export_tells_how_far_it_is_and_passes_on_name_and_version(
+    options: tuple[str, ...],
+    name: str | None,
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, given = list[Any](), list[Any]()
+
+    def export(*_: Path, progress: Callable[[int, int], None], **named: Any) -> None:
+        given.extend([named["name"], named["version"]])
+        progress(3, 8)
+        raise CertificateError("another model")
+
+    @contextmanager
+    def noted(title: str) -> Iterator[Callable[[int, int], None]]:
+        told.append(title)
+        yield lambda *counts: told.append(counts)
+
+    monkeypatch.setattr("exporter.export.export_package", export)
+    monkeypatch.setattr("server.cli.progress.show_progress", noted)
+
+    assert run(["export", str(tmp_path), "--out", str(tmp_path / "package"), *options]) == 1
+
+    assert given == [name, version]
+    assert told == ["Comparing with PyTorch", (3, 8)]
 
 
 def test_demo_leaves_an_unfinished_run_of_another_task(
