@@ -287,6 +287,32 @@ def test_what_an_earlier_command_makes_is_there() -> None:
     assert not _missing([Block(ROOT / "README.md", 1, "sh", script)], set())
 
 
+def _models(blocks: Iterable[Block]) -> tuple[set[str], set[str]]:
+    """Return the models that commands serve, and those that commands call."""
+    served, called = set[str](), set[str]()
+    for block in blocks:
+        for program, *words in _commands(block.text):
+            if program == "tokenweir" and words[0] == "serve":
+                served |= {Path(word).name for word in words if "/" in word}
+            elif program == "tokenweir" and "--model" in words:
+                called.add(words[words.index("--model") + 1])
+    return served, called
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_models_that_are_called_are_served(path: Path) -> None:
+    served, _ = _models(block for before in (*_read_before(path), path) for block in _shell(before))
+    _, called = _models(_shell(path))
+
+    assert called <= served
+
+
+def test_a_model_that_nobody_serves_would_be_seen() -> None:
+    script = "tokenweir serve packages/dates --port 1\ntokenweir generate --model text x\n"
+
+    assert _models([Block(ROOT / "README.md", 1, "sh", script)]) == ({"dates"}, {"text"})
+
+
 def _check_folders(settings: list[str]) -> None:
     for setting in settings:
         folders = setting.partition("=")[2].split(":")

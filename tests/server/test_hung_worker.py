@@ -103,6 +103,23 @@ async def test_calls_of_a_stopped_worker_move_or_end() -> None:
         await assert_moved_or_lost(calls)
 
 
+@pytest.mark.long
+async def test_a_stopped_worker_holds_calls_for_10_seconds_and_started_ones_for_15() -> None:
+    async with cell(GatewayConfig()) as here:
+        calls = await here.ask()
+        started = asyncio.create_task(failure_of(calls.started))
+
+        here.doomed.stop()
+
+        async with asyncio.timeout(15):
+            async with asyncio.timeout(10):
+                text = "".join([message.delta.text async for message in calls.waiting])
+                answer = await calls.unary
+            lost = await started
+    assert (text, answer.results[0].sequences[0].text) == ("WAIT stream ", "HOLD unary ")
+    assert (lost.code, lost.reason) == (grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST")
+
+
 async def test_calls_of_a_dropped_worker_that_does_not_answer_move_or_end() -> None:
     async with cell() as here:
         calls = await here.ask(block=True)

@@ -190,21 +190,37 @@ def test_a_short_run_has_a_short_warm_up(
     assert make_task().recipe.warmup_of(steps) == warmup_steps
 
 
-def test_a_short_run_learns_at_the_peak(
-    tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates = []
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The learning rates of the steps that are done."""
+    seen: list[float] = []
 
     def rate(schedule: InverseSquareRootSchedule, step: int) -> float:
-        rates.append(learning_rate(schedule, step))
-        return rates[-1]
+        seen.append(learning_rate(schedule, step))
+        return seen[-1]
 
     learning_rate = InverseSquareRootSchedule.learning_rate
     monkeypatch.setattr(InverseSquareRootSchedule, "learning_rate", rate)
+    return seen
 
+
+def test_a_short_run_learns_at_the_peak(
+    tmp_path: Path, make_task: MakeTask, rates: list[float]
+) -> None:
     train_task(make_task(warmup_steps=4), tmp_path / "run", steps=3, progress=False)
 
     assert rates[0] == max(rates) == 0.01
+
+
+def test_a_run_learns_no_slower_than_its_floor(
+    tmp_path: Path, make_task: MakeTask, rates: list[float]
+) -> None:
+    task = make_task(warmup_steps=2, learning_rate_floor=0.6)
+
+    train_task(task, tmp_path / "run", steps=12, progress=False)
+
+    assert max(rates) == 0.01
+    assert rates[-1] == min(rates) == pytest.approx(0.006)
 
 
 def test_nothing_of_a_run_is_pickled(tmp_path: Path, make_task: MakeTask) -> None:
