@@ -30,8 +30,9 @@ class MappedWeights:
         self.path = path
         self._file = path.open("rb")  # open as long as it is mapped, to see what becomes of it
         weakref.finalize(self, self._file.close)
-        self._written = self._last_written()
-        self.memory = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file_number = self._file.fileno()
+        self._written = _last_written(self._file_number)
+        self.memory = mmap.mmap(self._file_number, 0, access=mmap.ACCESS_READ)
         self._is_large = len(self.memory) >= _LARGE
         self._num_tokens = 0
 
@@ -75,12 +76,13 @@ class MappedWeights:
 
         A file that is renamed, deleted or replaced by another is still the one that is mapped.
         """
-        return self._last_written() != self._written
-
-    def _last_written(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_mtime_ns, found.st_size
+        return _last_written(self._file_number) != self._written
 
     def _give_back(self) -> None:
         if self._is_large and hasattr(mmap, "MADV_DONTNEED"):
             self.memory.madvise(mmap.MADV_DONTNEED)
+
+
+def _last_written(file_number: int) -> tuple[int, int]:
+    found = os.fstat(file_number)
+    return found.st_mtime_ns, found.st_size

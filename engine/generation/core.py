@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.errors import EngineFailure, TokenweirError
 from engine.scheduling.output import EngineOutput
@@ -16,8 +15,7 @@ from engine.scheduling.step_result import StepResult
 from engine.step_measures import StepMeasures
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Where the time of the steps so far went, in seconds."""
 
     steps: int = 0
@@ -125,14 +123,15 @@ class EngineCore:
         self._runner.submit(step)
 
     def _measure(self, step: Step, started: float, ended: float) -> None:
-        encoding, chunks, decoding, *_ = step.parts
+        parts = step.parts
+        decoding = parts.decoding
         num_continued = len(step.plain)  # all of these go on, unless some begin
         if num_continued < len(decoding) or step.begins:
             num_continued = sum([sequence.num_generated != 1 for sequence in decoding])
         self.measures.took_step(
             started,
             ended,
-            batch_size=len(encoding) + len(chunks) + len(decoding),
+            batch_size=len(parts.encoding) + len(parts.chunks) + len(decoding),
             # Behind an encoder the first token of a sequence is decoded, too.
             num_continued=num_continued,
         )

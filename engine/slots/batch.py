@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
@@ -47,8 +46,7 @@ class PrefillChunk(NamedTuple):
     source_row: int = 0  # encoder-decoder: of the sources
 
 
-@dataclass(frozen=True)
-class ScheduledBatch:
+class ScheduledBatch(NamedTuple):
     """One step. The parts are run in the order of the fields.
 
     Logits come in another order: a row for each decoding one, then those that each chunk wants.

@@ -102,15 +102,17 @@ class DecodeCalls:
         self,
         token_ids: Sequence[int],
         sources: Sequence[int],
+        num_rows: int,
         num_top: int,
         aligned: Sequence[int],
     ) -> tuple[GraphCall, int]:
         """Return the call, counting its tokens as computed, and how many rows are for nobody.
 
-        Row i attends to the source in row sources[i]. The attention of the rows in `aligned` is
-        wanted. Chunks of the step are to be planned before.
+        It has `num_rows` rows, as the method of that name has said. Row i attends to the source in
+        row sources[i]. The attention of the rows in `aligned` is wanted. Chunks of the step are to
+        be planned before.
         """
-        B, M = len(token_ids), self.num_rows(len(token_ids), sources)
+        B, M = len(token_ids), num_rows
         longest = self._place_tokens(token_ids, M)
         inputs: dict[str, Bound] = {}
         of_sources, num_queries = SourceShape(0, self._group), M
@@ -158,12 +160,13 @@ class DecodeCalls:
         return index.shape
 
     def _bound(self, shape: _Shape) -> _Bound:
-        if shape not in self._bindings:
+        bound = self._bindings.get(shape)
+        if bound is None:
             if len(self._bindings) >= _MAX_BINDINGS:  # what is captured stays: it takes long
                 kept = self._bindings.items()
                 self._bindings = {k: b for k, b in kept if b.graph_id != NOT_CAPTURED}
-            self._bindings[shape] = _Bound(self._bind(shape), self._graph_id(shape))
-        return self._bindings[shape]
+            bound = self._bindings[shape] = _Bound(self._bind(shape), self._graph_id(shape))
+        return bound
 
     def _graph_id(self, shape: _Shape) -> int:
         vocab_size = self._graph.contract.vocab_size

@@ -58,7 +58,7 @@ class DeviceStepBlock:
         self._longest = contract.cross_cache.max_len if contract.cross_cache else 0
         self._num_slots = num_slots
         num_reads = 2 * num_slots + num_tokens // 64
-        usual = StepSize(0, 0, 0, 0, num_tokens, num_tokens + self._longest, num_reads)
+        usual = StepSize(0, 0, 0, 0, False, num_tokens, num_tokens + self._longest, num_reads)
         sizes = [usual] if size is None else [usual, size]
         self._num_chunk_rows = max(each.num_chunk_logits for each in sizes) + 1
         num_bytes = max(_input_bytes(each, num_slots) for each in sizes)

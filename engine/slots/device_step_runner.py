@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -56,7 +55,7 @@ class DeviceStepRunner:
         assert isinstance(batch, ScheduledBatch)
         started = perf_counter()
         if batch.fed:
-            batch = replace(batch, fed=self._fed_rows(batch.fed))
+            batch = batch._replace(fed=self._fed_rows(batch.fed))
         has_draws = self.model.has_draws
         draws = step.plain_draws.for_graph(self._stream) if has_draws else None
         pending = self.model.start(batch, draws)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -92,7 +91,7 @@ def _decode(
     """Return all that a step gives for the first of rows that have these lengths."""
     runner.cache.lengths[: len(lengths)] = lengths
     ids = tuple(i % vocab_size for i in range(len(lengths)))
-    step = runner.run(replace(_NOTHING, decode_ids=ids, decode_sources=sources, num_top=2))
+    step = runner.run(_NOTHING._replace(decode_ids=ids, decode_sources=sources, num_top=2))
     given = (step.logits, step.top_ids, step.top_logits, step.top_logprobs)
     return tuple(array[0].tobytes() for array in given)
 

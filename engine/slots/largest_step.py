@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.package.manifest import GenerationContract
@@ -52,7 +51,7 @@ def _pieces(
     if contract.cross_cache is not None:
         length = contract.cross_cache.max_len
         source = Encode(0, (0,) * length)
-        yield "encoding the longest source", length, replace(_NOTHING, encodes=(source,))
+        yield "encoding the longest source", length, _NOTHING._replace(encodes=(source,))
     length = min(chunk_size, contract.cache.max_len)
     chunk = PrefillChunk(0, (0,) * length, num_logits=1, source_row=0)
-    yield f"a chunk of {length} tokens", length, replace(_NOTHING, chunks=(chunk,), num_top=1)
+    yield f"a chunk of {length} tokens", length, _NOTHING._replace(chunks=(chunk,), num_top=1)

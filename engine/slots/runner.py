@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
@@ -192,7 +191,7 @@ class SlotModelRunner:
         self.cache.apply(batch.row_ops)
         is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)
         self.cache.settle(at_rest=is_at_rest)
-        size = self._size_of(batch)._replace(is_drawn=draws is not None)
+        size = self._size_of(batch, is_drawn=draws is not None)
         if not self._block.holds(size):
             self._make_room(size)
         self._block.begin(size)
@@ -201,17 +200,19 @@ class SlotModelRunner:
             assert self._draws is not None, "who has a graph for draws is asked for some"
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
-        self._feed(batch.fed)
+        if batch.fed:
+            self._feed(batch.fed)
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
             call.run()
-        self._next_ids = self._ids_of(size)
+        if self._device is not None:
+            self._next_ids = self._ids_of(size)
         return self._block.send()
 
     def encode(self, row: int, *sources: Sequence[int]) -> None:
         """Encode sources: fill the cross keys and values of rows from `row` on."""
         encodes = tuple(Encode(row + i, tuple(source)) for i, source in enumerate(sources))
-        self.run(replace(_NOTHING, encodes=encodes))
+        self.run(_NOTHING._replace(encodes=encodes))
 
     def _plan(self, batch: ScheduledBatch, size: StepSize) -> list[GraphCall]:
         """Return the calls of a step in order."""
@@ -225,7 +226,9 @@ class SlotModelRunner:
         if B:
             aligned = [row for row in batch.aligned if row < B]
             sources = batch.decode_sources or range(B)
-            call, num_padding = self._decodes.plan(batch.decode_ids, sources, k, aligned)
+            call, num_padding = self._decodes.plan(
+                batch.decode_ids, sources, size.num_rows, k, aligned
+            )
             self.num_padding += num_padding
             calls.append(call)
         return calls
@@ -247,11 +250,11 @@ class SlotModelRunner:
             part, rows = slice(first, first + size), slice(origin, origin + size)
             self._device.memory.copy_column(target[part], ids[rows])
 
-    def _size_of(self, batch: ScheduledBatch) -> StepSize:
+    def _size_of(self, batch: ScheduledBatch, *, is_drawn: bool) -> StepSize:
         num_decoding = len(batch.decode_ids)
         num_rows = self._decodes.num_rows(num_decoding, batch.decode_sources)
         num_top = min(self._num_top(batch.num_top), self._contract.vocab_size)
-        size = StepSize(num_decoding, num_rows, num_top, len(batch.aligned))
+        size = StepSize(num_decoding, num_rows, num_top, len(batch.aligned), is_drawn)
         if not batch.encodes and not batch.chunks:
             return size
         num_read = sum(len(encode.source_ids) for encode in batch.encodes)

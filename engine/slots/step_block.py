@@ -27,10 +27,10 @@ class StepSize(NamedTuple):
     num_rows: int  # of the decode call: with those that are padded; 0: there is no call
     num_top: int
     num_aligned: int
+    is_drawn: bool = False  # the next tokens of rows that decode
     num_chunk_logits: int = 0  # rows of logits that chunks want
     num_tokens: int = 0  # of sources and chunks
     num_reads: int = 0  # sources and chunks
-    is_drawn: bool = False  # the next tokens of rows that decode
 
 
 class Standing(NamedTuple):

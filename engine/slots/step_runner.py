@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from time import perf_counter
 
 from engine.sampling.logits import Floats, StepLogits
@@ -34,7 +33,7 @@ class SlotStepRunner:
         assert isinstance(batch, ScheduledBatch)
         started = perf_counter()
         if batch.fed:
-            batch = replace(batch, decode_ids=self._fed_ids(batch))
+            batch = batch._replace(decode_ids=self._fed_ids(batch))
         logits = self.model.run(batch)
         seconds, num_padding = perf_counter() - started, self.model.num_padding - before
         result = chosen(self._sampler, step, logits, seconds, num_padding)

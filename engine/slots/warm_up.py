@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -89,17 +88,16 @@ def _largest(
         count = max(1, min(runner.most_tokens // longest, runner.num_slots))
         ids = _ids(contract.prompt_vocab_size, longest)
         encodes = tuple(Encode(row, ids) for row in range(count))
-        yield f"encoding {count} sources of {longest} tokens", replace(_NOTHING, encodes=encodes)
+        yield f"encoding {count} sources of {longest} tokens", _NOTHING._replace(encodes=encodes)
     ids = _ids(contract.vocab_size, min(runner.most_tokens, contract.cache.max_len))
     chunks = (PrefillChunk(0, ids, len(ids), 0),)
-    step = replace(_NOTHING, row_ops=(RowOp("cut", 0, 0),), chunks=chunks, num_top=_NUM_TOP)
+    step = _NOTHING._replace(row_ops=(RowOp("cut", 0, 0),), chunks=chunks, num_top=_NUM_TOP)
     yield f"a prompt of {len(ids)} tokens with all positions wanted", step
 
 
 def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> ScheduledBatch:
     """Return a step that decodes so many rows, all of them from their beginning."""
-    return replace(
-        _NOTHING,
+    return _NOTHING._replace(
         row_ops=tuple(RowOp("cut", row, row) for row in range(num_rows)),
         decode_ids=_ids(contract.vocab_size, num_rows),
         decode_sources=tuple(range(num_rows)) if contract.cross_cache else (),
@@ -126,7 +124,7 @@ def _steps(
     """Yield every kind of call that the engine makes, and what it is called."""
     rows = tuple(range(min(_NUM_ROWS, runner.num_slots)))
     if contract.cross_cache:
-        yield "encoding sources", replace(_NOTHING, encodes=_encodes(contract, len(rows)))
+        yield "encoding sources", _NOTHING._replace(encodes=_encodes(contract, len(rows)))
     yield from _prompts(contract, rows)
     yield "decoding one row", _decode(contract, rows[:1], 1)
     yield f"decoding {len(rows)} rows", _decode(contract, rows, _NUM_TOP)
@@ -144,8 +142,7 @@ def _prompts(
         source = row if contract.cross_cache else 0
         yield (
             f"a prompt of {len(ids)} tokens with {wanted} wanted",
-            replace(
-                _NOTHING,
+            _NOTHING._replace(
                 row_ops=(RowOp("cut", row, row),),
                 chunks=(PrefillChunk(row, ids, num_logits, source),),
                 num_top=num_logits,
@@ -158,8 +155,7 @@ def _decode(contract: GenerationContract, sources: tuple[int, ...], num_top: int
     """Return a step that decodes a row behind a few tokens for each of these sources."""
     longest = min(_NUM_TOKENS, contract.cache.max_len - 1)
     rows = tuple(range(len(sources)))
-    return replace(
-        _NOTHING,
+    return _NOTHING._replace(
         row_ops=tuple(RowOp("cut", row, row, start=longest) for row in rows),
         decode_ids=_ids(contract.vocab_size, len(rows)),
         decode_sources=sources if contract.cross_cache else (),

@@ -7,7 +7,6 @@ the likeliest or drawn ones, from rows beside each other and from others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -71,7 +70,7 @@ class _Course:
         self._begin()
         ids: Tokens = self._batch.decode_ids
         for number, draws in enumerate(self._draws):
-            batch = replace(self._batch, decode_ids=ids)
+            batch = self._batch._replace(decode_ids=ids)
             step = run_step(self._runner, batch, draws)
             chosen = (step.top_ids[:, 0] if step.drawn is None else step.drawn.ids).tolist()
             ids = tuple([chosen[row] for row in self._origins(number + 1)])
@@ -82,7 +81,7 @@ class _Course:
         self._begin()
         pending = self._runner.start(self._batch, self._draws[0])
         for number, draws in enumerate(self._draws[1:], 1):
-            batch = replace(self._batch, fed=self._origins(number))
+            batch = self._batch._replace(fed=self._origins(number))
             following = self._runner.start(batch, draws)
             yield _bits(pending())
             pending = following

@@ -6,7 +6,6 @@ rows, with as many of the likeliest tokens as calls have.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -59,7 +58,7 @@ def _batch(
         decode_ids=tuple(rng.integers(0, contract.vocab_size, num_rows).tolist()),
         num_top=num_top,
     )
-    return replace(batch, decode_sources=(0,) * num_rows) if contract.cross_cache else batch
+    return batch._replace(decode_sources=(0,) * num_rows) if contract.cross_cache else batch
 
 
 def _draws(rng: np.random.Generator, num_columns: int, num_rows: int) -> GraphDraws:

@@ -12,7 +12,7 @@ are taken from the k likeliest that the graph gives, as the engine does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -116,7 +116,7 @@ class Replay:
             if case.source
         }
         if found:
-            self._run(replace(_NOTHING, encodes=tuple(found.values())), 0)
+            self._run(_NOTHING._replace(encodes=tuple(found.values())), 0)
 
     def prefill(
         self,
@@ -136,8 +136,8 @@ class Replay:
             members = [i for i, chunks in enumerate(left) if chunks]
             chunks = tuple(left[i].pop(0) for i in members)
             num_logits = len(beside) + sum(chunk.num_logits for chunk in chunks)
-            batch = replace(
-                _NOTHING, chunks=chunks, decode_ids=tuple(beside), decode_sources=sources
+            batch = _NOTHING._replace(
+                chunks=chunks, decode_ids=tuple(beside), decode_sources=sources
             )
             step = self._run(batch, num_logits)
             first = len(beside)
@@ -151,8 +151,7 @@ class Replay:
         sources = source_rows or [place.source_row for place in self.places]
         for number in range(max(self._num_decodes)):
             active = [i for i in order if self._num_decodes[i] > number]
-            batch = replace(
-                _NOTHING,
+            batch = _NOTHING._replace(
                 decode_ids=tuple(self._next_token(i, number) for i in active),
                 decode_sources=tuple(sources[i] for i in active) if self._cases[0].source else (),
             )
@@ -191,7 +190,7 @@ class Replay:
         every = self._asked.align_every
         aligned = tuple(range(0, num_logits, every)) if every else ()
         with exported_graphs():
-            step = self._runner.run(replace(batch, num_top=self._asked.num_top, aligned=aligned))
+            step = self._runner.run(batch._replace(num_top=self._asked.num_top, aligned=aligned))
         return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
 
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
@@ -208,7 +207,7 @@ def run_step(runner: Runner, batch: ScheduledBatch, draws: GraphDraws | None = N
 def change(runner: Runner, ops: Iterable[RowOp]) -> None:
     """Change rows, in a step that computes nothing."""
     with exported_graphs():
-        runner.run(replace(_NOTHING, row_ops=tuple(ops)))
+        runner.run(_NOTHING._replace(row_ops=tuple(ops)))
 
 
 def empty(runner: Runner, *, has_source: bool) -> None:
@@ -224,8 +223,7 @@ def decode(runner: Runner, tokens: Sequence[int], asked: Asked, *, has_source: b
     The arrays are overwritten by the next step.
     """
     rows = tuple(range(len(tokens)))
-    batch = replace(
-        _NOTHING,
+    batch = _NOTHING._replace(
         decode_ids=tuple(tokens),
         decode_sources=rows if has_source else (),
         num_top=asked.num_top,

@@ -29,9 +29,19 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(package: Path, settings: str, replicas: int = 1, threads: int = 1) -> Iterator[Served]:
-    """Serve a package with settings in TOML until the end of the block."""
-    command = [sys.executable, "-c", "from server.cli import main; main()", "serve", str(package)]
+def served(
+    package: Path, settings: str, replicas: int = 1, threads: int = 1, cores: str | None = None
+) -> Iterator[Served]:
+    """Serve a package with settings in TOML until the end of the block; `cores` as of taskset."""
+    kept_to = [] if cores is None else ["taskset", "-c", cores]
+    command = [
+        *kept_to,
+        sys.executable,
+        "-c",
+        "from server.cli import main; main()",
+        "serve",
+        str(package),
+    ]
     with (
         tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
         tempfile.NamedTemporaryFile() as log,

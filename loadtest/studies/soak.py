@@ -1,6 +1,7 @@
 """The study of endurance: what becomes of latency, memory and work under a load that goes on.
 
-`python -m loadtest.studies.soak packages/dates --minutes 30 --load 0.7 --out loadtest/results/soak`
+`taskset -c 1 python -m loadtest.studies.soak packages/dates --server-cores 0 --minutes 30
+--load 0.7 --out loadtest/results/soak`
 
 A closed loop finds how many answers a second the server gives. It lasts a minute, for a shorter one
 may reach more than the processor can keep up. Then an open loop with Poisson arrivals asks for a
@@ -206,6 +207,7 @@ def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) ->
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--concurrency", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--seconds", type=float, default=60, show_default=True, help="Of a closed loop.")
+@click.option("--server-cores", metavar="LIST", help="Of taskset, for the server; all by default.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
     package: Path,
@@ -215,12 +217,13 @@ def main(
     replicas: int,
     concurrency: int,
     seconds: float,
+    server_cores: str | None,
     out: Path,
 ) -> None:
     """Serve PACKAGE, which takes dates, as a user does, load it for long, and write OUT.json."""
     from engine.package.package import read_manifest
 
-    with served(package, "", replicas) as server:
+    with served(package, "", replicas, cores=server_cores) as server:
         soak = measure_soak(
             server.address,
             read_manifest(package).name,

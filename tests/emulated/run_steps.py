@@ -12,7 +12,6 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,23 +70,23 @@ def steps(contract: GenerationContract) -> Iterator[tuple[str, ScheduledBatch]]:
     cross = contract.cross_cache is not None
     if cross:
         encodes = tuple(Encode(row, (5,) * (4 + row // 2)) for row in rows)
-        yield "encode", replace(NOTHING, encodes=encodes)
+        yield "encode", NOTHING._replace(encodes=encodes)
     chunks = tuple(PrefillChunk(row, (5, 6, 7), 1, row * cross) for row in rows)
-    yield "chunks", replace(NOTHING, chunks=chunks)
+    yield "chunks", NOTHING._replace(chunks=chunks)
     sources = tuple(rows) if cross else ()
     for k in (1, 20, 200):
-        decode = replace(NOTHING, decode_ids=(5, 6, 7), decode_sources=sources, num_top=k)
+        decode = NOTHING._replace(decode_ids=(5, 6, 7), decode_sources=sources, num_top=k)
         for i in range(3):
             yield f"decode {k} {i}", decode
-    yield "mixed", replace(decode, chunks=(PrefillChunk(5, (5, 6, 7), 2, 1 * cross),), num_top=1)
+    yield "mixed", decode._replace(chunks=(PrefillChunk(5, (5, 6, 7), 2, 1 * cross),), num_top=1)
     if cross:
-        beams = replace(decode, decode_sources=(1, 1, 1), num_top=4)
+        beams = decode._replace(decode_sources=(1, 1, 1), num_top=4)
         yield "beams", beams
         yield "beams again", beams
     if contract.alignment:
-        yield "aligned", replace(decode, aligned=(0, 2), num_top=1)
-    yield "large", replace(NOTHING, chunks=(PrefillChunk(6, (5,) * 30, 30, 0),))
-    yield "decode after it", replace(decode, num_top=1)
+        yield "aligned", decode._replace(aligned=(0, 2), num_top=1)
+    yield "large", NOTHING._replace(chunks=(PrefillChunk(6, (5,) * 30, 30, 0),))
+    yield "decode after it", decode._replace(num_top=1)
 
 
 def shapes(step: StepLogits) -> list[Any]:
@@ -114,7 +113,7 @@ def run_ahead(
     batch: ScheduledBatch, draws: GraphDraws | None = None
 ) -> tuple[dict[str, int], StepLogits]:
     before = runner.start(batch, draws)
-    batch = replace(batch, fed=(0, 1, 2))
+    batch = batch._replace(fed=(0, 1, 2))
 
     def ahead() -> tuple[Pending, StepLogits]:
         return runner.start(batch, draws), before()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +62,7 @@ def test_a_prompt_is_computed_in_chunks_while_others_decode(
     for start in (0, 7, 14):
         chunk = PrefillChunk(2, prompt[start : start + 7], num_logits=2)
         token = (decoding[3 + start // 7],)
-        step = runner.run(replace(NOTHING, chunks=(chunk,), decode_ids=token, num_top=3))
+        step = runner.run(NOTHING._replace(chunks=(chunk,), decode_ids=token, num_top=3))
         before = decoding[: 4 + start // 7]
         np.testing.assert_allclose(step.all_logits[0], model.logits(before)[-1], atol=2e-5)
         whole = model.logits(list(prompt[: start + 7]))[-2:]
@@ -80,10 +79,10 @@ def test_a_row_that_is_full_keeps_all_that_another_may_copy(
     model, runner = decoder
     prompt = ids(3, MAX_LEN)
     chunk = PrefillChunk(1, prompt, num_logits=1)
-    runner.run(replace(NOTHING, chunks=(chunk,), decode_ids=(4,)))  # row 1 fills the call up
+    runner.run(NOTHING._replace(chunks=(chunk,), decode_ids=(4,)))  # row 1 fills the call up
 
     runner.cache.apply([RowOp("copy", 1, 2, 0, MAX_LEN - 1), RowOp("swap", 2, 1)])
-    step = runner.run(replace(NOTHING, decode_ids=(5, prompt[-1])))
+    step = runner.run(NOTHING._replace(decode_ids=(5, prompt[-1])))
 
     np.testing.assert_allclose(step.all_logits[1], model.logits(list(prompt))[-1], atol=2e-5)
 
@@ -96,7 +95,7 @@ def test_a_row_that_holds_nan_leaves_none_behind(
     prefill(runner, 3, ids(1, 4))
     for layer in runner.cache.layers:
         layer.key[3, :, :4] = layer.value[3, :, :4] = np.nan
-    runner.run(replace(NOTHING, decode_ids=(4,)))  # writes NaN behind row 3
+    runner.run(NOTHING._replace(decode_ids=(4,)))  # writes NaN behind row 3
     assert np.isnan(runner.cache.layers[1].key[3, :, 4]).all()
 
     ops = {
@@ -124,7 +123,7 @@ def test_where_calls_have_one_shape_a_source_is_encoded_without_others(
 
     monkeypatch.setattr(Session, "bind", counted)
 
-    runner.run(replace(NOTHING, encodes=tuple(Encode(row, ids(row, 4)) for row in range(3))))
+    runner.run(NOTHING._replace(encodes=tuple(Encode(row, ids(row, 4)) for row in range(3))))
 
     assert bound == ["encoder.onnx"] * calls
 
@@ -132,11 +131,11 @@ def test_where_calls_have_one_shape_a_source_is_encoded_without_others(
 def test_the_smallest_bucket_that_holds_rows_and_sources_is_taken(tmp_path: Path) -> None:
     runner = load(TinyModel(2, has_encoder=True), tmp_path, 1, 3, SLOTS)
     encodes = tuple(Encode(row, ids(row, 4)) for row in range(4))
-    runner.run(replace(NOTHING, encodes=encodes))
+    runner.run(NOTHING._replace(encodes=encodes))
 
     for rows, sources, padding in (((4,), (0,), 0), ((4,), (2,), 2), ((4, 5), (3, 0), 3)):
         before = runner.num_padding
-        runner.run(replace(NOTHING, decode_ids=rows, decode_sources=sources))
+        runner.run(NOTHING._replace(decode_ids=rows, decode_sources=sources))
         assert runner.num_padding - before == padding
 
 
@@ -150,13 +149,12 @@ def test_a_row_has_the_same_bits_whoever_else_decodes(tmp_path: Path, has_encode
         rows = range(max(num_decoding, num_held))
         if has_encoder:
             encodes = tuple(Encode(row, ids(row, 3 + row)) for row in rows)
-            runner.run(replace(NOTHING, encodes=encodes))
+            runner.run(NOTHING._replace(encodes=encodes))
         chunks = tuple(PrefillChunk(row, ids(9 + row, 8 - row), 0, row) for row in rows)
-        runner.run(replace(NOTHING, chunks=chunks))
+        runner.run(NOTHING._replace(chunks=chunks))
         found = []
         for token in (7, 8, 9):
-            step = replace(
-                NOTHING,
+            step = NOTHING._replace(
                 decode_ids=tuple(token + row for row in range(num_decoding)),
                 decode_sources=tuple(range(num_decoding)) if has_encoder else (),
                 num_top=3,

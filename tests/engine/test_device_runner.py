@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +50,11 @@ def test_a_step_larger_than_any_before_finds_room_and_leaves_rows_as_they_are(
 
     for each in (runner, on_host):
         if has_encoder:
-            each.run(replace(NOTHING, encodes=(Encode(0, ids(1, 5)), Encode(1, ids(2, 9)))))
+            each.run(NOTHING._replace(encodes=(Encode(0, ids(1, 5)), Encode(1, ids(2, 9)))))
     for step in (
-        replace(NOTHING, decode_ids=(4,), decode_sources=sources),
-        replace(NOTHING, decode_ids=(5,), decode_sources=sources, chunks=chunks, num_top=2),
-        replace(NOTHING, decode_ids=(6,), decode_sources=sources),
+        NOTHING._replace(decode_ids=(4,), decode_sources=sources),
+        NOTHING._replace(decode_ids=(5,), decode_sources=sources, chunks=chunks, num_top=2),
+        NOTHING._replace(decode_ids=(6,), decode_sources=sources),
     ):
         found, wanted = runner.run(step), on_host.run(step)
         np.testing.assert_array_equal(np.asarray(found.logits), wanted.logits)
@@ -75,10 +74,10 @@ def test_what_a_decode_call_captures_stays_true_for_any_other_rows(
     encodes = tuple(Encode(row, ids(row, 3 + row)) for row in range(SLOTS)) if has_encoder else ()
 
     for each in (runner, on_host):
-        each.run(replace(NOTHING, encodes=encodes))
+        each.run(NOTHING._replace(encodes=encodes))
     for rows in (range(1), range(4), range(2), range(SLOTS)):
         sources = tuple(reversed(rows)) if has_encoder else ()
-        step = replace(NOTHING, decode_ids=tuple(5 + row for row in rows), decode_sources=sources)
+        step = NOTHING._replace(decode_ids=tuple(5 + row for row in rows), decode_sources=sources)
         found, wanted = runner.run(step), on_host.run(step)
         assert [bits(found, row) for row in rows] == [bits(wanted, row) for row in rows]
 
@@ -92,10 +91,10 @@ def test_sequences_of_one_source_decode_in_the_call_that_is_captured(tmp_path: P
     encodes = tuple(Encode(row, ids(row, 3 + row)) for row in range(3))
 
     for each in (runner, on_host):
-        each.run(replace(NOTHING, encodes=encodes))
+        each.run(NOTHING._replace(encodes=encodes))
     for sources in ((0,), (1, 1, 1), (0, 1, 0, 2, 1), (2,) * SLOTS, (0, 1, 2)):
         token_ids = tuple(range(5, 5 + len(sources)))
-        step = replace(NOTHING, decode_ids=token_ids, decode_sources=sources)
+        step = NOTHING._replace(decode_ids=token_ids, decode_sources=sources)
         found, wanted = runner.run(step), on_host.run(step)
         assert [bits(found, i) for i in range(len(sources))] == [
             bits(wanted, i) for i in range(len(sources))
@@ -179,10 +178,10 @@ def test_calls_of_many_shapes_do_not_drop_what_is_captured(
     monkeypatch.setattr("engine.slots.decode_calls._MAX_BINDINGS", 2)
     model = TinyModel(4, has_encoder=True)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, widest_group=1)
-    runner.run(replace(NOTHING, encodes=(Encode(0, ids(1, 5)),)))
+    runner.run(NOTHING._replace(encodes=(Encode(0, ids(1, 5)),)))
 
     for sources in ((0,), (0, 0), (0, 0, 0), (0,), (0, 0), (0, 0, 0), (0,)):
-        runner.run(replace(NOTHING, decode_ids=(4,) * len(sources), decode_sources=sources))
+        runner.run(NOTHING._replace(decode_ids=(4,) * len(sources), decode_sources=sources))
 
     assert (len(decoder.captured), decoder.replays) == (1, 2)
 
@@ -201,7 +200,7 @@ def test_logits_are_fetched_in_one_copy_for_rows_beside_each_other(tmp_path: Pat
     cuda, model = FakeCuda(), TinyModel(4, has_encoder=False)
     runner, _ = load_on(cuda, model, tmp_path, num_slots=SLOTS)
     chunks = (PrefillChunk(3, ids(1, 9), num_logits=4),)
-    step = replace(NOTHING, decode_ids=(4, 5, 6), chunks=chunks)
+    step = NOTHING._replace(decode_ids=(4, 5, 6), chunks=chunks)
     wanted = load(model, tmp_path).run(step).all_logits
     runner.run(step).fetch((0,))  # takes the memory to fetch into
     runner.reset()
@@ -230,7 +229,7 @@ def test_logits_of_every_call_begin_where_those_of_a_decode_call_do(
     runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
     wanted = (1, 0, 2, 9)  # logits of the chunks
     chunks = [PrefillChunk(row, ids(row, 9), many) for row, many in enumerate(wanted, 1)]
-    step = replace(NOTHING, decode_ids=(4,), chunks=tuple(chunks))
+    step = NOTHING._replace(decode_ids=(4,), chunks=tuple(chunks))
 
     found = runner.run(step).all_logits
 
@@ -273,7 +272,7 @@ def test_numbers_of_likeliest_tokens_share_memory(
     monkeypatch.setattr("engine.slots.runner.CAPTURED_TOPS", (1, 4))
     runner, _ = load_on(FakeCuda(), TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS)
 
-    found = [runner.run(replace(NOTHING, decode_ids=(4,), num_top=k)) for k in range(1, 20)]
+    found = [runner.run(NOTHING._replace(decode_ids=(4,), num_top=k)) for k in range(1, 20)]
 
     assert sorted({step.top_ids.shape[1] for step in found}) == [1, 4, 8, 16, 23]
 

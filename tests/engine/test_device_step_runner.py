@@ -202,10 +202,10 @@ def test_a_row_takes_its_token_from_where_it_was_before_others_left(tmp_path: Pa
 def test_rows_of_logits_that_the_next_step_has_overwritten_are_not_read(tmp_path: Path) -> None:
     model = TinyModel(4, has_encoder=False)
     runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
-    chunk = replace(NOTHING, chunks=(PrefillChunk(0, ids(1, 4), 1),))
+    chunk = NOTHING._replace(chunks=(PrefillChunk(0, ids(1, 4), 1),))
 
     first = runner.start(chunk)
-    second = runner.start(replace(NOTHING, decode_ids=(5,)))
+    second = runner.start(NOTHING._replace(decode_ids=(5,)))
     early, late = first(), second()
 
     assert early.top_ids.shape == late.top_ids.shape == (1, 1)

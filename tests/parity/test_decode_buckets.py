@@ -56,10 +56,10 @@ def test_a_row_has_the_same_bits_however_many_sequences_a_source_has(
 
     def decoded(*sources: int) -> Bits:
         runner.reset()
-        runner.run(replace(NOTHING, encodes=encodes, chunks=(chunk,)))
+        runner.run(NOTHING._replace(encodes=encodes, chunks=(chunk,)))
         ids = tuple(range(11, 11 + len(sources)))
         return _bits(
-            runner.run(replace(NOTHING, decode_ids=ids, decode_sources=sources, num_top=4))
+            runner.run(NOTHING._replace(decode_ids=ids, decode_sources=sources, num_top=4))
         )
 
     alone = decoded(0)
@@ -90,9 +90,9 @@ def _decoded(runner: SlotModelRunner, num_decoding: int, num_held: int) -> list[
     runner.reset()
     has_source = len(runner.cache.cross_layers) > 0
     sources = tuple(Encode(row, (5,) * (4 + row)) for row in range(num_held))
-    runner.run(replace(NOTHING, encodes=sources if has_source else ()))
+    runner.run(NOTHING._replace(encodes=sources if has_source else ()))
     chunks = [PrefillChunk(row, (7, 8, 9) * (1 + row), 0, row) for row in range(num_held)]
-    runner.run(replace(NOTHING, chunks=tuple(chunks)))
+    runner.run(NOTHING._replace(chunks=tuple(chunks)))
     found = []
     for token in (11, 12, 13):
         step = replace(
