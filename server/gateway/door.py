@@ -49,6 +49,11 @@ class Door:
         name = call.certified_name() if self._asks_certificates else None
         return None if name is None else Identity(name[:_MAX_ECHO])
 
+    def usable_models(self, call: ServerCall) -> frozenset[str] | None:
+        """Return the models that who calls may use, None for all; as `identity` raises."""
+        identity = self.identity(call)
+        return None if identity is None else identity.models
+
     def identified(
         self, identity: Identity, method: str, request: bytes, share: Share
     ) -> tuple[bytes, Share]:

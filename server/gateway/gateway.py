@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
-from tokenweir.v1 import admin_service_pb2
+from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.background import in_background
 from engine.errors import (
@@ -397,27 +397,40 @@ class Gateway:
     async def _response(
         self, call: ServerCall, request: bytes, share: Share | None
     ) -> bytes | None:
-        if share is None and not self._pool.is_uniform:
-            return await self._list_models(request)
-        relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         if share is None:
-            return await relay(call.method, request, call)
+            return await self._list_models(call, request)
+        relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         arrived = time.monotonic()
         with self._requests.abortable(share.request_id):
             async with self._admission.turn(share, call.time_remaining()):
                 self._outcomes.had_its_turn(time.monotonic() - arrived)
                 return await relay(call.method, request, call, share)
 
-    async def _list_models(self, data: bytes) -> bytes:
-        """Return what all workers have; where each has all that any has, one of them says it."""
+    async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
+        """Return what the caller may use of what all workers have.
+
+        Where each has all that any has, one of them says it.
+        """
+        usable = self._door.usable_models(call)
+        if self._pool.is_uniform and usable is None:
+            return await self._relay.unary(call.method, data, call)
         try:
-            request = admin_service_pb2.ListModelsRequest.FromString(data)
+            request = pb.ListModelsRequest.FromString(data)
         except DecodeError:
             what = f"{len(data)} bytes are not a request of {_LIST_MODELS}"
             raise MalformedMessage([FieldViolation("request", what)]) from None
-        found = await list_models(self._pool)
-        models = [info for info in found if self._traffic.is_open(version_of(info))]
+        models = [info for info in await self._served(call) if self._is_shown(info, usable)]
         return page_of(models, request).SerializeToString()
+
+    async def _served(self, call: ServerCall) -> Sequence[pb.ModelInfo]:
+        if not self._pool.is_uniform:
+            return await list_models(self._pool)
+        answer = await self._relay.unary(call.method, b"", call)  # waits for a worker if need be
+        return pb.ListModelsResponse.FromString(answer).models
+
+    def _is_shown(self, info: pb.ModelInfo, usable: Container[str] | None) -> bool:
+        is_usable = usable is None or info.model in usable
+        return is_usable and self._traffic.is_open(version_of(info))
 
 
 def _check_is_public(method: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,13 @@ from server.config import GatewayConfig
 from server.event_thread import Rests
 from server.identity.config import DoorsConfig
 from tests.server.calls import UP, Stubs, failure_of, generate, stream, until
-from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
+from tests.server.fakes import (
+    OPTIONS,
+    FakeGenerator,
+    FakePredictor,
+    prediction_package,
+    running_worker,
+)
 from tests.server.test_gateway import running_gateway
 
 ACME: Any = (("authorization", "Bearer tw_acme"),)
@@ -145,6 +151,47 @@ async def test_a_token_for_some_models_is_for_no_others(tmp_path: Path) -> None:
     )
     assert "not for model 'tags'; it is for dates" in refused.message
     assert refused.metadata["request_id"] == "mine"
+
+
+@pytest.mark.parametrize("is_uniform", [True, False])
+async def test_a_token_for_some_models_is_shown_no_others(is_uniform: bool, tmp_path: Path) -> None:
+    others = ("dates", "more"), ("digits", "tags")
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(entry("tw_acme", tenant="acme", models=["dates", "tags", "never"]))
+    engines = [FakePredictor(prediction_package(name)) for names in others for name in names]
+    doors = DoorsConfig(tokens=tokens)
+    async with AsyncExitStack() as stack:
+        groups = [engines] if is_uniform else [engines[:2], engines[2:]]
+        workers = [await stack.enter_async_context(running_worker(*group)) for group in groups]
+        gateway, stubs = await stack.enter_async_context(
+            running_gateway(*(one for _, one in workers), config=GatewayConfig(doors=doors))
+        )
+        await until(lambda: gateway.num_serving == len(groups))
+        pages, token = [], ""
+        while not pages or token:
+            request = admin_service_pb2.ListModelsRequest(page_size=1, page_token=token)
+            page = await stubs.admin.ListModels(request, metadata=ACME)
+            pages.append([info.model for info in page.models])
+            token = page.next_page_token
+
+    assert pages == [["dates"], ["tags"]]
+
+
+async def test_a_limited_token_that_lists_models_waits_for_a_worker(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(entry("tw_acme", tenant="acme", models=["dates"]))
+    config = GatewayConfig(worker_wait=60, doors=DoorsConfig(tokens=tokens))
+    async with (
+        running_worker(FakeGenerator()) as (_, address),
+        running_gateway(config=config) as (gateway, stubs),
+    ):
+        call = stubs.admin.ListModels(admin_service_pb2.ListModelsRequest(), metadata=ACME)
+        await asyncio.sleep(0.1)
+        assert not call.done()
+        await gateway.sync([address])
+        models = await call
+
+    assert [info.model for info in models.models] == ["dates"]
 
 
 async def test_a_request_beyond_the_quota_is_refused_with_its_name_and_a_time(

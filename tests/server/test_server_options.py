@@ -131,6 +131,15 @@ async def test_a_refusal_says_why(
     assert problem in capsys.readouterr().err
 
 
+async def test_models_are_those_that_the_token_may_use(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await asyncio.to_thread(run, served.arguments("models", "--token", "tw_acme")) == 0
+
+    assert "dates" in (out := capsys.readouterr().out)
+    assert "tags" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
