@@ -12,6 +12,7 @@ from typing import Literal
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
+from server.front_config import HttpConfig
 from server.identity.config import DoorsConfig, is_loopback
 from server.setting_checks import (
     check_at_least_one,
@@ -34,6 +35,14 @@ FOLLOWING: Mapping[str, str] = MappingProxyType(
         "gateway.local_socket": "serve.http_port",
         "gateway.max_request_bytes": "worker.max_request_bytes",
         "gateway.max_calls_per_worker": "engine.max_num_seqs and serve.target_live_requests",
+        "http.host": "serve.host",
+        "http.port": "serve.http_port",
+        "http.grace": "serve.grace",
+        "http.tls": "gateway.doors",
+        "http.admin_token": "TOKENWEIR_ADMIN_TOKEN",
+        "kserve.host": "serve.host",
+        "kserve.grace": "serve.grace",
+        "kserve.tls": "gateway.doors",
     }
 )
 
@@ -169,6 +178,7 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above
+    http: HttpConfig = field(default_factory=HttpConfig)  # where it listens: above
     log: LogConfig = field(default_factory=LogConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
@@ -205,6 +215,7 @@ class ServeConfig:
             )
         self._check_worker()
         self._check_gateway()
+        self._check_http()
         self.gateway.doors.check_reach(self.host)
         self.metrics.check_reach(self.gateway.doors)
 
@@ -219,6 +230,12 @@ class ServeConfig:
             # A full batch, and so many that another replica is seen to be needed.
             max_calls_per_worker=max(self.engine.most_num_seqs, int(self.target_live_requests) + 1),
         )
+
+    @property
+    def http_settings(self) -> HttpConfig:
+        """All settings of the HTTP server, which listens as the gateway does."""
+        http = self.http.beside(self.host, self.grace, self.gateway.doors)
+        return replace(http, port=self.http_port or 0)
 
     def worker_settings(self, host: str) -> WorkerConfig:
         """Return all settings of a worker that listens there, on any port that is free."""
@@ -285,6 +302,14 @@ class ServeConfig:
                 f"gateway.max_calls_per_worker ({given.max_calls_per_worker}) follows from others; "
                 "set engine.max_num_seqs and target_live_requests"
             )
+
+    def _check_http(self) -> None:
+        """Refuse what `http_settings` would overwrite."""
+        given, defaults = self.http, HttpConfig()
+        for name in ("host", "port", "grace", "tls", "admin_token"):
+            if getattr(given, name) != getattr(defaults, name):
+                source = FOLLOWING[f"http.{name}"]
+                raise ConfigError(f"http.{name} follows from {source}; leave it out, and set that")
 
     def _check_ports(self) -> None:
         """Refuse two services on one port."""

@@ -1,8 +1,12 @@
-"""What a setting may be: each check names the setting, its value and the limit."""
+"""What a setting may be: each check names the setting, its value and the limit; of an unknown one
+the nearest is found.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 
 from engine.errors import ConfigError
 
@@ -35,3 +39,17 @@ def check_not_negative(config: object, *names: str) -> None:
         value = getattr(config, name)
         if not 0 <= value < math.inf:
             raise ConfigError(f"{name} ({value}) must be 0 or more seconds")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name most like one that is not, as a whole and without its section."""
+
+    def likeness(other: str) -> float:
+        key, other_key = name.rpartition(".")[2], other.rpartition(".")[2]
+        return _ratio(name, other) + _ratio(key, other_key)
+
+    return max(known, key=likeness)
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()

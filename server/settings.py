@@ -1,29 +1,50 @@
 """The settings of a server: every value, and whether a file, an option or a default says it.
 
-A file is TOML. Its sections are the dataclasses of `server.config`: `[serve]` has the fields of
-ServeConfig that are no dataclass themselves, every other section those of one that is.
+A file is TOML. Its sections are dataclasses: `[serve]` has the fields of ServeConfig that are no
+dataclass themselves, every other section those of one that is. Servers that run by themselves have
+the same file; of theirs `serve` does not look at `[kserve]`.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from difflib import SequenceMatcher
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from engine.errors import ConfigError
-from server.config import FOLLOWING, GatewayRoleConfig, ServeConfig
-from server.packages.remote import is_remote
+from server.config import FOLLOWING, GatewayRoleConfig, LogConfig, ServeConfig
+from server.front_config import FrontConfig, HttpConfig, KserveConfig
+from server.packages.address import is_remote
+from server.setting_checks import nearest
 
 _OWN = "serve"  # the section of ServeConfig's own fields
-_STRICT = ConfigDict(strict=True)  # "8" is not a number, and 1 is not true
-# Where the command has another default than the dataclass: it chooses for the device.
-_DEFAULTS: Mapping[str, Any] = {"engine.max_num_seqs": 0}
+_CERTIFICATES = tuple(f"gateway.doors.{name}" for name in ("tls_cert", "tls_key", "tls_client_ca"))
+_OF_FRONTS = ("serve.host", "serve.grace", *_CERTIFICATES, "gateway.doors.insecure", "log")
+
+
+@dataclass(frozen=True)
+class Role:
+    """A command that runs by itself with the file of a service: what of it counts there."""
+
+    counting: Sequence[str] = ()  # settings, and sections as a whole; of `serve` all that there are
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # where they differ
+
+
+ROLES: Mapping[str, Role] = {
+    "serve": Role(defaults={"engine.max_num_seqs": 0}),  # chosen for the device
+    "gateway": Role(
+        (
+            *("serve.name", "serve.host", "serve.port", "serve.grace"),
+            *("gateway", "log", "metrics", "tracing"),
+        ),
+        {"gateway.prefix_affinity": True},
+    ),
+    "http": Role((*_OF_FRONTS, "serve.http_port", "http"), {"serve.http_port": HttpConfig.port}),
+    "kserve": Role((*_OF_FRONTS, "kserve")),
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +58,10 @@ class Setting:
 class Settings:
     """Settings by name, such as "serve.port"; what is given later wins."""
 
-    def __init__(self) -> None:
-        found = _sections(ServeConfig, _OWN)
+    def __init__(self, command: str = "serve") -> None:
+        """Of `command` are the defaults, and what of the settings is told."""
+        self._role = ROLES[command]
+        found = [*_sections(ServeConfig, _OWN), *_sections(KserveConfig, "kserve")]
         self._sections = {name: owner for name, owner in found if name not in FOLLOWING}
         self._types = {
             f"{section}.{name}": kind
@@ -82,8 +105,8 @@ class Settings:
         if name in self._given:
             return self._given[name]
         section, _, key = name.rpartition(".")
-        (found,) = (field for field in fields(self._sections[section]) if field.name == key)
-        return Setting(_DEFAULTS.get(name, _default(found)), "default")
+        (found,) = (one for one in fields(self._sections[section]) if one.name == key)
+        return Setting(self._role.defaults.get(name, _default(found)), "default")
 
     def config(self) -> ServeConfig:
         """Return the settings; ConfigError, with file and key, where they are out of bounds."""
@@ -91,14 +114,32 @@ class Settings:
         return config
 
     def gateway_role(self, ray_address: str) -> GatewayRoleConfig:
-        """Return those of a gateway by itself, which may have the file of its service."""
+        """Return those of a gateway by itself."""
         own = {key: self[f"{_OWN}.{key}"].value for key in ("name", "grace")}
         place = {key: self[f"{_OWN}.{key}"].value for key in ("host", "port")}
-        if "gateway.prefix_affinity" not in self:
-            place["prefix_affinity"] = True
         parts = {name: self._make(name) for name in ("log", "metrics", "tracing")}
         gateway = replace(self._make("gateway"), **place)
         return GatewayRoleConfig(ray_address, **own, gateway=gateway, **parts)
+
+    def http(self, admin_token: str | None) -> HttpConfig:
+        """Return those of an HTTP server by itself."""
+        front: HttpConfig = self._front("http")
+        return replace(front, port=self[f"{_OWN}.http_port"].value, admin_token=admin_token)
+
+    def kserve(self) -> KserveConfig:
+        """Return those of a KServe server by itself."""
+        front: KserveConfig = self._front("kserve")
+        return front
+
+    def log(self) -> LogConfig:
+        """Return those of what is logged."""
+        log: LogConfig = self._make("log")
+        return log
+
+    def _front(self, section: str) -> Any:
+        host, grace = (self[f"{_OWN}.{key}"].value for key in ("host", "grace"))
+        front: FrontConfig = self._make(section)
+        return front.beside(host, grace, self._make("gateway.doors"))
 
     def check(self) -> None:
         """Raise what `config` raises, except for what it takes packages to see."""
@@ -109,12 +150,15 @@ class Settings:
                 self._make(section)
 
     def lines(self) -> Iterator[str]:
-        """Return all settings as a file that `read` takes, each with where it came from."""
+        """Return what counts as a file that `read` takes, each with where it came from."""
         for section, owner in self._sections.items():
-            yield f"[{section}]"
-            for key in get_type_hints(owner):
-                yield from self._line(f"{section}.{key}")
-            yield ""
+            names = (f"{section}.{key}" for key in get_type_hints(owner))
+            if found := [line for name in names if self._counts(name) for line in self._line(name)]:
+                yield from (f"[{section}]", *found, "")
+
+    def _counts(self, name: str) -> bool:
+        counting = self._role.counting
+        return not counting or any(f"{name}.".startswith(f"{one}.") for one in counting)
 
     def _line(self, name: str) -> Iterator[str]:
         key = name.rpartition(".")[2]
@@ -169,15 +213,19 @@ class Settings:
                 unknown = _first_leaf(name, value)
                 raise ConfigError(
                     f"{origin}: there is no setting {unknown}; the nearest is "
-                    f"{_nearest(unknown, self._types)}"
+                    f"{nearest(unknown, self._types)}"
                 )
 
     def _typed(self, name: str, value: Any, origin: str, folder: Path) -> Any:
         """Return a value of the type that a setting has."""
+        # Not above: who gives no file needs no extra.
+        from pydantic import TypeAdapter, ValidationError
+
         kind = self._types[name]
         value = _as_paths(value, kind, folder)
         try:
-            return TypeAdapter(kind, config=_STRICT).validate_python(value)
+            # Strictly: "8" is not a number, and 1 is not true.
+            return TypeAdapter(kind, config={"strict": True}).validate_python(value)
         except ValidationError as error:
             (first, *_) = error.errors()
             where = f"{name}{_keys(value, first['loc'])}"
@@ -205,10 +253,10 @@ def _sections(owner: type, name: str) -> Iterator[tuple[str, type]]:
             yield from _sections(kind, inner)
 
 
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return {} if field.default is MISSING else field.default  # packages have none
+def _default(found: Field[Any]) -> Any:
+    if found.default_factory is not MISSING:
+        return found.default_factory()
+    return {} if found.default is MISSING else found.default  # packages have none
 
 
 def _first_leaf(name: str, value: Any) -> str:
@@ -217,20 +265,6 @@ def _first_leaf(name: str, value: Any) -> str:
         key, value = next(iter(value.items()))
         name = f"{name}.{key}"
     return name
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Return the known name most like one that is not, as a whole and without its section."""
-
-    def likeness(other: str) -> float:
-        key, other_key = name.rpartition(".")[2], other.rpartition(".")[2]
-        return _ratio(name, other) + _ratio(key, other_key)
-
-    return max(known, key=likeness)
-
-
-def _ratio(one: str, other: str) -> float:
-    return SequenceMatcher(None, one, other).ratio()
 
 
 def _as_paths(value: Any, kind: Any, directory: Path) -> Any:

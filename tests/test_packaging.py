@@ -267,6 +267,18 @@ def test_a_light_install_calls_a_server(light: Path) -> None:
     assert done.stderr.startswith("error: no server answers at 127.0.0.1:1")
 
 
+def test_a_light_install_has_the_settings_of_kserves_server(light: Path, tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text("[kserve]\nport = 7\n")
+
+    printed = _tokenweir(light, "kserve", "--print-config")
+    of_file = _tokenweir(light, "kserve", "--config", str(tmp_path / "serve.toml"))
+
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert "port = 8001  # default" in printed.stdout
+    assert of_file.returncode == 3
+    assert of_file.stderr.endswith("install it with: pip install 'tokenweir[http]'\n")
+
+
 def test_a_light_install_names_the_extra_that_a_model_in_this_process_needs(light: Path) -> None:
     done = _run(light, "-c", "import tokenweir; tokenweir.load('packages/dates')")
 

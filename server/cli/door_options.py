@@ -47,9 +47,10 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Let other machines call without certificates or tokens (see --host).",
     ),
 )
+CERTIFICATES = ("tls_cert", "tls_key", "tls_client_ca")
 DOOR_OPTIONS = (  # by the names of their settings
-    *("tls_cert", "tls_key", "tls_client_ca", "tokens"),
-    *("admin_port", "admin_tokens", "reflection", "insecure"),
+    *CERTIFICATES,
+    *("tokens", "admin_port", "admin_tokens", "reflection", "insecure"),
 )
 
 

@@ -15,7 +15,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "serve": ("ray", "uvloop"),
         "cpu": ("onnxruntime",),
-        "http": ("uvicorn", "starlette"),
+        "http": ("uvicorn", "starlette", "pydantic"),
         "export": ("torch", "onnx", "onnxscript", "safetensors", "sklearn"),
         "otel": ("opentelemetry",),
         "loadtest": ("numpy", "pydantic", "matplotlib", "jinja2", "aiohttp"),

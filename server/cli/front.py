@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -10,19 +9,20 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from server.cli.exit_codes import NOT_USABLE, USAGE, CommandError
+from server.cli.given_settings import config_option, print_config_option
 from server.cli.options import Decorator, Number, existing_file
 from server.cli.server_options import Server
 from server.cli.service import say
-from server.cli.sight_options import log_options
+from server.cli.sight_options import LOG_OPTIONS
 
 if TYPE_CHECKING:
     from tokenweir import AsyncClient
 
     from server.config import LogConfig
-    from server.front.config import FrontConfig
+    from server.front_config import FrontConfig
+    from server.settings import Settings
 
 ConfigT = TypeVar("ConfigT", bound="FrontConfig")
-_TLS = ("tls_cert", "tls_key", "tls_client_ca")
 Serve = Callable[["AsyncClient", ConfigT, Callable[[str], None]], Awaitable[None]]
 
 
@@ -68,6 +68,7 @@ _OPTIONS = (
         help="Take clients only that show a certificate which one of these has signed.",
     ),
 )
+_OF_ALL = (*LOG_OPTIONS, config_option, print_config_option)
 
 
 def front_options(port: int) -> Decorator:
@@ -82,29 +83,12 @@ def front_options(port: int) -> Decorator:
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         host, *rest = _OPTIONS
-        wrapped = log_options(_with_tls(command))
-        for option in reversed((host, of_port, *rest)):
+        wrapped = command
+        for option in reversed((host, of_port, *rest, *_OF_ALL)):
             wrapped = option(wrapped)
         return wrapped
 
     return decorate
-
-
-def _with_tls(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand the files of --listen-tls-... on as the settings of a door."""
-
-    @functools.wraps(command)
-    def with_tls(*args: Any, **typed: Any) -> Any:
-        from server.identity.config import DoorsConfig
-
-        given = {name: typed.pop(f"listen_{name}") for name in _TLS}
-        if (given["tls_cert"] is None) != (given["tls_key"] is None):
-            raise click.UsageError("give --listen-tls-cert and --listen-tls-key, or none")
-        if given["tls_client_ca"] is not None and given["tls_cert"] is None:
-            raise click.UsageError("--listen-tls-client-ca needs --listen-tls-cert too")
-        return command(*args, tls=DoorsConfig(**given), **typed)
-
-    return with_tls
 
 
 @dataclass(frozen=True)
@@ -112,11 +96,15 @@ class Front(Generic[ConfigT]):
     """A server to put in front of another."""
 
     server: Server  # that one
-    config: ConfigT
+    settings: Settings
+    config: ConfigT  # of them, what it is served with
     serve: Serve[ConfigT]
     announcement: str  # with a place for the address
-    insecure: bool  # whether anybody may call it
-    log: LogConfig
+
+    @property
+    def log(self) -> LogConfig:
+        """What is logged."""
+        return self.settings.log()
 
     def run(self) -> None:
         """Serve until a signal ends it."""
@@ -147,7 +135,7 @@ async def _run(front: Front[Any]) -> None:
         async with AsyncClient(server.address, **options) as client:
             with cancelled_by_signals() as seen:
                 try:
-                    if not front.insecure:
+                    if not front.settings["gateway.doors.insecure"].value:
                         await check_reach(config, client, has_token=server.token is not None)
                     await front.serve(client, config, announce)
                 except asyncio.CancelledError:

@@ -9,7 +9,12 @@ import click
 
 from server.cli.door_options import door_options
 from server.cli.extras import needs
-from server.cli.given_settings import config_option, settings_of
+from server.cli.given_settings import (
+    config_option,
+    print_config_option,
+    print_settings,
+    settings_of,
+)
 from server.cli.options import Number, examples
 from server.cli.service import say
 from server.cli.sight_options import sight_options
@@ -25,15 +30,15 @@ if TYPE_CHECKING:
         "tokenweir gateway --ray-address 10.0.0.1:6379",
         "tokenweir gateway --ray-address 10.0.0.1:6379 --name other --port 50052",
         "tokenweir gateway --ray-address 10.0.0.1:6379 --config serve.toml",
+        "tokenweir gateway --config serve.toml --print-config",
     ),
 )
 @click.option(
     "--ray-address",
-    required=True,
     envvar="RAY_ADDRESS",
     show_envvar=True,
     metavar="HOST:PORT",
-    help="The head of the Ray cluster that the service runs on.",
+    help="The head of the Ray cluster that the service runs on.  [required]",
 )
 @click.option("--name", default="tokenweir", show_default=True, help="Name of the service.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
@@ -62,8 +67,9 @@ if TYPE_CHECKING:
 @door_options
 @sight_options
 @config_option
+@print_config_option
 @needs("serve")
-def gateway(ray_address: str, file: Path | None, **typed: Any) -> None:
+def gateway(ray_address: str | None, file: Path | None, print_config: bool, **typed: Any) -> None:
     """Relay calls to the workers of a service on a Ray cluster, until SIGTERM or Ctrl-C.
 
     Run as many as are wanted, where the workers can be reached; none knows of another, and each
@@ -74,7 +80,12 @@ def gateway(ray_address: str, file: Path | None, **typed: Any) -> None:
     from server.ray.gateway_role import run_gateway
     from server.telemetry.logs import log_to_stderr
 
-    config = settings_of(file, typed).gateway_role(ray_address)
+    settings = settings_of("gateway", file, typed)
+    if ray_address is None and not print_config:
+        raise click.UsageError("give --ray-address (or RAY_ADDRESS), where the service runs")
+    config = settings.gateway_role(ray_address or "any:0")
+    if print_config:
+        return print_settings(settings)
 
     def announce(address: str, running: Gateway) -> None:
         if running.admin_port is not None:

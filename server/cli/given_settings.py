@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from server.cli.door_options import DOOR_OPTIONS
+from server.cli.door_options import CERTIFICATES, DOOR_OPTIONS
 from server.cli.options import existing_file
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ config_option = click.option(
     type=existing_file,
     metavar="FILE",
     help="Settings in TOML, all that there are; options win over them.",
+)
+print_config_option = click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print every setting and where it comes from, as a FILE for --config; serve nothing.",
 )
 
 # The settings that have an option, by its name as a parameter.
@@ -66,18 +71,54 @@ SETTING_OF_OPTION: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_OPTION_OF_FRONT: Mapping[str, str] = MappingProxyType(
+    {
+        "host": "serve.host",
+        "grace": "serve.grace",
+        **{f"listen_{name}": f"gateway.doors.{name}" for name in CERTIFICATES},
+        "insecure": "gateway.doors.insecure",
+        "log_level": "log.level",
+        "log_format": "log.format",
+    }
+)
+# The same of the commands that serve beside it or in front.
+SETTINGS_OF_COMMAND: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "serve": SETTING_OF_OPTION,
+        "gateway": SETTING_OF_OPTION,
+        "http": {
+            **_OPTION_OF_FRONT,
+            "port": "serve.http_port",
+            "timeout": "http.timeout",
+            "max_body_bytes": "http.max_body_bytes",
+        },
+        "kserve": {
+            **_OPTION_OF_FRONT,
+            "port": "kserve.port",
+            "timeout": "kserve.timeout",
+            "max_request_bytes": "kserve.max_request_bytes",
+        },
+    }
+)
 
-def settings_of(file: Path | None, options: Mapping[str, Any]) -> Settings:
-    """Return the settings of a file, and of those options that were in fact given."""
+
+def settings_of(command: str, file: Path | None, options: Mapping[str, Any]) -> Settings:
+    """Return the settings of a file, and of those options of a command that were in fact given."""
     from server.settings import Settings
 
-    settings = Settings()
+    settings = Settings(command)
     if file is not None:
         settings.read(file)
     for name, value in options.items():
         if is_given(name):
-            settings.give(SETTING_OF_OPTION[name], value, f"--{name.replace('_', '-')}")
+            setting = SETTINGS_OF_COMMAND[command][name]
+            settings.give(setting, value, f"--{name.replace('_', '-')}")
     return settings
+
+
+def print_settings(settings: Settings) -> None:
+    """Print them as a file."""
+    click.echo("\n".join(settings.lines()))
 
 
 def is_given(option: str) -> bool:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from server.cli.extras import needs
 from server.cli.front import Front, front_options
+from server.cli.given_settings import print_settings, settings_of
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 
 if TYPE_CHECKING:
     from tokenweir import AsyncClient
 
-    from server.config import LogConfig
-    from server.http.config import HttpConfig
+    from server.front_config import HttpConfig
 
 _ADMIN_SECONDS = 4.0
 
@@ -29,6 +30,7 @@ _ADMIN_SECONDS = 4.0
     epilog=examples(
         "tokenweir http --port 8000",
         "tokenweir http --server server.example:50051 --tls-ca ca.pem --port 8000",
+        "tokenweir http --config serve.toml",
     ),
 )
 @front_options(port=8000)
@@ -54,20 +56,27 @@ _ADMIN_SECONDS = 4.0
 @server_option
 @needs("http")
 def http(
-    insecure: bool, admin: str | None, server: Server, log: LogConfig, **settings: Any
+    admin: str | None,
+    admin_token: str | None,
+    server: Server,
+    file: Path | None,
+    print_config: bool,
+    **typed: Any,
 ) -> None:
     """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models; and at /
     show a page with models, load, and a prompt to try.
 
     It is a client of the server at --server. The token of an HTTP request goes there with it; a
-    request without one is sent with --token, if that is given.
+    request without one is sent with --token, if that is given. The FILE may be that of the service:
+    it listens where that says, and `[http]` has its bounds.
     """
-    from server.http.config import HttpConfig
-
-    config = HttpConfig(**settings)
-    operated = None if admin is None else replace(server, address=admin, token=config.admin_token)
-    serve = partial(_serve, operated)
-    Front(server, config, serve, "OpenAI's protocol at {}/v1", insecure, log).run()
+    settings = settings_of("http", file, typed)
+    config = settings.http(admin_token)
+    if print_config:
+        return print_settings(settings)
+    operated = None if admin is None else replace(server, address=admin, token=admin_token)
+    serve, said = partial(_serve, operated), "OpenAI's protocol at {}/v1"
+    Front(server, settings, config, serve, said).run()
 
 
 async def _serve(

@@ -13,7 +13,13 @@ import click
 from server.cli.door_options import door_options
 from server.cli.exit_codes import FAILED
 from server.cli.extras import needs
-from server.cli.given_settings import config_option, is_given, settings_of
+from server.cli.given_settings import (
+    config_option,
+    is_given,
+    print_config_option,
+    print_settings,
+    settings_of,
+)
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     Number,
@@ -157,11 +163,7 @@ _REPLICAS = ("replicas", "min_replicas", "max_replicas")
 )
 @sight_options
 @config_option
-@click.option(
-    "--print-config",
-    is_flag=True,
-    help="Print every setting and where it comes from, as a FILE for --config; serve nothing.",
-)
+@print_config_option
 @needs("serve", "cpu")
 def serve(
     packages: tuple[Path | str, ...],
@@ -185,7 +187,7 @@ def serve(
         settings.give("serve.packages", collect_models(packages, named), "the command line")
     if print_config:
         settings.check()
-        return click.echo("\n".join(settings.lines()))
+        return print_settings(settings)
     config = settings.config()
     if checkpoint is not None:
         _verify(config.packages, checkpoint, config)
@@ -209,7 +211,8 @@ def _settings(file: Path | None, options: Mapping[str, Any]) -> Settings:
     """Return the settings of a file, and of those options that were in fact given."""
     replicas = {name: options[name] for name in _REPLICAS if is_given(name)}
     _check_replicas(replicas)
-    settings = settings_of(file, {name: options[name] for name in options if name != "replicas"})
+    others = {name: options[name] for name in options if name != "replicas"}
+    settings = settings_of("serve", file, others)
     if (number := replicas.get("replicas")) is not None:
         settings.give("serve.min_replicas", number, "--replicas")
         settings.give("serve.max_replicas", number, "--replicas")

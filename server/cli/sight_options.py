@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +27,7 @@ _OTHERS: tuple[Decorator, ...] = (
         help="Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
     ),
 )
-_LOG: tuple[Decorator, ...] = (
+LOG_OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
@@ -49,21 +48,6 @@ _LOG: tuple[Decorator, ...] = (
 
 def sight_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options."""
-    for option in reversed((*_OTHERS, *_LOG)):
+    for option in reversed((*_OTHERS, *LOG_OPTIONS)):
         command = option(command)
     return command
-
-
-def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command those of its log, as one argument `log`."""
-
-    @functools.wraps(command)
-    def with_log(*args: Any, log_level: Any, log_format: Any, **typed: Any) -> Any:
-        from server.config import LogConfig
-
-        return command(*args, log=LogConfig(level=log_level, format=log_format), **typed)
-
-    wrapped: Callable[..., Any] = with_log
-    for option in reversed(_LOG):
-        wrapped = option(wrapped)
-    return wrapped

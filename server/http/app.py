@@ -24,11 +24,11 @@ from tokenweir import (
 )
 
 from server.front.caller import HEALTH_SECONDS, client_as
+from server.front_config import HttpConfig
 from server.http.answers import Form, TextForm, envelope, usage_json
 from server.http.body import parsed
 from server.http.bound import Bound
 from server.http.chat import ChatForm, ChatRequest
-from server.http.config import HttpConfig
 from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import HttpError, http_error, refused_arguments
 from server.http.load_history import LoadHistory

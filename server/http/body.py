@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from server.http.config import HttpConfig
+from server.front_config import HttpConfig
 from server.http.errors import HttpError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -39,7 +39,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             raise HttpError(
                 413,
                 f"the body has more than {max_bytes:,} bytes; send less in a request, or start "
-                "the server with a larger --max-body-bytes",
+                "the server with a larger max_body_bytes ([http] of --config)",
             )
     return bytes(body)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from server.http.config import HttpConfig
+from server.front_config import HttpConfig
 
 _Parser: Any = AutoHTTPProtocol  # of httptools, where that is installed, or of h11
 _GOODBYE = 1.0  # seconds for the other side to close too

@@ -11,8 +11,8 @@ import uvicorn
 from tokenweir import AsyncClient
 
 from engine.background import in_background
+from server.front_config import HttpConfig
 from server.http.app import application
-from server.http.config import HttpConfig
 from server.http.connection import bounded
 from server.http.load_history import LoadHistory
 from server.identity.certificate import Certificate

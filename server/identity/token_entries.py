@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
+from server.setting_checks import nearest
 
 _WAY = "`tokenweir token` makes a token and its entry"
 _INT32 = 2**31
@@ -113,7 +114,8 @@ def _problem_in(entry: Any) -> str | None:
             return f"{key} is missing: it {_RULES[key][1]}"
     for key, value in entry.items():
         if key not in _RULES:
-            return f"{key[:80]} is not known; an entry has {', '.join(_RULES)}"
+            named = key[:80]
+            return f"there is no {named}; the nearest is {nearest(named, _RULES)}"
         if problem := problem_of(key, value):
             return problem
     return None

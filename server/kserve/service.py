@@ -17,7 +17,7 @@ from tokenweir.open_inference import open_inference_pb2_grpc
 from engine.errors import QueueFull
 from server.call_wall import CallWall
 from server.front.caller import HEALTH_SECONDS, client_as
-from server.kserve.config import KserveConfig
+from server.front_config import KserveConfig
 from server.kserve.errors import Refused, abort, refused_arguments
 from server.kserve.parameters import TIMEOUT, read_parameters
 from server.kserve.tasks import Answered, Asked, Named, inputs_of, task_for, tasks_of

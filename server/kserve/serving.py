@@ -8,8 +8,8 @@ import grpc.aio
 from tokenweir import AsyncClient
 from tokenweir.open_inference import open_inference_pb2_grpc
 
+from server.front_config import KserveConfig
 from server.identity.tls import server_credentials
-from server.kserve.config import KserveConfig
 from server.kserve.reading import Reading
 from server.kserve.service import KserveService
 from server.listening import address_of, check_ports_are_free, listen

@@ -16,8 +16,9 @@ from engine.package.package import (
     open_package,
     parse_manifest,
 )
+from server.packages.address import is_remote
 from server.packages.cache import check_digest, default_cache, fetch
-from server.packages.remote import RemotePackage, is_remote
+from server.packages.remote import RemotePackage
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,6 @@ _CHUNK = 4 << 20  # bytes
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 
 
-def is_remote(address: Path | str) -> bool:
-    """Say whether a package is to be fetched, and not read where it lies."""
-    return "://" in str(address) and not isinstance(address, Path)
-
-
 class RemotePackage:
     """The files of a package at a URL."""
 

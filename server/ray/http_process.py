@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from engine.background import in_background
 from engine.errors import ConfigError
-from server.config import GatewayConfig
+from server.config import FOLLOWING
+from server.front_config import HttpConfig
 from server.gateway.admin_port import admin_socket
 from server.ray import end_with_parent
 
@@ -55,6 +58,7 @@ class HttpProcess:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", end_with_parent.__file__, *_COMMAND, *self._options),
             *("--port", str(self._port), "--grace", str(self._grace), "--insecure"),
+            *("--log-format", "json"),
             env=_environment(os.environ),
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in a terminal is for the command that started it
@@ -76,7 +80,7 @@ class HttpProcess:
         while True:
             assert self._process is not None, "it was started"
             async for line in _stderr(self._process):
-                logger.error("http: %s", line.decode().rstrip())
+                _log(line.decode().rstrip())
             code = await self._process.wait()
             logger.error("the HTTP server has ended with %d, and is started again", code)
             while not await self._started():
@@ -105,20 +109,21 @@ class HttpProcess:
 
 
 @contextlib.asynccontextmanager
-async def http_beside(gateway: GatewayConfig, port: int, grace: float) -> AsyncIterator[str]:
-    """Run the HTTP server in front of a gateway that has a local socket; yield its URL.
+async def http_beside(config: HttpConfig, socket: Path, *, has_admin: bool) -> AsyncIterator[str]:
+    """Run the HTTP server in front of a gateway at its local socket; yield its URL.
 
-    It listens as the gateway does, with the same certificates. Raises ConfigError if it cannot.
+    The load on its page comes from the admin port beside the socket, where there is one. Raises
+    ConfigError if it cannot be run.
     """
-    assert gateway.local_socket is not None, "it is called there"
-    doors = gateway.doors
-    options = ["--server", f"unix:{gateway.local_socket}", "--host", gateway.host]
+    file = socket.with_suffix(".toml")
+    file.write_text(_section(config))
+    options = ["--server", f"unix:{socket}", "--host", config.host, "--config", str(file)]
     for name in ("tls_cert", "tls_key", "tls_client_ca"):
-        if (path := getattr(doors, name)) is not None:
+        if (path := getattr(config.tls, name)) is not None:
             options += [f"--listen-{name.replace('_', '-')}", str(path)]
-    if doors.admin_port is not None:
-        options += ["--admin", f"unix:{admin_socket(gateway.local_socket)}"]
-    process = HttpProcess(options, port, grace)
+    if has_admin:
+        options += ["--admin", f"unix:{admin_socket(socket)}"]
+    process = HttpProcess(options, config.port, config.grace)
     await process.start()
     keeping = in_background("keeping the HTTP server", process.keep)
     try:
@@ -127,6 +132,26 @@ async def http_beside(gateway: GatewayConfig, port: int, grace: float) -> AsyncI
         keeping.cancel()
         await asyncio.wait([keeping])
         await process.stop()
+
+
+def _log(line: str) -> None:
+    """Log what it has logged, at the same level; what is no line of its log as an error."""
+    try:
+        told = json.loads(line)
+        level, text = logging.getLevelNamesMapping()[told["level"].upper()], told["message"]
+    except (ValueError, KeyError, TypeError):
+        logger.error("http: %s", line)
+        return
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(logger.name, level, "", 0, "http: %s", (text,), None)
+        record.exc_text = told.get("traceback")
+        logger.handle(record)
+
+
+def _section(config: HttpConfig) -> str:
+    """Return the settings that a file may have, all of them numbers, as its section."""
+    names = (one.name for one in fields(config) if f"http.{one.name}" not in FOLLOWING)
+    return "\n".join(["[http]", *(f"{name} = {getattr(config, name)!r}" for name in names)])
 
 
 def _stderr(process: asyncio.subprocess.Process) -> asyncio.StreamReader:

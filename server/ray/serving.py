@@ -142,8 +142,9 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
             await stack.enter_async_context(_told(gateway, registry, roster, workers))
         service = Service(config.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
-        if settings.local_socket is not None:
-            beside_it = http_beside(settings, config.http_port or 0, config.grace)
+        if (socket := settings.local_socket) is not None:
+            has_admin = settings.doors.admin_port is not None
+            beside_it = http_beside(config.http_settings, socket, has_admin=has_admin)
             service.http_url = await stack.enter_async_context(beside_it)
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.grace)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from tokenweir import AsyncClient
 
-from server.http.config import HttpConfig
+from server.front_config import HttpConfig
 from server.http.serving import serve
 
 

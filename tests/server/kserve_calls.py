@@ -12,7 +12,7 @@ from tokenweir import AsyncClient
 from tokenweir.open_inference import open_inference_pb2 as protocol
 from tokenweir.open_inference import open_inference_pb2_grpc
 
-from server.kserve.config import KserveConfig
+from server.front_config import KserveConfig
 from server.kserve.serving import serve
 
 Stub = open_inference_pb2_grpc.GRPCInferenceServiceStub

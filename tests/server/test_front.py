@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import os
+import re
 import socket
 import ssl
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from tokenweir import Unauthenticated
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from engine.errors import ConfigError
-from server.cli.app import run
+from server.cli.app import cli, run
+from server.cli.front import Front
+from server.cli.given_settings import SETTINGS_OF_COMMAND
 from server.front.reach import check_reach
-from server.http.config import HttpConfig
+from server.front_config import FrontConfig, HttpConfig, KserveConfig
 from server.identity import certificate
 from server.identity.certificate import Certificate
 from server.identity.config import DoorsConfig
-from server.kserve.config import KserveConfig
+from server.settings import Settings
 from tests.server.certificates import Authority
 from tests.server.http_calls import Caller, http_server
 from tests.server.kserve_calls import Stub, kserve_server
@@ -216,10 +220,156 @@ def test_other_machines_are_let_in_only_when_told_so(
     assert "host (0.0.0.0) is reached from other machines" in capsys.readouterr().err
 
     cert, _ = Authority().certify().write(tmp_path)
-    assert run([command, "--listen-tls-cert", str(cert)]) == 2
-    assert "--listen-tls-key" in capsys.readouterr().err
-    assert run([command, "--listen-tls-client-ca", str(cert)]) == 2
-    assert "needs --listen-tls-cert" in capsys.readouterr().err
+    assert run([command, "--listen-tls-cert", str(cert)]) == 3
+    assert "error: --listen-tls-cert, gateway.doors.tls_cert: " in (err := capsys.readouterr().err)
+    assert "belong together; give both, or none" in err
+    assert run([command, "--listen-tls-client-ca", str(cert)]) == 3
+    assert "needs a certificate of the server too" in capsys.readouterr().err
+
+
+_FILE = """
+[serve]
+packages = { dates = "nowhere" }
+host = "::1"
+http_port = 7
+grace = 4.0
+[engine]
+max_queue_size = 5
+[gateway.doors]
+tls_cert = "c"
+tls_key = "k"
+tls_client_ca = "r"
+tokens = "t"
+[http]
+max_requests = 5
+timeout = 6.0
+max_body_bytes = 7
+body_seconds = 8.0
+head_seconds = 9.0
+max_head_bytes = 10
+[kserve]
+port = 11
+max_requests = 12
+timeout = 13.0
+max_request_bytes = 14
+max_open_bytes = 15
+[log]
+format = "json"
+"""
+
+
+@pytest.fixture
+def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Front[Any]]:
+    """What was to be served."""
+    found: list[Front[Any]] = []
+    monkeypatch.setattr(Front, "run", lambda front: found.append(front))
+    return found
+
+
+def test_the_commands_take_the_file_of_the_service_and_options_win_over_it(
+    fronts: list[Front[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TOKENWEIR_ADMIN_TOKEN", "a")
+    (tmp_path / "serve.toml").write_text(_FILE)
+    file = ["--config", str(tmp_path / "serve.toml")]
+    tls = DoorsConfig(tls_cert=tmp_path / "c", tls_key=tmp_path / "k", tls_client_ca=tmp_path / "r")
+    bounds = {"max_body_bytes": 7, "body_seconds": 8, "head_seconds": 9, "max_head_bytes": 10}
+    http = HttpConfig(
+        host="::1", port=7, max_requests=5, timeout=6, grace=4, tls=tls, admin_token="a", **bounds
+    )
+    kserve = KserveConfig(
+        **{"host": "::1", "port": 11, "max_requests": 12, "timeout": 13, "grace": 4, "tls": tls},
+        **{"max_request_bytes": 14, "max_open_bytes": 15},
+    )
+
+    assert run(["http", *file]) == 0
+    assert run(["http", *file, "--admin-token", "b", "--port", "0", "--max-body-bytes", "3"]) == 0
+    assert run(["kserve", *file]) == 0
+    assert run(["kserve", *file, "--timeout", "3", "--log-format", "text", "--insecure"]) == 0
+
+    assert [front.config for front in fronts] == [
+        http,
+        replace(http, port=0, max_body_bytes=3, admin_token="b"),
+        kserve,
+        replace(kserve, timeout=3),
+    ]
+    assert [front.log.format for front in fronts] == ["json", "json", "json", "text"]
+    told = [front.settings["gateway.doors.insecure"].value for front in fronts]
+    assert told == [False, False, False, True]
+
+
+def test_a_file_whose_service_has_no_gateway_is_theirs_too(
+    fronts: list[Front[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "serve.toml"
+    file.write_text("[serve]\npackages = {a = 'x'}\nwith_gateway = false\nport = 8000\n")
+
+    for more in ([], ["--print-config"]):
+        assert run(["http", "--config", str(file), *more]) == 0
+
+    assert "http_port = 8000  # default" in capsys.readouterr().out
+    assert [front.config.port for front in fronts] == [8000]
+
+
+def test_settings_out_of_bounds_are_not_printed(capsys: pytest.CaptureFixture[str]):
+    assert run(["http", "--timeout", "1e400", "--print-config"]) != 0
+    assert run(["kserve", "--listen-tls-cert", __file__, "--print-config"]) == 3
+
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "config"), [("http", HttpConfig()), ("kserve", KserveConfig())]
+)
+def test_without_a_file_they_have_their_own_settings(
+    command: str, config: FrontConfig, fronts: list[Front[Any]]
+):
+    assert run([command]) == 0
+
+    assert [front.config for front in fronts] == [config]
+
+
+def test_an_option_has_the_default_of_its_setting():
+    for command in ("http", "kserve"):
+        options = {option.name: option for option in cli.commands[command].params}
+        for name, setting in SETTINGS_OF_COMMAND[command].items():
+            default = options[name].to_info_dict()["default"]
+            assert default in (None, Settings(command)[setting].value), (command, name)
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "nearest"),
+    [
+        ("http", "[http]\nmax_body_byte = 1", "http.max_body_bytes"),
+        ("kserve", "[kserve]\nprot = 1", "kserve.port"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_named_with_the_nearest(
+    command: str, key: str, nearest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "serve.toml").write_text(key)
+
+    assert run([command, "--config", str(tmp_path / "serve.toml")]) == 3
+
+    assert f"the nearest is {nearest}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["http", "kserve"])
+def test_what_is_printed_is_a_file_with_the_same_settings(
+    command: str, fronts: list[Front[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "serve.toml").write_text(_FILE)
+    typed = [command, "--config", str(tmp_path / "serve.toml"), "--port", "0"]
+
+    assert run([*typed, "--print-config"]) == 0
+    (tmp_path / "again.toml").write_text(printed := capsys.readouterr().out)
+    assert run(typed) == run([command, "--config", str(tmp_path / "again.toml")]) == 0
+
+    first, again = fronts
+    assert first.config == again.config
+    assert "port = 0  # --port\n" in printed
+    assert f"timeout = {first.config.timeout}  # {tmp_path / 'serve.toml'}\n" in printed
+    assert not re.search(r"packages|max_queue_size|tokens", printed), "it has none of them"
 
 
 @pytest.mark.parametrize("command", ["http", "kserve"])

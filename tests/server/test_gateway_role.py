@@ -9,6 +9,7 @@ import json
 import logging
 import socket
 import time
+import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -371,6 +372,49 @@ def test_the_command_takes_the_file_of_its_service_and_options_win_over_it(
     assert gateway.prefix_affinity
     assert (config.log.requests, config.log.level) == (False, "error")
     assert (config.metrics.port, config.tracing.sample_ratio) == (9, 0.5)
+
+
+def test_its_settings_are_printed_as_a_file_and_nothing_is_relayed(
+    started: list[GatewayRoleConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(_FILE)
+
+    assert run(["gateway", "--config", str(file), "--port", "8", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert not started
+
+    (tmp_path / "again.toml").write_text(printed)
+    for typed in ([str(file), "--port", "8"], [str(tmp_path / "again.toml")]):
+        assert run(["gateway", "--ray-address", "10.0.0.1:6379", "--config", *typed]) == 0
+    first, again = started
+    assert first == again
+    assert {*tomllib.loads(printed)} == {"serve", "gateway", "log", "metrics", "tracing"}
+    assert "port = 8  # --port\n" in printed
+    assert f"worker_wait = 2.5  # {file}\n" in printed
+    assert "prefix_affinity = true  # default\n" in printed
+    assert "max_queue_size" not in printed, "it has no engines"
+
+
+def test_settings_out_of_bounds_are_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serve.toml").write_text("[gateway]\nworker_wait = -1.0\n")
+    typed = ["gateway", "--config", str(tmp_path / "serve.toml"), "--print-config"]
+
+    assert run(typed) == 3
+
+    assert "gateway.worker_wait: worker_wait (-1.0) must be above 0" in capsys.readouterr().err
+
+
+def test_the_cluster_is_to_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    assert run(["gateway"]) == 2
+
+    assert "give --ray-address (or RAY_ADDRESS)" in capsys.readouterr().err
 
 
 def test_what_is_wrong_in_the_file_of_a_gateway_is_named(

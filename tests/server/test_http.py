@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,12 +25,17 @@ from tokenweir import PositionLogprobs, TokenLogprob
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.cli.app import run
+from server.config import GatewayConfig
+from server.front_config import HttpConfig
+from server.gateway.gateway import Gateway
 from server.http.answers import Form, TextForm
 from server.http.chat import ChatForm
-from server.http.config import HttpConfig
+from server.identity.config import DoorsConfig
+from tests.server.calls import until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.server.http_calls import Caller, http_server
 from tests.server.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+from tests.server.test_door import entry
 
 
 @asynccontextmanager
@@ -300,6 +306,31 @@ async def test_models_are_listed_and_found_by_their_names():
     assert (listed["object"], listed["data"]) == ("list", [one])
     assert (one["id"], one["object"]) == ("dates", "model")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_models_are_those_that_the_token_of_a_request_may_use(tmp_path: Path):
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(entry("tw_some", tenant="a", models=["tags"]) + entry("tw_all", tenant="b"))
+    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    async with running_worker(FakeGenerator(), FakePredictor()) as (_, worker):
+        address = f"127.0.0.1:{await gateway.start()}"
+        await gateway.sync([worker])
+        await until(lambda: gateway.num_serving == 1)
+        async with http_server(address) as caller:
+
+            async def get(path: str, token: str) -> tuple[int, dict[str, Any]]:
+                headers = {"Authorization": f"Bearer {token}"}
+                async with caller.session.get(caller.url + path, headers=headers) as found:
+                    return found.status, await found.json()
+
+            listed = [(await get("/v1/models", name))[1]["data"] for name in ("tw_some", "tw_all")]
+            status, hidden = await get("/v1/models/dates", "tw_some")
+            _, shown = await get("/page/models", "tw_some")
+        await gateway.close()
+
+    assert [[model["id"] for model in models] for models in listed] == [["tags"], ["dates", "tags"]]
+    assert (status, hidden["error"]["code"]) == (404, "model_not_found")
+    assert [model["model"] for model in shown["models"]] == ["tags"]
 
 
 async def test_health_is_that_of_the_server_behind():

@@ -12,8 +12,8 @@ import pytest
 import uvicorn.protocols.http.auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from server.front_config import HttpConfig
 from server.http import serving
-from server.http.config import HttpConfig
 from server.http.connection import bounded
 from tests.server.http_calls import Caller, http_server
 

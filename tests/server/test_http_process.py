@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -20,11 +21,13 @@ from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
 from server.config import GatewayConfig, ServeConfig
+from server.front_config import HttpConfig
 from server.gateway.admin_port import admin_socket
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
 from server.ray import http_process
 from server.ray.http_process import HttpProcess, http_beside, private_socket
+from server.settings import Settings
 from tests.server.calls import until
 from tests.server.certificates import Authority
 from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
@@ -79,8 +82,8 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
     asked = {"model": "dates", "prompt": "a b"}
     with private_socket() as path:
         async with gateway_at(path, doors):
-            config = GatewayConfig(local_socket=path, doors=doors)
-            async with http_beside(config, 0, grace=1) as url:
+            config = HttpConfig(port=0).beside("127.0.0.1", 1, doors)
+            async with http_beside(config, path, has_admin=True) as url:
                 async with aiohttp.ClientSession() as session:
 
                     async def status(token: str) -> int:
@@ -98,6 +101,34 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
                     async with session.get(f"{url}/page/load", headers=known, ssl=context) as found:
                         assert found.status == 200
     assert not [one.message for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+async def test_it_has_the_bounds_of_the_file_of_its_server(tmp_path: Path):
+    (tmp_path / "serve.toml").write_text(
+        "[serve]\nhttp_port = 0\ngrace = 1\npackages = {dates = 'x'}\n"
+        "[http]\nmax_body_bytes = 60\nhead_seconds = 0.5\nmax_requests = 3\n"
+    )
+    settings = Settings()
+    settings.read(tmp_path / "serve.toml")
+    with private_socket() as path:
+        async with gateway_at(path, DoorsConfig()):
+            config = settings.config().http_settings
+            async with http_beside(config, path, has_admin=False) as url:
+                async with aiohttp.ClientSession() as session:
+                    found = []
+                    for prompt in ("a b", "a" * 60):
+                        asked = {"model": "dates", "prompt": prompt}
+                        async with session.post(f"{url}/v1/completions", json=asked) as answer:
+                            found.append((answer.status, await answer.text()))
+                port = int(url.rpartition(":")[2])
+                silent, writer = await asyncio.open_connection("127.0.0.1", port)
+                async with asyncio.timeout(8):  # it is 10 where nothing says otherwise
+                    assert await silent.read() == b""
+                writer.close()
+
+    assert (config.port, config.grace, config.max_requests) == (0, 1.0, 3)
+    assert [status for status, _ in found] == [200, 413]
+    assert "the body has more than 60 bytes" in found[1][1]
 
 
 async def test_it_is_started_again_on_its_port_when_it_dies(caplog: pytest.LogCaptureFixture):
@@ -136,6 +167,40 @@ async def test_what_is_said_before_it_listens_does_not_keep_it_from_starting(
     assert process.url == "http://h:7"
 
 
+_SAYS = """
+import json, sys, time
+print("serving x at http://h:7/v1, for y", file=sys.stderr)
+print(json.dumps({"level": "info", "message": "cert.pem has changed"}), file=sys.stderr)
+failed = {"level": "error", "message": "/v1 fails", "traceback": "Traceback\\nValueError: b"}
+print(json.dumps(failed), file=sys.stderr)
+print("Segmentation fault", file=sys.stderr)
+print("[1]", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_what_it_logs_has_the_same_level_and_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(http_process, "_COMMAND", (sys.executable, "-c", _SAYS))
+    process = HttpProcess([], 0, 0)
+    with caplog.at_level(logging.INFO, "server.ray"):
+        await process.start()
+        keeping = asyncio.create_task(process.keep())
+        await until(lambda: len(caplog.records) == 4)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await process.stop()
+
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "http: cert.pem has changed"),
+        ("ERROR", "http: /v1 fails"),
+        ("ERROR", "http: Segmentation fault"),
+        ("ERROR", "http: [1]"),
+    ]
+    assert caplog.records[1].exc_text == "Traceback\nValueError: b"
+
+
 async def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = HttpProcess([], taken.getsockname()[1], 1)
@@ -146,6 +211,12 @@ async def test_a_port_that_is_taken_is_named():
 def test_without_a_gateway_there_is_nothing_to_call():
     with pytest.raises(ConfigError, match="http_port .9. needs the gateway"):
         ServeConfig(packages={"m": Path("x")}, with_gateway=False, http_port=9)
+
+
+@pytest.mark.parametrize("field", [{"host": "::"}, {"port": 1}, {"admin_token": "t"}])
+def test_what_follows_from_the_server_is_not_set_by_itself(field: dict[str, Any]):
+    with pytest.raises(ConfigError, match="http.(host|port|admin_token) follows from "):
+        ServeConfig(packages={"m": Path("x")}, http=HttpConfig(**field))
 
 
 @pytest.mark.parametrize("other", ["port", "http_port"])

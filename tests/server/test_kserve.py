@@ -26,8 +26,8 @@ from tokenweir._errors import error_from_call
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from server.cli.app import run
+from server.front_config import KserveConfig
 from server.kserve import reading
-from server.kserve.config import KserveConfig
 from server.kserve.tasks import TASKS, Asked
 from server.kserve.tensors import Tensor
 from tests.server.fakes import (

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from tokenweir import AsyncClient, ReplicaInfo, ReplicaLoad, ServerInfo, Unavailable
 
-from server.http.config import HttpConfig
+from server.front_config import HttpConfig
 from server.http.load_history import LoadHistory
 from tests.server.browser import CHROMIUM, browser_tab
 from tests.server.fakes import FakeGenerator, FakePredictor, running_worker

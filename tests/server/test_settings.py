@@ -27,8 +27,18 @@ from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.cli.app import cli, run
 from server.cli.given_settings import SETTING_OF_OPTION
-from server.config import ServeConfig, WorkerConfig
+from server.config import (
+    FOLLOWING,
+    GatewayConfig,
+    LogConfig,
+    MetricsConfig,
+    ServeConfig,
+    TracingConfig,
+    WorkerConfig,
+)
+from server.front_config import HttpConfig, KserveConfig
 from server.gateway.gateway import Gateway
+from server.identity.config import DoorsConfig
 from server.settings import Settings
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
@@ -93,6 +103,9 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("[gateway]\nworker_wai = 1", "no setting gateway.worker_wai; the nearest is gateway.work"),
         ("[engines]\nmax_num_seqs = 1", "no setting engines.max_num_seqs; the nearest is engine.m"),
         ("port = 1", "there is no setting port; the nearest is serve.port"),
+        ("[engines]", "there is no setting engines; the nearest is engine."),
+        ("[http]\nport = 1", "http.port follows from serve.http_port; leave it out"),
+        ("[kserve.tls]\ntls_key = 'x'", "kserve.tls follows from gateway.doors; leave it out"),
         ("[engine.limit]\nmax_inputs = 1", "the nearest is engine.limits.max_inputs"),
         ("[engine]\nlimits = 3", "engine.limits is a section, [engine.limits], not a value"),
         ("[gateway]\nport = 3", "gateway.port follows from serve.port; leave it out"),
@@ -153,18 +166,52 @@ def test_what_is_printed_is_a_file_with_the_same_settings(tmp_path: Path) -> Non
     assert "# max_request_bytes follows from worker.max_request_bytes" in lines
 
 
+SECTIONS = {
+    "serve": ServeConfig,
+    "engine": EngineConfig,
+    "engine.limits": RequestLimits,
+    "worker": WorkerConfig,
+    "gateway": GatewayConfig,
+    "gateway.doors": DoorsConfig,
+    "http": HttpConfig,
+    "kserve": KserveConfig,
+    "log": LogConfig,
+    "metrics": MetricsConfig,
+    "tracing": TracingConfig,
+}
+
+
 def test_every_setting_of_every_section_is_printed() -> None:
-    printed = list(Settings().lines())
+    printed: dict[str, set[str]] = {}
+    for line in Settings().lines():
+        if line.startswith("["):
+            names = printed[line.strip("[]")] = set()
+        elif found := re.match(r"(?:# )?(\w+) (?:=|is not set|follows)", line):
+            names.add(found[1])
 
-    def missing(section: type) -> list[str]:
-        lines = [re.match(r"(?:# )?(\w+) (?:=|is not set|follows)", line) for line in printed]
-        names = {line[1] for line in lines if line}
-        return [field.name for field in fields(section) if field.name not in names]
+    def is_section(section: str, name: str) -> bool:
+        return f"{section}.{name}" in SECTIONS or (section == "serve" and name in SECTIONS)
 
-    found = [missing(kind) for kind in (ServeConfig, EngineConfig, RequestLimits, WorkerConfig)]
-    sections = {line.strip("[]") for line in printed if line.startswith("[")}
-    assert found[1:] == [[], [], []] or found[1:] == [["limits"], [], []]
-    assert set(found[0]) <= sections
+    def missing(section: str, kind: type) -> list[str]:
+        names = [one.name for one in fields(kind) if not is_section(section, one.name)]
+        return [name for name in names if name not in printed[section]]
+
+    assert printed.keys() == SECTIONS.keys()
+    assert {name: missing(name, kind) for name, kind in SECTIONS.items()} == {
+        name: [] for name in SECTIONS
+    }
+
+
+@pytest.mark.parametrize(("section", "kind"), SECTIONS.items())
+def test_of_a_key_that_a_section_does_not_have_the_nearest_is_named(
+    section: str, kind: type, tmp_path: Path
+) -> None:
+    names = (one.name for one in fields(kind))
+    key = next(name for name in names if f"{section}.{name}" not in FOLLOWING)
+    named = f"{section}.{key}"
+
+    with pytest.raises(ConfigError, match=f"no setting {named}x; the nearest is {named}$"):
+        read(tmp_path, f"[{section}]\n{key}x = 1")
 
 
 def test_serve_takes_a_file_and_options_win_over_it(

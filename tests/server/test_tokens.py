@@ -102,7 +102,7 @@ def test_without_a_known_token_nobody_is_known(
         ),
         (
             f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\nmax_request = 4\n',
-            "line 1: max_request is not known; an entry has sha256, tenant, max_priority, ",
+            "line 1: there is no max_request; the nearest is max_requests",
         ),
         (
             f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\nmodels = [1]\n',

@@ -1,0 +1,72 @@
+"""Settings of the servers in front of ours, which speak other protocols: sections of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from server.identity.config import DoorsConfig
+from server.setting_checks import (
+    check_at_least_one,
+    check_not_negative,
+    check_port,
+    check_positive,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontConfig:
+    """Where a server in front of ours listens, and what it takes."""
+
+    host: str = "127.0.0.1"
+    port: int  # 0: any that is free
+    max_requests: int = 1024  # open at once; one more is refused
+    timeout: float = 600.0  # seconds of a call of the server behind
+    grace: float = 30.0  # seconds that open requests get at the end
+    # Its certificate; who calls is asked behind.
+    tls: DoorsConfig = field(default_factory=DoorsConfig)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value that cannot be."""
+        check_port(self.port)
+        check_at_least_one(self, "max_requests")
+        check_positive(self, "timeout")
+        check_not_negative(self, "grace")
+
+    def beside(self, host: str, grace: float, doors: DoorsConfig) -> Self:
+        """Return the settings of one that listens as a gateway does, with its certificates."""
+        tls = DoorsConfig(
+            tls_cert=doors.tls_cert, tls_key=doors.tls_key, tls_client_ca=doors.tls_client_ca
+        )
+        return replace(self, host=host, grace=grace, tls=tls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig(FrontConfig):
+    """Where the HTTP server listens, and what it takes."""
+
+    port: int = 8000
+    max_body_bytes: int = 4 << 20  # of one request
+    body_seconds: float = 30.0  # for the body of a request to come
+    head_seconds: float = 10.0  # for what stands before it
+    max_head_bytes: int = 64 << 10
+    # Of the admin port, if it asks for one: who reads the load on the page shows it too.
+    admin_token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "max_body_bytes", "max_head_bytes")
+        check_positive(self, "body_seconds", "head_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KserveConfig(FrontConfig):
+    """Where the KServe server listens, and what it takes."""
+
+    port: int = 8001
+    max_request_bytes: int = 16 << 20
+    max_open_bytes: int = 256 << 20  # of the requests that are open
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "max_request_bytes", "max_open_bytes")
