@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from engine.one_pass.prediction import ItemPrediction
 from engine.package.package import Package
 from engine.requests.events import Timing
 from server.worker import admin_answers, answers, prediction_answers
+from server.worker.answers import ServedModel
 from tests.server.fakes import LABELS, OPTIONS, TIMING, generation_package, prediction_package
 
 
@@ -141,3 +144,31 @@ def _limits(package: Package, capabilities: tuple[str, ...] = ()) -> admin_servi
         max_request_bytes=1000,
     )
     return info.limits
+
+
+_ORIGIN: dict[str, Any] = {"manifest_sha256": b"a", "device": "cpu", "num_threads": 1}
+
+
+def _origin(seed: int | None = None, **fields: Any) -> str:
+    found = _ORIGIN | fields
+    package = SimpleNamespace(manifest_sha256=found.pop("manifest_sha256"))
+    return answers.origin(cast(ServedModel, SimpleNamespace(package=package, **found)), seed)
+
+
+def test_an_origin_is_that_of_package_device_threads_and_seed() -> None:
+    others = ({"manifest_sha256": b"b"}, {"device": "cuda"}, {"num_threads": 2}, {"seed": 7})
+    found = [_origin(), *(_origin(**fields) for fields in others)]
+
+    assert _origin() == found[0]
+    assert len(set(found)) == 5
+
+
+def test_another_processor_is_another_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = _origin()
+    monkeypatch.setattr(answers, "_processor", lambda device: f"another kind of {device}")
+
+    answers._digest.cache_clear()
+    try:
+        assert _origin() != here
+    finally:
+        answers._digest.cache_clear()

@@ -9,9 +9,10 @@ import re
 import socket
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineFailure
+from engine.generation.async_engine import AsyncEngine
+from engine.generation.core import EngineCore
+from engine.package.package import Package
+from engine.requests.events import Usage
+from engine.text.constraint import ConstraintCompiler
+from engine.text.tokenizer import Tokenizer
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
@@ -31,9 +39,10 @@ from server.telemetry.metrics import METRICS, Counts, Snapshot, read_snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.worker.call_counts import CallCounts
 from server.worker.call_record import CallRecord
+from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.certificates import Authority
-from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
+from tests.server.fakes import TIMING, FakeGenerator, FakePredictor, running_worker
 
 SERVER = Path(__file__).parents[2] / "server"
 DASHBOARD = SERVER / "deploy" / "grafana-dashboard.json"
@@ -141,6 +150,64 @@ async def test_load_and_wasted_work_are_those_of_the_engine_now(cell: Cell) -> N
     assert await cell.value("tokenweir_wasted_tokens_total", kind="cancelled") == 2
     assert await cell.value("tokenweir_workers_serving") == 1
     assert await cell.value("tokenweir_worker_restarts_total") == 2
+
+
+@pytest.fixture
+def clock() -> Callable[[], float]:
+    """The clock of the deadlines that the server gives to the engine."""
+    return time.monotonic
+
+
+async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
+    make_core: Callable[..., tuple[EngineCore, ScriptedRunner]],
+    make_package: Callable[..., Package],
+    byte_tokenizer: Tokenizer,
+    spell: Callable[[str], Script],
+) -> None:
+    config = EngineConfig(max_num_seqs=2)
+    core, _ = make_core(spell("abcdef"), config=config)
+    constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
+    engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
+    counts = CallCounts({"scripted": engine})
+    page = MetricsPage("127.0.0.1", 0, list, lambda: [("w", counts.snapshot())])
+    try:
+        async with (
+            running_worker(engine, observers=(counts.observe,)) as (_, address),  # type: ignore[arg-type]
+            stubs_for(address) as stubs,
+        ):
+            cell = Cell(stubs, FakeGenerator(), page)
+            ask = stubs.generation.Generate
+            await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))
+            await until_true(lambda: cell.value(f"{_SECONDS_OF_ALL}_count"), 3)
+            found = {name: await cell.value(f"tokenweir_{name}") for name in _OF_STEPS}
+    finally:
+        await asyncio.to_thread(page.close)
+
+    steps = core.times.steps
+    assert found["step_seconds_count"] == found["step_batch_size_count"] == steps > 6
+    assert found["step_batch_size_sum"] >= 3 * len("abcdef")
+    assert found["inter_token_latency_seconds_count"] == 3 * len("abcdef")  # and the end of each
+    assert 0 < found["inter_token_latency_seconds_sum"] <= 3 * found["step_seconds_sum"] + 1
+    assert found["request_time_per_output_token_seconds_count"] == 3
+
+
+_SECONDS_OF_ALL = "tokenweir_e2e_request_latency_seconds"
+_OF_STEPS = (
+    *("step_seconds_count", "step_seconds_sum", "step_batch_size_count", "step_batch_size_sum"),
+    *("inter_token_latency_seconds_count", "inter_token_latency_seconds_sum"),
+    "request_time_per_output_token_seconds_count",
+)
+
+
+def test_tokens_that_were_there_already_are_hits() -> None:
+    counts = CallCounts({})
+    record = CallRecord("Generate", 0.0, model="m")
+    record.answered(Usage(input_tokens=8, output_tokens=0, cached_input_tokens=5), TIMING)
+
+    counts.observe(record)
+
+    found = {name: value for name, _, value in counts.snapshot()}
+    assert (found["prefix_cache_queries"], found["prefix_cache_hits"]) == (8, 5)
 
 
 async def test_failures_and_refusals_are_counted_by_reason(cell: Cell) -> None:

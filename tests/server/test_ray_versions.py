@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.errors import LoadFailed
+from engine.errors import LoadFailed, PackageError
 from server.config import ServeConfig
 from server.gateway.versions import Group, LoadedPackage
+from server.packages.signature import sign
 from server.ray import versions
 from server.ray.deployment import _actor_options
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import RosterAddress
 from server.ray.versions import RayDeployment
+from tests.engine.test_package import write_package
 from tests.server.calls import until
+from tests.server.test_packages import make_key
 
 CONFIG = ServeConfig(packages={"dates": Path("one")}, min_replicas=2, max_replicas=3)
 GROUP = Group("1", {"iso": LoadedPackage("s3://two", "dates", "2", b"\x02")}, replicas=1)
@@ -135,3 +139,19 @@ def test_versions_share_the_cores_of_a_ray_of_our_own(monkeypatch: pytest.Monkey
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert _actor_options(CONFIG, NAME)["num_cpus"] >= 1
+
+
+async def test_a_version_is_read_only_if_the_required_key_has_signed_it(
+    ray: ScriptedRay, tmp_path: Path
+) -> None:
+    key, public = make_key(tmp_path / "key.pem")
+    config = replace(CONFIG, require_signature=public)
+    roster = RosterAddress("h", 1, "t")
+    deployment = RayDeployment(config, ray, ray.registry, roster)  # type: ignore[arg-type]
+    package = write_package(tmp_path / "two")
+
+    with pytest.raises(PackageError, match="has no signature"):
+        deployment.read(str(package))
+    sign(package, key)
+
+    assert deployment.read(str(package)).version == "1"

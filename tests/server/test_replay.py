@@ -70,6 +70,7 @@ async def test_what_differs_is_named(
         other, shorter, same = (json.loads(json.dumps(asked)) for _ in range(3))
         other["answer"]["sequences"][0]["token_ids"][1] = 9
         other["answer"]["provenance"] |= {"threads": 4, "manifest_sha256": "ab", "processor": ""}
+        other["answer"]["provenance"]["server_version"] = "0.0.1"
         shorter["answer"]["sequences"][0]["token_ids"].pop()
         same["answer"]["sequences"][0]["logprobs"][2]["chosen"]["logprob"] = -2.5
         write(file, [other, shorter, same, asked])
@@ -78,6 +79,7 @@ async def test_what_differs_is_named(
 
     said = capsys.readouterr().out.splitlines()[-4:]
     assert said[0].startswith("request 1: sequence 0: token 1 was 9, is 5; package was ab, is 0101")
+    assert "; version of the server was 0.0.1, is " in said[0]
     assert "; processor was not said, is " in said[0]
     assert said[0].endswith("; threads was 4, is 1")
     assert said[1].startswith(
