@@ -156,7 +156,6 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
         is_equal = _shown(
             package, config, device, lambda: rows_are_bit_equal(runner, contract, widest)
         )
-        runner.num_padding = 0  # all of it was nobody's: there was no request yet
         return Trial(is_equal, seconds)
 
     return EngineParts(
