@@ -16,9 +16,9 @@ from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws
 from engine.sampling.truncation import Truncations
-from engine.slots.batch import Encode, ScheduledBatch
+from engine.slots.batch import ScheduledBatch
 from exporter.certificate.comparison import exported_graphs
-from exporter.certificate.driver import Runner, empty, run_step
+from exporter.certificate.driver import Runner, begin, run_step
 from exporter.samples import SEED, Tokens
 
 _MOST_ROWS = 8
@@ -67,7 +67,7 @@ class _Course:
 
     def told(self) -> Iterator[_Bits]:
         """Wait for every step, and tell the next one its tokens."""
-        self._begin()
+        begin(self._runner, self._contract)
         ids: Tokens = self._batch.decode_ids
         for number, draws in enumerate(self._draws):
             batch = self._batch._replace(decode_ids=ids)
@@ -78,7 +78,7 @@ class _Course:
 
     def fed(self) -> Iterator[_Bits]:
         """Begin every step before the one before it is waited for."""
-        self._begin()
+        begin(self._runner, self._contract)
         pending = self._runner.start(self._batch, self._draws[0])
         for number, draws in enumerate(self._draws[1:], 1):
             batch = self._batch._replace(fed=self._origins(number))
@@ -86,13 +86,6 @@ class _Course:
             yield _bits(pending())
             pending = following
         yield _bits(pending())
-
-    def _begin(self) -> None:
-        has_source = self._contract.cross_cache is not None
-        empty(self._runner, has_source=has_source)
-        if has_source:
-            source = Encode(0, (self._contract.prompt_vocab_size - 1,))
-            run_step(self._runner, ScheduledBatch(encodes=(source,)))
 
     def _origins(self, number: int) -> Tokens:
         """Return from which row each one takes its token in a step: its own, or another."""

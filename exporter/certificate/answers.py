@@ -56,7 +56,7 @@ def measure_answers(
 
     def write(asked: Sequence[Case]) -> list[Tokens]:
         found = zip(asked, generate(runner, asked, Asked()), strict=True)
-        return [tuple(seen.top_ids[-case.num_tokens :, 0].tolist()) for case, seen in found]
+        return [case.chosen(seen) for case, seen in found]
 
     ends = contract.eos_token_ids
     written = [tokens for batch in _batches(cases) for tokens in write(batch)]

@@ -16,7 +16,7 @@ from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
 from engine.slots.source_index import group_widths
 from exporter.certificate.driver import Replay, change, empty
-from exporter.certificate.generation_cases import Case
+from exporter.certificate.generation_cases import Case, random_case
 from exporter.certificate.sides import Eager, Sides
 from exporter.samples import SEED, Tokens, random_tokens
 
@@ -81,25 +81,21 @@ def certify_beams(sides: Sides) -> tuple[int, list[int]]:
 
 
 def _make_groups(sides: Sides, tried: Sequence[Layout]) -> list[list[_Beam]]:
-    rng = np.random.default_rng(SEED)
-    contract = sides.contract
-
-    def draw(length: int, vocab_size: int = contract.vocab_size) -> Tokens:
-        return random_tokens(rng, vocab_size, length)
-
+    contract, rng = sides.contract, np.random.default_rng(SEED)
     length = min(PROMPT_TOKENS, contract.cache.max_len)
-    start = () if contract.decoder_start_token_id is None else (contract.decoder_start_token_id,)
     num_tokens = min(NUM_STEPS, contract.cache.max_len - length + 1)
     groups = []
     for i in range(_NUM_GROUPS):
-        source: Tokens = ()
-        if contract.cross_cache:
-            most = min(SOURCE_TOKENS[i >= _FIRST_SHORT], contract.cross_cache.max_len)
-            source = draw(most, contract.prompt_vocab_size)
-        prompt = (*start, *draw(length - len(start)))
+        case = random_case(
+            rng,
+            contract,
+            source_length=SOURCE_TOKENS[i >= _FIRST_SHORT],
+            prompt_length=length,
+            num_tokens=num_tokens,
+        )
         width = max((width for layout in tried for j, width in layout if j == i), default=0)
-        cases = [Case(source, prompt, num_tokens) for _ in range(width)]
-        groups.append(_run_alone(sides, cases, [draw(num_tokens) for _ in cases]))
+        tokens = [random_tokens(rng, contract.vocab_size, num_tokens) for _ in range(width)]
+        groups.append(_run_alone(sides, [case] * width, tokens))
     return groups
 
 

@@ -19,8 +19,8 @@ from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws
 from engine.sampling.sampler import drawn_columns
 from engine.sampling.truncation import Truncations
-from engine.slots.batch import Encode, RowOp, ScheduledBatch
-from exporter.certificate.driver import Runner, empty, run_step
+from engine.slots.batch import RowOp, ScheduledBatch
+from exporter.certificate.driver import Runner, begin, run_step
 from exporter.samples import SEED
 
 NUM_DRAWS = 256
@@ -36,10 +36,7 @@ def certify_draws(runner: Runner, contract: GenerationContract) -> int:
     """Compare draws behind random tokens; return how many, or raise CertificateError."""
     rng = np.random.default_rng(SEED)
     num_rows = min(_MOST_ROWS, runner.num_slots)
-    empty(runner, has_source=contract.cross_cache is not None)
-    if contract.cross_cache:
-        source = Encode(0, (contract.prompt_vocab_size - 1,))
-        run_step(runner, ScheduledBatch(encodes=(source,)))
+    begin(runner, contract)
     number, tops = 0, cycle(_NUM_TOPS)
     while number < NUM_DRAWS:
         batch = _batch(rng, contract, num_rows, next(tops))
@@ -53,12 +50,12 @@ def _batch(
     rng: np.random.Generator, contract: GenerationContract, num_rows: int, num_top: int
 ) -> ScheduledBatch:
     """Return a step that decodes a random token in each row, from its beginning."""
-    batch = ScheduledBatch(
+    return ScheduledBatch(
         row_ops=tuple(RowOp("cut", row, row) for row in range(num_rows)),
         decode_ids=tuple(rng.integers(0, contract.vocab_size, num_rows).tolist()),
+        decode_sources=(0,) * num_rows if contract.cross_cache else (),
         num_top=num_top,
     )
-    return batch._replace(decode_sources=(0,) * num_rows) if contract.cross_cache else batch
 
 
 def _draws(rng: np.random.Generator, num_columns: int, num_rows: int) -> GraphDraws:

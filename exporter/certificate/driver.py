@@ -1,8 +1,8 @@
 """Plays cases through the engine's runner, one ScheduledBatch after the other, as it serves them.
 
-Only `ModelRunner.run` is used: rows are emptied and copied by the operations of a step, and what
-they hold is seen by what they give. Items of a one-pass model are stacked as its engine does it,
-and run by the graph that the engine runs.
+The runner is asked for steps alone: rows are emptied and copied by the operations of a step, and
+what they hold is seen by what they give. Items of a one-pass model are stacked as its engine does
+it, and run by the graph that the engine runs.
 
 A case has a row of the cache and, of an encoder-decoder, a row of the sources. Its prompt comes in
 chunks, beside those of the other cases; then all cases decode together, one token a step. Tokens
@@ -20,6 +20,7 @@ import numpy as np
 from engine.one_pass.batch import Graph, stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import LENGTHS
+from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.plain import GraphDraws
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
@@ -116,7 +117,8 @@ class Replay:
             if case.source
         }
         if found:
-            self._run(_NOTHING._replace(encodes=tuple(found.values())), 0)
+            encodes = tuple(found.values())
+            _run(self._runner, _NOTHING._replace(encodes=encodes), self._asked, 0)
 
     def prefill(
         self,
@@ -139,7 +141,7 @@ class Replay:
             batch = _NOTHING._replace(
                 chunks=chunks, decode_ids=tuple(beside), decode_sources=sources
             )
-            step = self._run(batch, num_logits)
+            step = _run(self._runner, batch, self._asked, num_logits)
             first = len(beside)
             for i, chunk in zip(members, chunks, strict=True):
                 self._take(i, step, first, first + chunk.num_logits)
@@ -155,7 +157,7 @@ class Replay:
                 decode_ids=tuple(self._next_token(i, number) for i in active),
                 decode_sources=tuple(sources[i] for i in active) if self._cases[0].source else (),
             )
-            step = self._run(batch, len(active))
+            step = _run(self._runner, batch, self._asked, len(active))
             for row, i in enumerate(active):
                 self._take(i, step, row, row + 1)
 
@@ -186,28 +188,20 @@ class Replay:
             return self._tokens[i][number - bool(last)]
         return int(self._steps[i][-1].top_ids[-1, 0])
 
-    def _run(self, batch: ScheduledBatch, num_logits: int) -> StepLogits:
-        every = self._asked.align_every
-        aligned = tuple(range(0, num_logits, every)) if every else ()
-        with exported_graphs():
-            step = self._runner.run(batch._replace(num_top=self._asked.num_top, aligned=aligned))
-        return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
-
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
         if last > first:
             self._steps[i].append(_copied(part_of(step, slice(first, last))))
 
 
 def run_step(runner: Runner, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
-    """Run a step."""
+    """Run a step; CertificateError if it fails."""
     with exported_graphs():
         return runner.run(batch, draws)
 
 
 def change(runner: Runner, ops: Iterable[RowOp]) -> None:
     """Change rows, in a step that computes nothing."""
-    with exported_graphs():
-        runner.run(_NOTHING._replace(row_ops=tuple(ops)))
+    run_step(runner, _NOTHING._replace(row_ops=tuple(ops)))
 
 
 def empty(runner: Runner, *, has_source: bool) -> None:
@@ -217,21 +211,24 @@ def empty(runner: Runner, *, has_source: bool) -> None:
     change(runner, ops + [RowOp("cut_source", row, row) for row in rows if has_source])
 
 
+def begin(runner: Runner, contract: GenerationContract) -> None:
+    """Empty all rows; let the first source have a token, if there are sources."""
+    has_source = contract.cross_cache is not None
+    empty(runner, has_source=has_source)
+    if has_source:
+        source = Encode(0, (contract.prompt_vocab_size - 1,))
+        run_step(runner, _NOTHING._replace(encodes=(source,)))
+
+
 def decode(runner: Runner, tokens: Sequence[int], asked: Asked, *, has_source: bool) -> StepLogits:
     """Decode a token in each of the first rows, and attend to the source of the same number.
 
     The arrays are overwritten by the next step.
     """
     rows = tuple(range(len(tokens)))
-    batch = _NOTHING._replace(
-        decode_ids=tuple(tokens),
-        decode_sources=rows if has_source else (),
-        num_top=asked.num_top,
-        aligned=rows[:: asked.align_every] if asked.align_every else (),
-    )
-    with exported_graphs():
-        step = runner.run(batch)
-    return step._replace(alignment=_spread(step.alignment, batch.aligned, len(rows)))
+    sources = rows if has_source else ()
+    batch = _NOTHING._replace(decode_ids=tuple(tokens), decode_sources=sources)
+    return _run(runner, batch, asked, len(rows))
 
 
 def generate(
@@ -287,6 +284,14 @@ def part_of(seen: StepLogits, positions: slice) -> StepLogits:
         seen.top_logprobs[positions],
         None if seen.alignment is None else seen.alignment[positions],
     )
+
+
+def _run(runner: Runner, batch: ScheduledBatch, asked: Asked, num_logits: int) -> StepLogits:
+    """Run a step of which this is asked besides."""
+    every = asked.align_every
+    aligned = tuple(range(0, num_logits, every)) if every else ()
+    step = run_step(runner, batch._replace(num_top=asked.num_top, aligned=aligned))
+    return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
 
 
 def _copied(step: StepLogits) -> StepLogits:

@@ -158,7 +158,7 @@ class _Block:
         sides, cases = self._sides, self._cases
         for case in cases:
             seen = sides.run_alone(case)
-            self._tokens.append(tuple(seen.top_ids[-case.num_tokens :, 0].tolist()))
+            self._tokens.append(case.chosen(seen))
             self._alone.append(seen)
             yield 1
         self._eager = sides.eager(cases, self._tokens)

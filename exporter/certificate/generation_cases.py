@@ -9,8 +9,9 @@ from itertools import cycle
 import numpy as np
 
 from engine.package.manifest import GenerationContract
+from engine.sampling.logits import StepLogits
 from exporter.certificate.cases import MAX_STEPS, spread_lengths
-from exporter.samples import SEED, Deck, Tokens
+from exporter.samples import SEED, Deck, Tokens, random_tokens
 
 _SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
 
@@ -45,9 +46,34 @@ class Case:
         """Return how many first tokens another prompt could use: whole chunks, but not all."""
         return (len(self.prompt) - 1) // chunk * chunk
 
+    def chosen(self, seen: StepLogits) -> Tokens:
+        """Return the likeliest tokens that followed the prompt."""
+        return tuple(seen.top_ids[-self.num_tokens :, 0].tolist())
+
     def __str__(self) -> str:
         source = f"source of {len(self.source)} tokens, " if self.source else ""
         return f"{source}prompt of {len(self.prompt)}"
+
+
+def random_case(
+    rng: np.random.Generator,
+    contract: GenerationContract,
+    *,
+    source_length: int,
+    prompt_length: int,
+    num_tokens: int,
+) -> Case:
+    """Return a case of random tokens, with a source if the model reads one: as long as it may be.
+
+    The start token is the first of the prompt.
+    """
+    source: Tokens = ()
+    if contract.cross_cache:
+        length = min(source_length, contract.cross_cache.max_len)
+        source = random_tokens(rng, contract.prompt_vocab_size, length)
+    start = () if contract.decoder_start_token_id is None else (contract.decoder_start_token_id,)
+    prompt = (*start, *random_tokens(rng, contract.vocab_size, prompt_length - len(start)))
+    return Case(source, prompt, num_tokens)
 
 
 def make_cases(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.one_pass.item_encoder import EncodedItem
@@ -29,7 +28,6 @@ from exporter.certificate.comparison import Comparison, Floats, exported_graphs
 from exporter.certificate.driver import generate, predict
 from exporter.certificate.execution import OnCpu
 from exporter.certificate.generation import affordable_cases
-from exporter.certificate.generation_cases import Case
 from exporter.certificate.half_comparison import Half, HalfComparison
 from exporter.certificate.one_pass_cases import (
     draw_images,
@@ -62,7 +60,7 @@ def certify_half_generation(
     for first in range(0, len(cases), size):
         members = cases[first : first + size]
         alone = [sides.run_alone(case) for case in members]
-        tokens = [_chosen(case, seen.top_ids) for case, seen in zip(members, alone, strict=True)]
+        tokens = [case.chosen(seen) for case, seen in zip(members, alone, strict=True)]
         together = generate(sides.batch, members, sides.asked(), tokens)
         for i, (case, eager) in enumerate(zip(members, sides.eager(members, tokens), strict=True)):
             assert eager.rounded is not None, "it was asked for"
@@ -126,10 +124,6 @@ def half_of(model: nn.Module, precision: Precision) -> nn.Module:
 def _eager(model: nn.Module, given: tuple[Tensor | None, ...], name: str) -> Floats:
     values: Floats = getattr(run_eager(model, given), name).double().numpy()
     return values
-
-
-def _chosen(case: Case, top_ids: NDArray[np.int64]) -> Tokens:
-    return tuple(top_ids[-case.num_tokens :, 0].tolist())
 
 
 def _place(what: str, per_row: int) -> Callable[[int], str]:

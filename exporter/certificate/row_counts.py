@@ -6,6 +6,7 @@ A kernel may compute otherwise from some number of rows on, or one row more than
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,9 @@ import numpy as np
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
 from exporter.certificate.driver import Replay, change, decode, empty, joined, part_of
-from exporter.certificate.generation_cases import Case
+from exporter.certificate.generation_cases import Case, random_case
 from exporter.certificate.sides import Eager, Sides
-from exporter.samples import SEED, Tokens, random_tokens
+from exporter.samples import SEED
 
 _NUM_CASES = 8  # the rows behind them are copies
 _PROMPT_TOKENS = (2, 3, 4)  # of one case after the other
@@ -61,27 +62,21 @@ def _counts(num_rows: int, buckets: Sequence[int]) -> list[int]:
 
 def _make_cases(sides: Sides, count: int) -> list[Case]:
     contract, rng = sides.contract, np.random.default_rng(SEED)
-    start = () if contract.decoder_start_token_id is None else (contract.decoder_start_token_id,)
     limit = contract.cache.max_len
     cases = []
     for i in range(count):
-        source: Tokens = ()
-        if contract.cross_cache:
-            length = min(_SOURCE_TOKENS, contract.cross_cache.max_len)
-            source = random_tokens(rng, contract.prompt_vocab_size, length)
         length = max(1, min(_PROMPT_TOKENS[i % len(_PROMPT_TOKENS)], limit - 1))
-        prompt = (*start, *random_tokens(rng, contract.vocab_size, length - len(start)))
+        case = random_case(
+            rng, contract, source_length=_SOURCE_TOKENS, prompt_length=length, num_tokens=1
+        )
         # Of a prompt that stands alone its own token is decoded, behind a longer one another.
-        num_decoded = 1 if Case(source, prompt, 1).pieces(sides.chunk)[1] else 2
-        cases.append(Case(source, prompt, num_decoded))
+        is_alone = bool(case.pieces(sides.chunk)[1])
+        cases.append(case if is_alone else replace(case, num_tokens=2))
     return cases
 
 
 def _run_alone(sides: Sides, case: Case) -> _Decoded:
-    seen = sides.run_alone(case)
-    tokens = tuple(seen.top_ids[-case.num_tokens :, 0].tolist())
-    (eager,) = sides.eager([case], [tokens])
-    sides.compare(seen, eager, case, "alone")
+    seen, tokens, eager = sides.check_alone(case)
     token = tokens[0] if case.num_tokens > 1 else case.prompt[-1]
     return _Decoded(case, token, part_of(seen, _LAST), eager.part(_LAST))
 

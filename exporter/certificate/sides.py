@@ -29,9 +29,9 @@ from exporter.certificate.driver import (
 )
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import Execution, OnCpu, load_for_cpu
-from exporter.certificate.generation_cases import Case
+from exporter.certificate.generation_cases import Case, random_case
 from exporter.certificate.half_comparison import Half
-from exporter.samples import SEED, Tokens, random_tokens
+from exporter.samples import SEED, Tokens
 
 MOST_TOP = max(NUM_TOPS)
 
@@ -110,19 +110,22 @@ class Sides:
         self._check_ids(seen, case)
         return seen
 
+    def check_alone(self, case: Case) -> tuple[StepLogits, Tokens, Eager]:
+        """Hold a case alone against the eager model; return what it gave, its tokens, and that."""
+        seen = self.run_alone(case)
+        tokens = case.chosen(seen)
+        (eager,) = self.eager([case], [tokens])
+        self.compare(seen, eager, case, "alone")
+        return seen, tokens, eager
+
     def _leave_behind(self) -> None:
         """Let the first rows hold what an earlier sequence left there."""
         contract, rng = self.contract, np.random.default_rng(SEED)
         has_source = contract.cross_cache is not None
-        source = (
-            random_tokens(
-                rng, contract.prompt_vocab_size, min(_LEFT_BEHIND, contract.cross_cache.max_len)
-            )
-            if contract.cross_cache
-            else ()
-        )
         length = min(_LEFT_BEHIND, contract.cache.max_len)
-        before = Case(source, random_tokens(rng, contract.vocab_size, length), 1)
+        before = random_case(
+            rng, contract, source_length=_LEFT_BEHIND, prompt_length=length, num_tokens=1
+        )
         replay = Replay(self.batch, [before], Asked())
         empty(self.batch, has_source=has_source)
         replay.encode([Place(0, 0)])

@@ -11,9 +11,9 @@ import numpy as np
 from engine.slots.threads import decoder_threads
 from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.driver import Asked, generate
-from exporter.certificate.generation_cases import Case
+from exporter.certificate.generation_cases import Case, random_case
 from exporter.certificate.sides import MOST_TOP, Sides
-from exporter.samples import SEED, random_tokens
+from exporter.samples import SEED
 
 _NUM_STEPS = 3
 
@@ -25,10 +25,7 @@ def certify_threads(sides: Sides, num_heads: int) -> list[int]:
     CertificateError at the first difference that the comparison refuses.
     """
     case = _longest_case(sides)
-    seen = sides.run_alone(case)
-    tokens = tuple(seen.top_ids[-case.num_tokens :, 0].tolist())
-    (eager,) = sides.eager([case], [tokens])
-    sides.compare(seen, eager, case, "alone")
+    seen, tokens, eager = sides.check_alone(case)
     tried = sorted({decoder_threads(sides.contract, wanted) for wanted in (1, 2, num_heads + 1)})
     for num_threads in tried:
         with exported_graphs():
@@ -41,14 +38,12 @@ def certify_threads(sides: Sides, num_heads: int) -> list[int]:
 
 def _longest_case(sides: Sides) -> Case:
     contract = sides.contract
-    rng = np.random.default_rng(SEED)
-    start = () if contract.decoder_start_token_id is None else (contract.decoder_start_token_id,)
     limit = contract.cache.max_len
     prompt_length = max(1, limit + 1 - _NUM_STEPS)
-    source = (
-        random_tokens(rng, contract.prompt_vocab_size, contract.cross_cache.max_len)
-        if contract.cross_cache
-        else ()
+    return random_case(
+        np.random.default_rng(SEED),
+        contract,
+        source_length=contract.cross_cache.max_len if contract.cross_cache else 0,
+        prompt_length=prompt_length,
+        num_tokens=limit - prompt_length + 1,
     )
-    prompt = (*start, *random_tokens(rng, contract.vocab_size, prompt_length - len(start)))
-    return Case(source, prompt, limit - prompt_length + 1)
