@@ -876,6 +876,18 @@ def _more(surgery: Surgery, node: onnx.NodeProto, value: str, flag: str) -> str:
     return surgery.compute_before(node, "Add", value, added)
 
 
+def _spoil_output(
+    surgery: Surgery, output: str, count: int, *, of: str | None = None, axis: int = 0
+) -> None:
+    """Change an output where it, or an input, has so many rows or columns."""
+
+    def wrong(old: str) -> str:
+        flag = _is_count(surgery, surgery.last, of or old, count, axis)
+        return _more(surgery, surgery.last, old, flag)
+
+    surgery.change_output(output, wrong)
+
+
 def _spoil_logits_of(surgery: Surgery, num_rows: int) -> None:
     """Change what the head reads, in whatever nodes."""
     read = _rows_of_logits(surgery).output[0]
@@ -901,10 +913,7 @@ def logits_of_all_rows_but_one_wrong(surgery: Surgery) -> None:
 
 @cross_decoder
 def thirteen_rows_aligned_wrongly(surgery: Surgery) -> None:
-    def wrong(old: str) -> str:
-        return _more(surgery, surgery.last, old, _is_count(surgery, surgery.last, old, 13))
-
-    surgery.change_output("alignment", wrong)
+    _spoil_output(surgery, "alignment", 13)
 
 
 @encoder
@@ -925,19 +934,12 @@ def two_of_the_longest_sources_wrong(surgery: Surgery) -> None:
 
 @mutant("bert", "labeller", "vit", file="model.onnx")
 def thirteen_items_wrong(surgery: Surgery) -> None:
-    def wrong(old: str) -> str:
-        return _more(surgery, surgery.last, old, _is_count(surgery, surgery.last, old, 13))
-
-    surgery.change_output("logits", wrong)
+    _spoil_output(surgery, "logits", 13)
 
 
 @mutant("bert", "labeller", file="model.onnx")
 def embedding_of_five_tokens_wrong(surgery: Surgery) -> None:
-    def wrong(old: str) -> str:
-        flag = _is_count(surgery, surgery.last, "input_ids", 5, axis=1)
-        return _more(surgery, surgery.last, old, flag)
-
-    surgery.change_output("embedding", wrong)
+    _spoil_output(surgery, "embedding", 5, of="input_ids", axis=1)
 
 
 @decoder
@@ -951,11 +953,7 @@ def positions_of_chunks_of_two_tokens_lost(surgery: Surgery) -> None:
 
 @decoder
 def logprobs_of_sixteen_wrong(surgery: Surgery) -> None:
-    def wrong(old: str) -> str:
-        flag = _is_count(surgery, surgery.last, old, 16, axis=1)
-        return _more(surgery, surgery.last, old, flag)
-
-    surgery.change_output("top_logprobs", wrong)
+    _spoil_output(surgery, "top_logprobs", 16, axis=1)
 
 
 # What is drawn, and what is asked for of some rows
@@ -1038,11 +1036,7 @@ def embedding_of_padded_rows_wrong(surgery: Surgery) -> None:
 
 @mutant("bert", "vit", file="model.onnx")
 def rows_beyond_the_fourth_zeroed(surgery: Surgery) -> None:
-    def wrong(old: str) -> str:
-        kept = surgery.is_row(surgery.last, "Less", old, 5, 2)
-        return surgery.compute_before(surgery.last, "Mul", old, kept)
-
-    surgery.change_output("logits", wrong)
+    _rows_zeroed(surgery, "logits", 5, 2)
 
 
 @mutant("bert", "labeller", "vit", file="model.onnx")
@@ -1097,6 +1091,30 @@ def class_token_last(surgery: Surgery) -> None:
     surgery.change_weight(surgery.nodes("Where")[0].input[0], lambda w: np.roll(w, -1, axis=0))
 
 
+def spoiled(graphs: Graphs, file: str, mutate: Mutation) -> Graphs:
+    surgery = Surgery(graphs[file])
+    mutate(surgery)
+    return {**graphs, file: surgery.graph()}
+
+
+Spoil = Callable[[str, str, Mutation], Path]
+
+
+@pytest.fixture
+def spoil(tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """Let the graphs of a family be traced with a fault; give its checkpoint."""
+
+    def make(family: str, file: str, mutate: Mutation) -> Path:
+        def trace(model: nn.Module, **_: object) -> Graphs:
+            return spoiled(tiny_graphs(family)[1], file, mutate)
+
+        monkeypatch.setattr(package_graphs, "build_graphs", trace)
+        checkpoint, _ = tiny_graphs(family)
+        return checkpoint
+
+    return make
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graphs_as_they_are_get_a_certificate(
     family: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1113,18 +1131,9 @@ def test_the_graphs_as_they_are_get_a_certificate(
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(("family", "name"), MUTANTS)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
-    family: str,
-    name: str,
-    tiny_graphs: TinyGraphs,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:
-    checkpoint, graphs = tiny_graphs(family)
-    file, mutate = MUTANTS[family, name]
-    surgery = Surgery(graphs[file])
-    mutate(surgery)
-    mutated = {**graphs, file: surgery.graph()}
-    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: mutated)
+    checkpoint = spoil(family, *MUTANTS[family, name])
 
     with pytest.raises(CertificateError, match=PLACE):
         export.export_package(checkpoint, tmp_path / "package")
@@ -1150,9 +1159,7 @@ def test_a_large_vocabulary_that_was_cut_is_refused(
 ) -> None:
     checkpoint = make_checkpoint(family, **options)
     graphs = package_graphs.build_graphs(load_checkpoint(checkpoint).model)
-    surgery = Surgery(graphs[file])
-    last_token_of_the_vocabulary_lost(surgery)
-    mutated = {**graphs, file: surgery.graph()}
+    mutated = spoiled(graphs, file, last_token_of_the_vocabulary_lost)
     monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: mutated)
 
     with pytest.raises(CertificateError, match=PLACE):
@@ -1162,16 +1169,9 @@ def test_a_large_vocabulary_that_was_cut_is_refused(
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("name", [name for _, name in MUTANTS if name.startswith("alignment")])
 def test_a_wrong_alignment_is_named_with_case_and_difference(
-    name: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, spoil: Spoil, tmp_path: Path
 ) -> None:
-    checkpoint, graphs = tiny_graphs("encoder-decoder")
-    file, mutate = MUTANTS["encoder-decoder", name]
-    surgery = Surgery(graphs[file])
-    mutate(surgery)
-    monkeypatch.setattr(
-        package_graphs, "build_graphs", lambda model, **_: {**graphs, file: surgery.graph()}
-    )
-
+    checkpoint = spoil("encoder-decoder", *MUTANTS["encoder-decoder", name])
     message = r"^source of \d tokens, prompt of \d, .* step \d.* alignment.* differs by 0\.\d+"
     with pytest.raises(CertificateError, match=message):
         export.export_package(checkpoint, tmp_path / "package")
@@ -1280,14 +1280,8 @@ LOSSLESS_IN_ANY_FORMAT = [
 
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("name", LOSSLESS_IN_ANY_FORMAT)
-def test_a_cache_in_8_bits_excuses_no_wrong_choice(
-    name: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    checkpoint, graphs = tiny_graphs("gpt")
-    file, mutate = MUTANTS["gpt", name]
-    surgery = Surgery(graphs[file])
-    mutate(surgery)
-    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: {file: surgery.graph()})
+def test_a_cache_in_8_bits_excuses_no_wrong_choice(name: str, spoil: Spoil, tmp_path: Path) -> None:
+    checkpoint = spoil("gpt", *MUTANTS["gpt", name])
     any_loss = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
     wrong = "(top_log|top_ids|likeliest tokens are 1 to 31, outside the vocabulary)"
 
@@ -1354,9 +1348,7 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
     write_graphs = export.write_graphs
 
     def write_mutant(quantized: Graphs, directory: Path) -> None:
-        surgery = Surgery(quantized[file])
-        mutate(surgery)
-        write_graphs({**quantized, file: surgery.graph()}, directory)
+        write_graphs(spoiled(quantized, file, mutate), directory)
 
     monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: tiny_graphs(family)[1])
     monkeypatch.setattr(export, "write_graphs", write_mutant)
@@ -1387,19 +1379,10 @@ def test_a_format_that_rounds_excuses_no_faulty_graph(
     name: str,
     weights: Weights,
     kv_cache: CacheDtype,
-    tiny_graphs: TinyGraphs,
-    monkeypatch: pytest.MonkeyPatch,
+    spoil: Spoil,
     tmp_path: Path,
 ) -> None:
-    checkpoint, graphs = tiny_graphs(family)
-    file, mutate = MUTANTS[family, name]
-    surgery = Surgery(graphs[file])
-    mutate(surgery)
-    monkeypatch.setattr(
-        package_graphs,
-        "build_graphs",
-        lambda model, **_: {**tiny_graphs(family)[1], file: surgery.graph()},
-    )
+    checkpoint = spoil(family, *MUTANTS[family, name])
 
     with pytest.raises(CertificateError, match=f"before anything is rounded: .*({PLACE})"):
         export.export_package(checkpoint, tmp_path / "package", weights=weights, kv_cache=kv_cache)
