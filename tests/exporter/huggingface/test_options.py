@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,26 +169,34 @@ OTHER_NAMES = ("silu", "quick_gelu", "gated-silu", "relative_key", "cls")
 def test_no_changed_option_changes_the_answers_of_transformers_alone(
     family: str, tmp_path: Path
 ) -> None:
-    twin = _save(family, tmp_path / "source")
-    file = tmp_path / "source" / "config.json"
-    saved = file.read_text()
-    wrong, num_changed = [], 0
+    source = tmp_path / "source"
+    kind = type(_save(family, source))
 
-    for name, value in changes(json.loads(saved), options_of(json.loads(saved)["model_type"])):
-        if name in BartLikeConfig.weak_names and "encoder_layers" in json.loads(saved):
+    check_changes(
+        source / "config.json",
+        lambda: _ours(source),
+        lambda: _theirs(kind.from_pretrained(source, dtype="float32").eval()),
+    )
+
+
+def check_changes(file: Path, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> None:
+    """Change option after option of a config.json: both answer alike, or one refuses it."""
+    text = file.read_text()
+    saved = json.loads(text)
+    wrong, num_changed = [], 0
+    for name, value in _changes(saved, options_of(saved["model_type"])):
+        if name in BartLikeConfig.weak_names and "encoder_layers" in saved:
             continue  # where both stand, the weights say how many layers there are
         edit(file, {name: value})
         try:
-            ours = _ours(tmp_path / "source")
-            theirs = _theirs(type(twin).from_pretrained(file.parent, dtype="float32").eval())
+            found, expected = ours(), theirs()
         except Exception:  # either refuses it
             continue
         finally:
-            file.write_text(saved)
+            file.write_text(text)
         num_changed += 1
-        if not torch.allclose(ours, theirs, rtol=0, atol=5e-5):
+        if not torch.allclose(found, expected, rtol=0, atol=5e-5):
             wrong.append((name, value))
-
     assert wrong == []
     assert num_changed > 10
 
@@ -199,7 +207,7 @@ def edit(path: Path, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps({name: value for name, value in changed if value is not None}))
 
 
-def changes(saved: dict[str, Any], names: set[str]) -> Iterator[tuple[str, Any]]:
+def _changes(saved: dict[str, Any], names: set[str]) -> Iterator[tuple[str, Any]]:
     """Yield options with values that they do not have."""
     for name in sorted({*saved, *names} - {"architectures", "model_type", "return_dict"}):
         match saved.get(name):
