@@ -6,8 +6,6 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -105,11 +103,9 @@ def _num_written(file: FileIO, size: int) -> int:
     return written
 
 
-@contextmanager
-def open_plain(path: Path) -> Iterator[FileIO]:
+def open_plain(path: Path) -> FileIO:
     """Open a file that is not a link; PackageError for anything else."""
-    with open(path, "rb", buffering=0, opener=_open) as file:
-        yield file
+    return open(path, "rb", buffering=0, opener=_open)
 
 
 def _open(path: str, flags: int) -> int:
@@ -131,14 +127,10 @@ def _refusal(path: Path, error: OSError) -> Exception:
     if error.errno == errno.ENOENT:
         return PackageError(f"{path} is missing; copy the package again or export the model again")
     if error.errno == errno.ELOOP:
-        return _link(path)
+        return PackageError(f"{path} is a link; a package holds plain files, copy it without links")
     if error.errno == errno.ENXIO:  # a socket
         return _no_file(path)
     return error
-
-
-def _link(path: Path) -> PackageError:
-    return PackageError(f"{path} is a link; a package holds plain files, copy it without links")
 
 
 def _no_file(path: Path) -> PackageError:
