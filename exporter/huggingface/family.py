@@ -111,8 +111,6 @@ class Family(Generic[Fields]):
     abilities: tuple[Ability, ...]
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
-    # A stored output that is not the embedding counts, though the options tie the two.
-    own_output: bool = False
     files: tuple[str, ...] = ()  # more JSON files: fields of the original, named for their stems
     options_name: str = CONFIG_NAME  # what says the options in an original
 

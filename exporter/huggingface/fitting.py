@@ -58,7 +58,7 @@ def find_weights(
 
     `num_stored` says how many positions the original has, which may be more than ours.
     """
-    search, table = _Search(stored, family.body), family.weights(config)
+    search, table = _Search(stored, family), family.weights(config)
     found = [
         search.find(weight, _first_rows(_entry(table, weight), weight, num_stored))
         for weight in model_weights(config)
@@ -78,16 +78,14 @@ def find_weights(
 def untied_as_stored(
     stored: StoredWeights, family: Family[Any], config: TransformerConfig
 ) -> TransformerConfig:
-    """Return the options with tables of their own where a family may store some that differ.
+    """Return the options with tables of their own where some are stored that differ.
 
     An output that differs counts, whatever is said to be tied; tables of the two sides do where the
     output is not tied to them.
     """
-    if not family.own_output:
-        return config
     table = family.weights(config)
-    names = [table[f"{name}.weight"].names for name in _TIED]
-    output, *sides = [[name for name in of_one if name in stored] for of_one in names]
+    entries = [table.get(f"{name}.weight") for name in _TIED]
+    output, *sides = [_there(entry.names, stored, family) if entry else [] for entry in entries]
     if config.tie_output:
         token = [name for side in sides for name in side]
         differ = _differ(stored, output[:1], token[:1])
@@ -103,6 +101,12 @@ def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> 
     if not one or not other:
         return False
     return not torch.equal(stored.read(one[0]), stored.read(other[0]))
+
+
+def _there(names: Sequence[str], stored: StoredWeights, family: Family[Any]) -> list[str]:
+    """Return the names that are stored, those that a file of the body alone has among them."""
+    every = [form for name in names for form in (name, name.removeprefix(family.body))]
+    return [name for name in dict.fromkeys(every) if name in stored]
 
 
 def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:
@@ -128,16 +132,15 @@ def _first_rows(
 class _Search:
     """Looks for weights one by one, and keeps what is wrong."""
 
-    def __init__(self, stored: StoredWeights, body: str) -> None:
+    def __init__(self, stored: StoredWeights, family: Family[Any]) -> None:
         self._stored = stored
-        self._body = body
+        self._family = family
         self._used: set[str] = set()
         self.problems: dict[str, list[str]] = {}
 
     def find(self, weight: ModelWeight, entry: StoredWeight) -> FoundWeight:
         """Say where a weight is."""
-        every = [form for name in entry.names for form in (name, name.removeprefix(self._body))]
-        names = [name for name in dict.fromkeys(every) if name in self._stored]
+        names = _there(entry.names, self._stored, self._family)
         self._used.update(names)
         if not names and not entry.optional:
             self._note("missing weights", entry.names[0])

@@ -174,7 +174,6 @@ FAIRSEQ = Family(
     abilities=("generate", "beam", "score"),
     body="model.",
     ignored=_IGNORED,
-    own_output=True,
     options_name=OPTIONS_NAME,
 )
 

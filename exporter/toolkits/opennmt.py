@@ -197,7 +197,6 @@ OPEN_NMT = Family(
     weights=_weights,
     abilities=("generate", "beam", "score"),
     ignored=r".*\.make_embedding\.pe\.pe",
-    own_output=True,
     options_name=OPTIONS_NAME,
 )
 

@@ -40,5 +40,4 @@ BART = Family(
     weights=weights,
     abilities=WRITES,
     ignored=UNUSED,
-    own_output=True,
 )

@@ -42,5 +42,4 @@ M2M_100 = Family(
     weights=bart_like_weights,
     abilities=WRITES,
     ignored=COMPUTED_POSITIONS,
-    own_output=True,
 )

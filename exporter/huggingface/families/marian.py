@@ -47,5 +47,4 @@ MARIAN = Family(
     weights=bart_like_weights,
     abilities=WRITES,
     ignored=COMPUTED_POSITIONS,
-    own_output=True,
 )

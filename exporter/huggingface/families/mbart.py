@@ -44,5 +44,4 @@ MBART = Family(
     weights=weights,
     abilities=WRITES,
     ignored=UNUSED,
-    own_output=True,
 )

@@ -36,5 +36,4 @@ PEGASUS = Family(
     weights=bart_like_weights,
     abilities=WRITES,
     ignored=COMPUTED_POSITIONS,
-    own_output=True,
 )

@@ -182,6 +182,5 @@ T5 = Family(
     weights=_weights,
     abilities=WRITES,
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    own_output=True,
 )
 MT5 = replace(T5, title="mT5", model_types=("mt5",), fields=MT5Config)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from transformers import AutoModelForCausalLM
 
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
@@ -42,6 +44,28 @@ def test_logits_are_those_of_hugging_face(
     expected = twin(ids).logits
     assert expected.std() > 0.3
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "qwen3", "gemma2"])
+@pytest.mark.parametrize("differs", [True, False])
+@torch.no_grad()
+def test_an_output_of_its_own_counts_though_it_is_said_to_be_tied(
+    family: str, differs: bool, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    tied = save_decoder(source, family, tie_word_embeddings=True)
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    head = tied.get_output_embeddings().weight.detach().double()  # of another type than the table
+    weights["lm_head.weight"] = head.flip(0).contiguous() if differs else head
+    safetensors.torch.save_file(weights, source / "model.safetensors", {"format": "pt"})
+    twin = AutoModelForCausalLM.from_pretrained(source).eval()
+
+    import_checkpoint(source, tmp_path / "checkpoint")
+
+    model = load_checkpoint(tmp_path / "checkpoint").model
+    ids = torch.randint(0, VOCAB_SIZE, (3, model.config.max_target_len))
+    torch.testing.assert_close(model(ids), twin(ids).logits, rtol=0, atol=5e-5)
+    assert model.config.tie_output is not differs
 
 
 @torch.no_grad()

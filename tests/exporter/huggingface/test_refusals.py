@@ -16,6 +16,7 @@ from exporter.huggingface.stored import INDEX_NAME
 from server.cli.app import run
 from tests.exporter.huggingface.decoders import save_decoder
 from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_llama, save_marian
+from tests.exporter.huggingface.translation_sources import save as save_translation
 
 
 def refusal(source: Path) -> str:
@@ -239,7 +240,6 @@ def test_all_weights_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
     weights["transformer.h.1.mlp.c_fc.weight"] = torch.zeros(16, 63)
     weights["transformer.h.2.ln_1.bias"] = torch.zeros(16)
     weights["score.weight"] = torch.zeros(2)
-    weights["lm_head.weight"] = weights["transformer.wte.weight"] + 1
     safetensors.torch.save_file(weights, path)
 
     message = refusal(source)
@@ -251,7 +251,20 @@ def test_all_weights_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
     assert (
         "transformer.h.1.mlp.c_fc.weight is [16, 63], the configuration asks for [16, 64]"
     ) in message
-    assert "must be equal: transformer.wte.weight and lm_head.weight" in message
+
+
+def test_a_copy_of_a_table_that_differs_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_translation("bart", source)
+    path = source / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights["model.encoder.embed_tokens.weight"] = weights["model.shared.weight"] + 1
+    safetensors.torch.save_file(weights, path)
+
+    message = refusal(source)
+
+    copies = "model.shared.weight and model.encoder.embed_tokens.weight"
+    assert f"weights that must be equal: {copies}" in message
 
 
 class Trap:

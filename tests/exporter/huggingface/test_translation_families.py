@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from engine.errors import CheckpointError
@@ -59,6 +60,26 @@ def test_logits_are_those_of_hugging_face(
     target_size = options.get("decoder_vocab_size", VOCAB_SIZE)
     source_ids = torch.randint(4, source_size, (3, S))
     target_ids = torch.randint(4, target_size, (3, T))
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+    logits = load_checkpoint(tmp_path / "checkpoint").model(source_ids, target_ids, MASK)
+
+    expected = twin(source_ids, MASK.long(), target_ids).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_t5_may_have_its_table_under_the_name_of_the_decoder_alone(tmp_path: Path) -> None:
+    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "own_output": True}
+    twin = save("t5", tmp_path / "source", **gated)
+    path = tmp_path / "source" / "model.safetensors"
+    weights = safetensors.torch.load_file(path)  # as MADLAD has them
+    weights["decoder.embed_tokens.weight"] = weights.pop("shared.weight")
+    safetensors.torch.save_file(weights, path)
+    source_ids, target_ids = (
+        torch.randint(4, VOCAB_SIZE, (3, S)),
+        torch.randint(4, VOCAB_SIZE, (3, T)),
+    )
 
     import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
     logits = load_checkpoint(tmp_path / "checkpoint").model(source_ids, target_ids, MASK)
