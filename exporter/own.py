@@ -17,6 +17,7 @@ from engine.package.manifest import Manifest
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
 from exporter.export import export_package
 from exporter.models.own import OwnConfig, dress
+from exporter.own_trial import try_own
 from exporter.verification import Verification, verify_package
 
 
@@ -33,7 +34,8 @@ def export_own(
 
     `model` has the methods of `OwnWriter`, or a `forward` of one pass: of `input_ids` and `mask`,
     or of `pixel_values`, to logits, vectors, or both. `samples` are texts that it is tried with;
-    `options` and errors are those of `export_package`.
+    `options` and errors are those of `export_package`, and ConfigError for a model that is not as
+    `config` describes it, which is tried first.
     """
     with _as_checkpoint(model, config, tokenizer, samples) as checkpoint:
         return export_package(checkpoint, out_dir, **options)
@@ -60,11 +62,23 @@ def _as_checkpoint(
     """Give what a package is made of; its files are gone afterwards."""
     name = type(model).__name__
     described = {"task": name, "model": config.model_dump(mode="json", exclude_defaults=True)}
-    with tempfile.TemporaryDirectory(prefix="tokenweir-own-") as directory:
+    with tempfile.TemporaryDirectory(prefix="tokenweir-own-") as directory, _evaluating(model):
         path = Path(directory) / name
         path.mkdir()
         (path / CONFIG_NAME).write_text(json.dumps(described, indent=2) + "\n")
         if tokenizer is not None:
             (path / TOKENIZER_NAME).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        kept = CheckpointConfig(task=name, model=config)
-        yield Checkpoint(path, kept, dress(model, config), tokenizer, tuple(samples))
+        kept, dressed = CheckpointConfig(task=name, model=config), dress(model, config)
+        try_own(model, config, tokenizer)
+        yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Leave a model as it was trained, or not, so that a training loop goes on as it began."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, is_training in before:
+            module.training = is_training

@@ -67,9 +67,11 @@ class Classes(nn.Module):
 def test_model_with_a_forward_alone_is_certified_verified_and_asked(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Classes()
+    model.output.eval()
 
     export_own(model, READER, tmp_path / "own", tokenizer=tokenizer(), samples=["w3 w4"])
 
+    assert model.training and not model.output.training, "as it was"
     verify_own(tmp_path / "own", model, READER, tokenizer=tokenizer(), samples=["w3 w4"])
     with tokenweir.load(tmp_path / "own") as client:
         found = client.classify("own", "w3 w4 w5", top=0)
