@@ -17,14 +17,13 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 from torch import Tensor
-from transformers import DeiTConfig, ViTConfig
 
 from engine.config import EngineConfig
 from engine.factory import load_engine
@@ -34,17 +33,20 @@ from engine.package.package import load_package
 from engine.requests.defaults import sampling_params
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
-from exporter.checkpoint import load_checkpoint
+from exporter.checkpoint import Checkpoint, load_checkpoint
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.peers.family_shapes import SHAPES, FamilyShape
 from loadtest.peers.family_twins import make_twin, num_parameters
+from loadtest.peers.twin_outputs import (
+    NUM_BEAMS,
+    NUM_PROMPTS,
+    NUM_TOKENS,
+    TwinOutputs,
+    outputs_of,
+)
 from loadtest.result_file import write_document
-
-NUM_PROMPTS, NUM_TOKENS, NUM_BEAMS = 8, 64, 4
-PROMPT_LENGTHS = (1, 2, 5, 12, 25, 50, 50, 50)
-
 
 TOLERANCE, FULL_SIZE = 1e-4, 16.0  # of a logit, and how large it may be without more
 MAX_PARAMETERS = 250_000_000  # that are measured in minutes on two cores
@@ -120,57 +122,31 @@ def _not_measured(lines: Container[str]) -> dict[str, str]:
 
 
 def measure(shape: FamilyShape, directory: Path, *, logits_only: bool = False) -> Line:
-    """Return what was found of one shape."""
-    twin = make_twin(shape, directory / "original")
+    """Return what was found of one shape; its original is in memory no more when it is imported."""
+    twin = outputs_of(make_twin(shape, directory / "original"), logits_only=logits_only)
     started = time.perf_counter()
     import_checkpoint(directory / "original", directory / "checkpoint", max_len=shape.max_len)
     import_seconds = time.perf_counter() - started
+    checkpoint = load_checkpoint(directory / "checkpoint")
     line = {
         "model_type": shape.model_type,
         "parameters": num_parameters(shape),
         "max_len": shape.max_len,
         "import_seconds": round(import_seconds, 1),
+        **_compare_logits(checkpoint.model, twin),
     }
     if logits_only:
-        model = load_checkpoint(directory / "checkpoint").model
-        return {**line, "exported": False, **_compare_logits(model, twin)}
-    found = _measure_writer if twin.can_generate() else _measure_reader
-    return {**line, **found(twin, directory)}
-
-
-def _measure_writer(twin: Any, directory: Path) -> Line:
-    prompts = _prompts(twin)
-    model = load_checkpoint(directory / "checkpoint").model
-    logits = _compare_logits(model, twin)
-    widths = (1, NUM_BEAMS) if twin.config.is_encoder_decoder else (1,)
-    expected = {width: [_generate(twin, prompt, width) for prompt in prompts] for width in widths}
-    exported = _export(directory)
-    answers = {
-        width: asyncio.run(_answers(directory / "package", prompts, width)) for width in widths
-    }
-    beams = {"beams_equal": _equal(answers[NUM_BEAMS], expected[NUM_BEAMS])} if widths[1:] else {}
-    return {
-        "prompts_equal": _equal(answers[1], expected[1]),
-        **beams,
-        "tokens": sum(map(len, expected[1])),
-        **logits,
-        "distinct_answers": len(set(map(tuple, expected[1]))),
-        **exported,
-    }
-
-
-def _measure_reader(twin: Any, directory: Path) -> Line:
-    """Return what was found of a classifier of texts or pictures."""
-    model = load_checkpoint(directory / "checkpoint").model
-    return {**_compare_logits(model, twin), **_export(directory)}
+        return {**line, "exported": False}
+    exported = _export(checkpoint, directory / "package")
+    return {**line, **_compare_answers(directory / "package", twin), **exported}
 
 
 @torch.no_grad()
-def _compare_logits(model: Any, twin: Any) -> Line:
+def _compare_logits(model: Any, twin: TwinOutputs) -> Line:
     """Compare the logits of an imported model, which is not exported, with those of its twin."""
-    pairs = list(_logits(model, twin))
-    ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
-    last = [tuple(logits[-1].mul(1000).round().tolist()) for _, logits in pairs]
+    ours = torch.cat([_logits(model, given) for given in twin.inputs])
+    theirs = torch.cat(twin.logits)
+    last = [tuple(logits[-1].mul(1000).round().tolist()) for logits in twin.logits]
     return {
         "distinct_answers": len(set(last)),
         "largest_logit": float(theirs.abs().max()),
@@ -178,24 +154,39 @@ def _compare_logits(model: Any, twin: Any) -> Line:
     }
 
 
-def _logits(model: Any, twin: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield ours and theirs: (1, classes) of texts and pictures, (tokens, words) of writers."""
-    if isinstance(twin.config, ViTConfig | DeiTConfig):
-        for picture in torch.randn(NUM_PROMPTS, 1, 3, *[twin.config.image_size] * 2):
-            yield model(picture)[0], twin(picture).logits
-        return
-    for ids in (torch.tensor([prompt]) for prompt in _prompts(twin)):
-        if not twin.can_generate():
-            yield model(ids, torch.ones_like(ids).bool())[0], twin(ids).logits
-        elif twin.config.is_encoder_decoder:
-            yield model(ids, ids)[0], twin(ids, decoder_input_ids=ids).logits[0]
-        else:
-            yield model(ids)[0], twin(ids).logits[0]
+def _logits(model: Any, given: Tensor) -> Tensor:
+    """Return (tokens, words) of a writer, (1, classes) of what reads texts or sees pictures."""
+    match model.config.family:
+        case "encoder-decoder":
+            output = model(given, given)
+        case "bert":
+            output = model(given, torch.ones_like(given).bool())
+        case _:
+            output = model(given)
+    logits: Tensor = output[0]
+    return logits
 
 
-def _export(directory: Path) -> Line:
+def _compare_answers(package: Path, twin: TwinOutputs) -> Line:
+    """Compare what a package writes with what its twin wrote; nothing, if they only read."""
+    equal = {
+        name: _equal(asyncio.run(_answers(package, twin.prompts, width)), twin.answers[width])
+        for name, width in (("prompts_equal", 1), ("beams_equal", NUM_BEAMS))
+        if width in twin.answers
+    }
+    if not equal:
+        return {}
+    greedy = twin.answers[1]
+    return {
+        **equal,
+        "tokens": sum(map(len, greedy)),
+        "distinct_answers": len(set(map(tuple, greedy))),
+    }
+
+
+def _export(checkpoint: Checkpoint, package: Path) -> Line:
     started = time.perf_counter()
-    manifest = export_package(directory / "checkpoint", directory / "package")
+    manifest = export_package(checkpoint, package)
     return {
         "largest_logit_difference_certificate": manifest.certificate.max_abs_logit_diff,
         "export_seconds": round(time.perf_counter() - started, 1),
@@ -205,28 +196,6 @@ def _export(directory: Path) -> Line:
 def _equal(answers: list[list[int]], expected: list[list[int]]) -> str:
     equal = sum(answer == tokens for answer, tokens in zip(answers, expected, strict=True))
     return f"{equal} of {len(expected)}"
-
-
-def _prompts(twin: Any) -> list[list[int]]:
-    draw = torch.Generator().manual_seed(1)
-    size = twin.config.vocab_size
-    return [
-        torch.randint(3, size - 2, (length,), generator=draw).tolist() for length in PROMPT_LENGTHS
-    ]
-
-
-def _generate(twin: Any, prompt: list[int], num_beams: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = twin.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        num_beams=num_beams,
-        max_new_tokens=NUM_TOKENS,
-    )
-    start = 1 if twin.config.is_encoder_decoder else len(prompt)
-    tokens: list[int] = output[0, start:].tolist()
-    return tokens
 
 
 async def _answers(path: Path, prompts: list[list[int]], num_beams: int) -> list[list[int]]:

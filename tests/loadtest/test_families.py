@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exporter.huggingface import FAMILIES
+from exporter.huggingface import FAMILIES, import_checkpoint
+from exporter.huggingface.writing import Imported
+from loadtest.peers import families
 from loadtest.peers.families import measure, problems
 from loadtest.peers.family_shapes import PLAIN_DEIT, SHAPES, FamilyShape
-from loadtest.peers.family_twins import num_parameters
+from loadtest.peers.family_twins import make_twin, num_parameters
 
 RESULTS = Path(__file__).parents[2] / "loadtest" / "results"
 GOOD: dict[str, Any] = {
@@ -112,6 +115,26 @@ def test_logits_of_a_family_are_compared_without_an_export(
 
     assert problems(line) == [] and line["exported"] is False
     assert not (tmp_path / "package").exists()
+
+
+def test_the_original_is_in_memory_no_more_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def make(shape: FamilyShape, out: Path) -> Any:
+        twin = make_twin(shape, out)
+        made.append(weakref.ref(twin))
+        return twin
+
+    def check_and_import(*args: Any, **options: Any) -> Imported:
+        assert made[0]() is None
+        return import_checkpoint(*args, **options)
+
+    monkeypatch.setattr(families, "make_twin", make)
+    monkeypatch.setattr(families, "import_checkpoint", check_and_import)
+
+    measure(FamilyShape("bert", WRITER, max_len=None), tmp_path, logits_only=True)
 
 
 @pytest.mark.long
