@@ -1,13 +1,10 @@
-"""The id of a request: the client's, found in the message of any call, or one made here."""
+"""The id of a request: the client's, found in its message, or one made here."""
 
 from __future__ import annotations
 
 import uuid
 
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
-
-from server.api import METHODS
+from google.protobuf.message import Message
 
 MAX_REQUEST_ID_CHARS = 128
 
@@ -27,14 +24,3 @@ def client_request_id(request: Message) -> str | None:
     inner = getattr(request, "request", request)  # GenerateStreamRequest has it one level down
     request_id = str(getattr(inner, "request_id", ""))
     return request_id if request_id and is_request_id(request_id) else None
-
-
-def request_id_in(method: str, data: bytes) -> str:
-    """Return the id in the bytes of a call of `method`, or one made here if they have none."""
-    if method not in METHODS:
-        return made_request_id()
-    try:
-        request = GetMessageClass(METHODS[method].input_type).FromString(data)
-    except DecodeError:
-        return made_request_id()
-    return client_request_id(request) or made_request_id()

@@ -42,7 +42,7 @@ from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import READ_TIMEOUT, RequestReader
-from server.gateway.share import Share, share_of
+from server.gateway.share import Share, request_id_of, share_of
 from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
@@ -55,7 +55,7 @@ from server.last_moment import LAST_WORDS, Deadlines, InTime, abort
 from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
-from server.request_ids import is_request_id, made_request_id
+from server.request_ids import made_request_id
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Snapshot
@@ -323,7 +323,7 @@ class Gateway:
                     visit = self._door.enter(identity)
         except TokenweirError as error:
             self._wall.leave()
-            self._refuse(call, error, _request_id(share), share)
+            self._refuse(call, error, request_id_of(share), share)
         else:
             if share is not None:
                 self._admission.expect(share)
@@ -386,7 +386,7 @@ class Gateway:
         self, call: ServerCall, share: Share | None, error: CallFailed | TokenweirError
     ) -> CallStatus:
         """Note that a call fails; return how it ends for the client."""
-        request_id, tenant = _request_id(share), share.tenant if share else ""
+        request_id, tenant = request_id_of(share), share.tenant if share else ""
         if isinstance(error, CallFailed):
             self._outcomes.failed(call.method, request_id, tenant, error.status)
             return error.status
@@ -442,12 +442,6 @@ def _check_is_public(method: str) -> None:
             "--admin-port` opens",
             [name],
         )
-
-
-def _request_id(share: Share | None) -> str:
-    if share is not None and share.request_id and is_request_id(share.request_id):
-        return share.request_id
-    return made_request_id()
 
 
 async def _nothing_to_do(address: str) -> None:

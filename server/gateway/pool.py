@@ -17,10 +17,9 @@ from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Losses
 from server.gateway.resumable import STREAM, asked_at_first
-from server.gateway.share import Share
+from server.gateway.share import Share, request_id_of
 from server.gateway.traffic import ModelVersion, Traffic
 from server.identity.peers import Peers
-from server.request_ids import request_id_in
 from server.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)
@@ -54,8 +53,8 @@ class Attempts:
 
     @cached_property
     def request_id(self) -> str:
-        """The client's id of the call; looked for only where the gateway has an error to tell."""
-        return request_id_in(self.method, self.request)
+        """What the call is called where the gateway has an error to tell."""
+        return request_id_of(self.share)
 
     @cached_property
     def key(self) -> bytes:

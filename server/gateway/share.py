@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
+from server.request_ids import is_request_id, made_request_id
+
 _GENERATION = "/tokenweir.v1.GenerationService"
 _PREDICTION = "/tokenweir.v1.PredictionService"
 _MAX_TENANT = 256  # characters that are kept
@@ -56,6 +58,13 @@ def share_of(method: str, data: bytes) -> Share:
         request.model_version,
         is_resumed,
     )
+
+
+def request_id_of(share: Share | None) -> str:
+    """Return the client's id of a call, or one made here if it has no good one."""
+    if share is not None and share.request_id and is_request_id(share.request_id):
+        return share.request_id
+    return made_request_id()
 
 
 def stamped(method: str, data: bytes, share: Share) -> bytes:

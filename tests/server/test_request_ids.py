@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 from tokenweir.v1 import prediction_service_pb2
 
-from server.request_ids import request_id_in
+from server.gateway.share import request_id_of, share_of
 from tests.server.calls import generate, stream
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
 EMBED = "/tokenweir.v1.PredictionService/Embed"
+
+
+def _request_id_in(method: str, data: bytes) -> str:
+    return request_id_of(share_of(method, data))
 
 
 def test_the_id_of_the_client_is_found_in_every_message() -> None:
@@ -21,7 +25,7 @@ def test_the_id_of_the_client_is_found_in_every_message() -> None:
         EMBED: embed,
     }
 
-    found = [request_id_in(path, one.SerializeToString()) for path, one in messages.items()]
+    found = [_request_id_in(path, one.SerializeToString()) for path, one in messages.items()]
 
     assert found == ["mine"] * 3
 
@@ -38,6 +42,6 @@ def test_the_id_of_the_client_is_found_in_every_message() -> None:
     ],
 )
 def test_without_a_good_one_an_id_is_made(method: str, data: bytes) -> None:
-    first, second = request_id_in(method, data), request_id_in(method, data)
+    first, second = _request_id_in(method, data), _request_id_in(method, data)
 
     assert len(first) == len(second) == 36 and first != second
