@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenweir import Client, TokenweirClientError, Unavailable
 
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
@@ -135,15 +137,29 @@ def cluster() -> Iterator[str]:
     process.communicate("")
 
 
+def _reason_of_the_first_refusal(client: Client) -> str | None:
+    while True:
+        try:
+            client.generate("package", "w3")
+        except Unavailable as refused:
+            return refused.reason
+
+
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
-def test_loss_of_a_server_of_ray_ends_the_command(start: Callable[..., Server], part: str) -> None:
+def test_loss_of_a_server_of_ray_drains_and_ends_the_command(
+    start: Callable[..., Server], part: str
+) -> None:
     server = start()
-    server.wait_until("^serving ")
+    address = server.wait_until(r"^serving .* on (\S+);")[1]
 
-    server.kill_part(part)
-    server.wait_until(f"Ray's {part} at .* is gone", seconds=5)
+    with ThreadPoolExecutor(1) as thread, Client(address, max_attempts=1) as client:
+        client.generate("package", "w3")
+        refused = thread.submit(_reason_of_the_first_refusal, client)
+        server.kill_part(part)
+        server.wait_until(f"Ray's {part} at .* is gone", seconds=5)
+        code = server.process.wait(GRACE + 30)
 
-    assert server.process.wait(GRACE + 30) == 1
+    assert (refused.result(), code) == ("DRAINING", 1)
     assert re.search(f"^error: Ray's {part} at .* is gone", server.log.read_text(), re.MULTILINE)
     assert "Traceback" not in server.log.read_text()
     assert server.parts() == {}
@@ -197,8 +213,6 @@ def test_killed_server_leaves_nothing_to_the_next(start: Callable[..., Server]) 
 def test_failure_inside_a_worker_is_told_with_the_clients_request_id(
     start: Callable[..., Server],
 ) -> None:
-    from tokenweir import Client, TokenweirClientError
-
     server = start()
     address = server.wait_until(r"^serving .* on (\S+);")[1]
 
@@ -222,7 +236,7 @@ def test_services_of_one_cluster_have_names_of_their_own(
     second = start("--name", "two", RAY_ADDRESS=cluster, **NO_TOKEN)
     second.wait_until("^serving ")
     third = start("--name", "three", RAY_ADDRESS=cluster, **NO_TOKEN)
-    third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=30)
+    third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=10)
 
     for server in (third, second, first):
         server.process.terminate()
