@@ -341,21 +341,20 @@ async def test_signals_that_go_to_all_processes_are_the_workers(start: Start) ->
 _WORKER = """
 import asyncio, sys
 from functools import partial
-from tests.engine import process_parts
+from engine.config import EngineConfig
 from engine.generation.engine_process import EngineProcess
+from engine.package.manifest import CacheShape, GenerationContract
+from tests.engine import process_parts
 
 def tell(line):
     print(line.split()[-1], flush=True)
 
 if sys.argv[1] == "loading":
     EngineProcess("slow", process_parts.make_slowly, 8.0, niceness=0, tell=tell)
-from tests.engine.process_parts import make_scripted
-from engine.config import EngineConfig
-from engine.package.manifest import CacheShape, GenerationContract
 cache = CacheShape(num_layers=1, num_kv_heads=1, max_len=64, head_dim=1)
 contract = GenerationContract(vocab_size=258, num_heads=1, cache=cache, cross_cache=None,
                               decoder_start_token_id=None, eos_token_ids=(257,))
-make = partial(make_scripted, sys.argv[2], contract, EngineConfig(max_num_seqs=2))
+make = partial(process_parts.make_scripted, sys.argv[2], contract, EngineConfig(max_num_seqs=2))
 
 async def main():
     process = EngineProcess("fast", make, 8.0, niceness=0, tell=tell)
