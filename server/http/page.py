@@ -68,11 +68,12 @@ class Page:
         """Return the load now and of the last ten minutes, and the workers."""
         if self._history is None:
             raise HttpError(404, _NO_ADMIN, kind="not_found_error", code="no_admin_port")
-        await self._check_operator(request)
+        shown = await self._shown(request)
+        now = [one for one in self._history.now if shown is None or one.model in shown]
         found = {
             "time": time.time(),
             "problem": self._history.problem,
-            "now": [asdict(load) for load in self._history.now],
+            "now": list(map(asdict, now)),
             "history": [asdict(moment) for moment in self._history.moments],
             "workers": [
                 asdict(worker) | {"start_time": worker.start_time.isoformat()}
@@ -81,18 +82,19 @@ class Page:
         }
         return JSONResponse(found, headers=_NEVER_KEPT)
 
-    async def _check_operator(self, request: Request) -> None:
-        """Raise HttpError unless a request has the token that this server has for the port.
+    async def _shown(self, request: Request) -> set[str] | None:
+        """Return the models whose load is told, None for all.
 
-        Without one, raise TokenweirClientError unless who calls may list models.
+        Who shows the token of the admin port sees all; HttpError without it. Where this server has
+        none, they are those that who calls may list; else TokenweirClientError.
         """
         if self._token is None:
-            await self._caller(request).models()
-            return
+            return {model.model for model in await self._caller(request).models()}
         header = request.headers.get("authorization", "")
         if not hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode()):
             message = "Workers and load are for operators: give the token of the admin port"
             raise HttpError(401, message, kind="authentication_error", code="invalid_api_key")
+        return None
 
 
 def _model(model: ModelInfo) -> dict[str, object]:

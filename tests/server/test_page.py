@@ -134,6 +134,21 @@ async def test_without_such_a_token_the_load_is_told_to_who_may_list_models():
     assert dict(script.metadata[0])["authorization"] == "Bearer theirs"
 
 
+async def test_the_load_is_that_of_the_models_that_who_calls_may_list():
+    admin = FakeAdmin()
+    admin.loads += (ReplicaLoad("three", "tags", 1, 0, 0, 0.5, 20.0),)
+
+    async def told(token: str | None) -> list[str]:
+        async with page_of(FakeGenerator(), admin=admin, admin_token=token) as caller:
+            async with asyncio.timeout(60):
+                while not (found := (await get(caller, "/page/load", token))[1])["now"]:
+                    await asyncio.sleep(0.05)
+        return [one["model"] for one in found["now"]]
+
+    assert await told(None) == ["dates", "dates"]
+    assert await told("tw_ops") == ["dates", "dates", "tags"]
+
+
 async def test_the_load_of_ten_minutes_is_remembered_and_no_more():
     clock = iter(range(0, 10_000, 5))
     history = LoadHistory(FakeAdmin(), clock.__next__)  # type: ignore[arg-type]
