@@ -262,6 +262,32 @@ async def test_names_and_units_are_those_of_prometheus(cell: Cell) -> None:
     assert "process_cpu_seconds" in families
 
 
+@pytest.mark.parametrize(  # vllm/v1/metrics/loggers.py, without its prefix
+    ("name", "kind"),
+    [
+        ("num_requests_waiting", "gauge"),
+        ("kv_cache_usage_perc", "gauge"),
+        ("prefix_cache_queries", "counter"),
+        ("prefix_cache_hits", "counter"),
+        ("prompt_tokens", "counter"),
+        ("generation_tokens", "counter"),
+        ("request_success", "counter"),
+        ("time_to_first_token_seconds", "histogram"),
+        ("inter_token_latency_seconds", "histogram"),
+        ("request_time_per_output_token_seconds", "histogram"),
+        ("e2e_request_latency_seconds", "histogram"),
+        ("request_queue_time_seconds", "histogram"),
+        ("request_prefill_time_seconds", "histogram"),
+        ("request_decode_time_seconds", "histogram"),
+    ],
+)
+def test_what_vllm_counts_too_is_called_as_there(name: str, kind: str) -> None:
+    metric = METRICS[name]
+
+    assert (metric.kind, metric.labels[0]) == (kind, "model_name")
+    assert ("finished_reason" in metric.labels) == (name == "request_success")
+
+
 async def test_where_operators_have_tokens_only_they_read_the_page(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"tw_ops").hexdigest()
     (tmp_path / "ops.toml").write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "ops"\n')
