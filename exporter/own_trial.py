@@ -40,6 +40,8 @@ def try_own(model: nn.Module, config: OwnConfig, tokenizer: Tokenizer | None) ->
 
 def _check_tokenizer(tokenizer: Tokenizer | None, config: OwnConfig) -> None:
     if tokenizer is None:
+        if config.image is None:
+            raise ConfigError("a model of texts needs a tokenizer; give the one of the model")
         return
     try:
         parse_tokenizer(tokenizer.to_str().encode(), config.vocab_size)

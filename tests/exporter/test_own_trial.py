@@ -129,3 +129,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     message = refusal(Counter(), OwnConfig.writer(**WRITER), tmp_path, num_words=12)
 
     assert "tokenizer: it has 12 tokens, the model has a vocabulary of 10" in message
+
+
+def test_a_model_of_texts_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a model of texts needs a tokenizer"):
+        export_own(Counter(), OwnConfig.writer(**WRITER), tmp_path / "package")
