@@ -2,10 +2,10 @@
 
 It starts `tokenweir serve`, learns the right answers, keeps streams going, and does one harm after
 the other: kills workers (SIGKILL), stops them (SIGSTOP), ends them (SIGTERM), kills Ray Serve's
-controller, and the command itself, which is the gateway and the registry. The next comes when all
-workers serve again, or `--serving` of them. With --no-ray there are the gateway and the workers
-only, and a worker is replaced faster. It exits with 1 if an answer was wrong, a token missing or
-doubled, if a stream hung, or none was right.
+controller, and the command itself, which is the gateway and the registry, and lets either stand
+still for six seconds. The next comes when all workers serve again, or `--serving` of them. With
+--no-ray there are the gateway and the workers only, and a worker is replaced faster. It exits with
+1 if an answer was wrong, a token missing or doubled, if a stream hung, or none was right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient
 
-from loadtest.chaos.harm import KILL_CONTROLLER, KINDS, Harmed, harm
+from loadtest.chaos.harm import KINDS, OF_CONTROLLER, Harmed, harm
 from loadtest.chaos.load import Load, cases
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
@@ -105,7 +105,7 @@ def main(
     out: Path | None,
 ) -> None:
     """Run, print a table, and write OUT.json."""
-    possible = tuple(kind for kind in KINDS if not (no_ray and kind == KILL_CONTROLLER))
+    possible = tuple(kind for kind in KINDS if not (no_ray and kind in OF_CONTROLLER))
     plan = Plan(
         kinds or possible, minutes, harms or sys.maxsize, concurrency, serving or replicas, tokens
     )

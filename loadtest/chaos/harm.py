@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from dataclasses import dataclass
 
 from loadtest.chaos.server import CONTROLLER, Server
@@ -29,6 +30,9 @@ def harm(kind: str, server: Server) -> int | None:
         server.kill()
         server.start()
         return None
+    if kind in _PAUSED:
+        _pause(server.pid if kind == PAUSE_SERVER else random.choice(server.wait_for(CONTROLLER)))
+        return None
     what, signal_number = _SIGNALS[kind]
     pid = random.choice(server.wait_for(what or server.worker))
     os.kill(pid, signal_number)
@@ -37,12 +41,26 @@ def harm(kind: str, server: Server) -> int | None:
     return pid
 
 
+def _pause(pid: int) -> None:
+    """Let a process stand still for a while, as on a machine that does."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(_STILL)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+_STILL = 6.0  # seconds: longer than a gateway waits for a worker
 KILL_SERVER = "kill-server"  # the gateway and the registry of workers
 KILL_CONTROLLER = "kill-controller"
+PAUSE_SERVER = "pause-server"
+PAUSE_CONTROLLER = "pause-controller"
+_PAUSED = (PAUSE_SERVER, PAUSE_CONTROLLER)
+OF_CONTROLLER = (KILL_CONTROLLER, PAUSE_CONTROLLER)
 _SIGNALS = {  # what gets which one; "": a worker
     "kill-worker": ("", signal.SIGKILL),
     "stop-worker": ("", signal.SIGSTOP),
     "end-worker": ("", signal.SIGTERM),
     KILL_CONTROLLER: (CONTROLLER, signal.SIGKILL),
 }
-KINDS = (*_SIGNALS, KILL_SERVER)
+KINDS = (*_SIGNALS, *_PAUSED, KILL_SERVER)

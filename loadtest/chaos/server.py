@@ -47,6 +47,11 @@ class Server:
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log
             )
 
+    @property
+    def pid(self) -> int:
+        """The command itself: gateway and registry."""
+        return self._process.pid
+
     def wait_until_whole(self, without: int | None = None, num_serving: int | None = None) -> float:
         """Return since when all workers serve, or so many, and this process is there no more.
 

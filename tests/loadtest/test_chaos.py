@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from loadtest.chaos.answers import Tally, verdict
 from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
 from loadtest.chaos.report import failures, summary, table
-from loadtest.chaos.server import Server
+from loadtest.chaos.server import CONTROLLER, Server
 from tests.stand_in_certificate import export_with_stand_in
 
 EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
@@ -151,6 +152,35 @@ def test_harm_waits_until_there_is_somebody_to_do_it_to(
     assert not found
 
 
+@pytest.mark.parametrize("kind", ["pause-server", "pause-controller"])
+def test_what_stands_still_goes_on(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    server = Server(tmp_path, 1, tmp_path / "log", with_ray=True)
+    monkeypatch.setattr(server, "_process", victim, raising=False)
+    monkeypatch.setattr(server, "find", lambda what: [victim.pid] if what == CONTROLLER else [])
+
+    def state() -> str:
+        return Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def wait(seconds: float) -> None:
+        while (now := state()) != "T":  # a signal takes a moment
+            os.sched_yield()
+        states.append(now)
+
+    monkeypatch.setattr("loadtest.chaos.harm.time", SimpleNamespace(sleep=wait))
+    with victim:
+        assert harm(kind, server) is None
+        assert victim.stdin is not None
+        victim.stdin.write(b"\n")
+        victim.stdin.flush()
+        assert victim.wait(60) == 0, "it goes on"
+
+    assert states == ["T"]
+
+
 def test_a_controller_that_was_killed_is_there_again_when_there_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,8 +252,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("more", "harms"),
     [
         (("--no-ray", "--only", "kill-worker", "--tokens", "50"), 3),
-        pytest.param(("--no-ray",), 8, marks=pytest.mark.long),
-        pytest.param((), 5, marks=[pytest.mark.long, pytest.mark.ray]),
+        pytest.param(("--no-ray",), 10, marks=pytest.mark.long),
+        pytest.param((), 7, marks=[pytest.mark.long, pytest.mark.ray]),
     ],
     ids=["short", "gateway and workers", "all"],
 )
