@@ -266,15 +266,19 @@ def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
     assert set(shapes) == {(SLOTS, 1)}
 
 
-def test_numbers_of_likeliest_tokens_share_memory(
+def test_numbers_of_likeliest_tokens_share_memory_and_two_of_them_are_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.slots.runner.CAPTURED_TOPS", (1, 4))
-    runner, _ = load_on(FakeCuda(), TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS)
+    for module in ("runner", "decode_calls"):
+        monkeypatch.setattr(f"engine.slots.{module}.CAPTURED_TOPS", (1, 4))
+    runner, decoder = load_on(
+        FakeCuda(), TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS
+    )
 
     found = [runner.run(NOTHING._replace(decode_ids=(4,), num_top=k)) for k in range(1, 20)]
 
     assert sorted({step.top_ids.shape[1] for step in found}) == [1, 4, 8, 16, 23]
+    assert len(decoder.captured) == 2
 
 
 @ENCODERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +282,21 @@ def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore
     with pytest.raises(CertificateError, match=message):
         found.case(spoil(rounded(rng, eager, 1e-3)), eager, rounded(rng, eager, 1e-3), str)
         found.result()
+
+
+@pytest.mark.parametrize(("times", "is_taken"), [(2.5, True), (3.5, False)])
+def test_one_position_may_be_three_times_as_far_among_many_that_are_near(
+    times: float, is_taken: bool
+) -> None:
+    """Over the case it is as far as the eager model."""
+    rng = np.random.default_rng(0)
+    eager = rng.normal(0, 1, (100, 500))
+    exported = rounded(rng, eager, 1e-3)
+    exported[7] = rounded(rng, eager[7], times * 1e-3)
+
+    refused = pytest.raises(CertificateError, match="^7: .* times as far")
+    with nullcontext() if is_taken else refused:
+        HalfComparison().case(exported, eager, rounded(rng, eager, 1e-3), str)
 
 
 @pytest.mark.parametrize(("precision", "noise"), [("fp16", 1e-3), ("bf16", 1e-2)])

@@ -9,12 +9,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
@@ -24,7 +26,7 @@ from rich.console import Console
 from engine.errors import CertificateError
 from engine.package.manifest import Loss
 from engine.package.package import Package
-from loadtest.gpu_check import certificates, speed, steps
+from loadtest.gpu_check import certificates, gpu_use, speed, steps
 from loadtest.gpu_check.__main__ import main
 from loadtest.gpu_check.catalogue import choose_parts, make_parts
 from loadtest.gpu_check.gpu_use import GpuUse
@@ -361,6 +363,30 @@ def test_nobody_knows_how_busy_a_gpu_is_where_there_is_none(
         pass
 
     assert use.busy is None
+
+
+def test_a_gpu_is_as_busy_as_nvml_says_once_what_was_before_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    percents, is_over = [90, 80, 95, 0, 0], threading.Event()
+
+    def tell(handle: object, used: Any) -> int:
+        if not percents:
+            is_over.set()
+            return 1  # it has nothing new
+        used._obj.gpu = percents.pop()
+        return 0
+
+    nvml = SimpleNamespace(
+        nvmlDeviceGetHandleByIndex_v2=lambda index, handle: 0, nvmlDeviceGetUtilizationRates=tell
+    )
+    monkeypatch.setattr(gpu_use, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(gpu_use, "_SECONDS", 0.001)
+
+    with GpuUse() as use:
+        assert is_over.wait(60)
+
+    assert use.busy == 0.9
 
 
 def test_parts_are_chosen_by_what_their_names_hold() -> None:
