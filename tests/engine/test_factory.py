@@ -292,6 +292,26 @@ async def test_a_package_for_a_gpu_is_served_with_and_without_a_graph_for_draws(
     assert finished.text == "cde"
 
 
+def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rule, or because others have filled it since its memory was looked at."""
+    fake_gpu.put_in(monkeypatch)
+    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+    package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
+    wanted = replace(CONFIG, max_num_seqs=10**6, max_num_batched_tokens=10**6 + 1000)
+
+    with pytest.raises(OutOfDeviceMemory, match=r"this would fit: --max-num-seqs \d+"):
+        load_engine(package, wanted)
+
+    def full(*_: object) -> None:
+        raise OutOfDeviceMemory("others were sooner")
+
+    monkeypatch.setattr("engine.slots.runner.DeviceCacheMemory", full)
+    with pytest.raises(OutOfDeviceMemory, match=r"^others were sooner; the GPU has no room for"):
+        load_engine(package, CONFIG)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
 @pytest.mark.parametrize("makes_text", [True, False])
 def test_threads_of_graphs_are_as_nice_as_the_one_that_runs_them(
